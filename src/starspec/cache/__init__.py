@@ -1,0 +1,1 @@
+"""The left-aligned ragged KV cache: rows, lengths, rollback."""

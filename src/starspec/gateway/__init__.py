@@ -1,0 +1,1 @@
+"""The OpenAI-compatible front of one or several targets."""

@@ -1,0 +1,18 @@
+"""Names for the ids that cross module borders, so that a type checker keeps them apart."""
+
+from typing import NewType
+
+Tag = NewType("Tag", int)
+"""One decoding session at the hub. Unique per target link, never reused while the link lives."""
+
+Epoch = NewType("Epoch", int)
+"""Number of verdicts applied to a tag. Stamped on every message of the tag; never goes back."""
+
+TargetId = NewType("TargetId", str)
+"""A target (spoke) as its operator named it: shown in metrics, tables and traces."""
+
+SessionId = NewType("SessionId", str)
+"""One handshake of a target with a hub: a reconnecting target gets a fresh one."""
+
+RequestId = NewType("RequestId", str)
+"""One generation request between gateway and target."""

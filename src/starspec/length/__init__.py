@@ -1,0 +1,1 @@
+"""How far to speculate: policies are pure functions of a snapshot."""

@@ -1,0 +1,61 @@
+"""What every model runner offers, be it real or synthetic, target or draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from starspec.cache.ragged import RaggedCache
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """New tokens of one cache row in one forward.
+
+    They sit in the slots `cache.lengths[row] ...`; token i attends the committed slots, its ancestors and
+    itself. `parents[i] < i` indexes into the segment; -1 hangs from the committed prefix; None is a chain.
+    A token's position is the row's length plus its depth below the prefix (0 for the first).
+    """
+
+    row: int
+    token_ids: Sequence[int]  # T >= 1
+    num_logits: int  # logits are returned for the last `num_logits` tokens, 0..T
+    parents: Sequence[int] | None = None  # T entries
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What others need to know of a loaded model."""
+
+    name: str
+    vocab_size: int  # rows of the embedding
+    max_model_len: int  # longest sequence in tokens, prompt and output
+    num_parameters: int
+    num_weight_bytes: int  # bytes read by one decoding step
+    eos_token_ids: tuple[int, ...]
+
+
+class ModelRunner(Protocol):
+    """A causal LM over a ragged cache: the seam between engine and model.
+
+    `forward` writes keys and values of the new tokens into the slots behind each row's committed length and
+    commits nothing: the caller commits with `cache.commit` or rolls back by doing nothing.
+    """
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def cache(self) -> RaggedCache: ...
+
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Run the model over the new tokens of several rows.
+
+        Returns: logits [sum of num_logits, V] in the model's dtype, in segment order.
+        Raises: CacheRangeError if a segment does not fit its row.
+        Effects: slots behind each row's length; never `cache.lengths`.
+        """
+        ...

@@ -1,0 +1,74 @@
+"""What a caller may ask of one generation: vLLM's names and meanings."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from starspec.errors import RequestError
+from starspec.speculation.law import TokenLaw
+
+MAX_CHOICES = 8  # n
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of one request. Raises RequestError, naming the parameter, if a value is out of range."""
+
+    n: int = 1  # independent answers, 1..8
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0 or -1 = off
+    min_p: float = 0.0  # [0, 1]
+    repetition_penalty: float = 1.0  # > 0, over prompt and output
+    presence_penalty: float = 0.0  # [-2, 2], over output
+    frequency_penalty: float = 0.0  # [-2, 2], over output
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> [-100, 100]
+    seed: int | None = None  # None = drawn once per request
+    max_tokens: int | None = 16  # None = as many as the context holds
+    min_tokens: int = 0  # no end token before this many output tokens
+    stop: tuple[str, ...] = ()  # the text ends before the first of these
+    stop_token_ids: tuple[int, ...] = ()  # the output ends with the first of these
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # log-probabilities of this many most likely tokens, 0..20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise RequestError(f"n must be 1 to {MAX_CHOICES}, got {self.n}", "n")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
+        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
+            raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}", "logprobs")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
+        self.law(())
+
+    def law(self, eos_token_ids: tuple[int, ...], choice: int = 0) -> TokenLaw:
+        """The token law of answer number `choice`. A seed of None is drawn anew at each call.
+
+        Raises: RequestError, naming the parameter, if a value is out of range.
+        """
+        seed = secrets.randbits(62) if self.seed is None else self.seed
+        end_token_ids = self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids)
+        try:
+            return TokenLaw(
+                temperature=self.temperature,
+                top_k=max(self.top_k, 0),
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                logit_bias=self.logit_bias,
+                seed=(seed + choice) % 2**63,
+                min_tokens=self.min_tokens,
+                end_token_ids=end_token_ids,
+            )
+        except ValueError as error:
+            raise RequestError(str(error), str(error).split()[0]) from error

@@ -1,0 +1,60 @@
+"""The law of one request's tokens: everything besides the logits that decides the target's next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLaw:
+    """Sampling parameters as the target's draw sees them. Crosses the wire: the hub guesses with the same law.
+
+    Raises: ValueError if a value is out of its range.
+    """
+
+    temperature: float = 1.0  # >= 0; 0 is greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0  # (0, 1]
+    min_p: float = 0.0  # [0, 1]
+    repetition_penalty: float = 1.0  # > 0, over prompt and output
+    presence_penalty: float = 0.0  # [-2, 2], over output
+    frequency_penalty: float = 0.0  # [-2, 2], over output
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added logit, [-100, 100]
+    seed: int = 0  # 0 .. 2**63 - 1
+    min_tokens: int = 0  # `end_token_ids` cannot be drawn before this many output tokens
+    end_token_ids: tuple[int, ...] = ()  # eos and stop token ids
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 = off), got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty must be positive, got {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}")
+        if any(not -100.0 <= bias <= 100.0 for bias in self.logit_bias.values()):
+            raise ValueError("logit_bias values must be in [-100, 100]")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens must be at least 0, got {self.min_tokens}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether earlier tokens change the law."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def is_plain_argmax(self) -> bool:
+        """Whether the next token is the argmax of the raw logits, whatever came before."""
+        return self.is_greedy and not (self.needs_counts or self.logit_bias or self.min_tokens)

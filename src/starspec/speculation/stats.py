@@ -1,0 +1,142 @@
+"""One definition of each quantity of StarSD's time decomposition (section 3, eqs. 2-12; appendix C.1).
+
+Times are seconds. Means are exponentially weighted over recent rounds, so that tables and decisions follow load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SMOOTHING = 0.1  # weight of the newest round in a mean
+
+
+@dataclass(slots=True)
+class Mean:
+    """Exponentially weighted mean; the first value counts in full."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        weight = max(SMOOTHING, 1.0 / self.count)
+        self.value += weight * (value - self.value)
+
+
+@dataclass(slots=True, kw_only=True)
+class AcceptanceStats:
+    """Counts of drafts (proposals verified), of their tokens, and of what came of them."""
+
+    num_drafts: int = 0  # proposals with at least one token that were verified
+    num_draft_tokens: int = 0  # nodes of those proposals; never counts the root
+    num_accepted_tokens: int = 0  # excludes the target's own last token
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # [depth - 1] -> accepted at that depth
+    num_forwards: int = 0  # target forwards that verified or decoded, with or without a draft
+    num_emitted_tokens: int = 0
+
+    def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+        """Count one sequence's part of one target forward.
+
+        Args:
+            num_draft_tokens: nodes verified, 0 for a plain round.
+            num_accepted: accepted draft tokens.
+            num_emitted: tokens that reached the client, after any truncation at eos, stop or max_tokens.
+        """
+        self.num_forwards += 1
+        self.num_emitted_tokens += num_emitted
+        if num_draft_tokens == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        missing = num_accepted - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for depth in range(num_accepted):
+            self.num_accepted_tokens_per_pos[depth] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0 before any draft."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens of a speculative round, with the target's own last one; 1 before any draft."""
+        return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens emitted per target forward; 0 before any forward."""
+        return self.num_emitted_tokens / self.num_forwards if self.num_forwards else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestStats:
+    """What one request cost and gained: vLLM's `metrics` object is made from it."""
+
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    acceptance_histogram: list[int] = field(default_factory=list)  # [accepted tokens] -> speculative rounds
+    num_spec_tokens: int = 0  # the speculation length asked for
+    queue_s: float = 0.0  # arrival to cache row
+    time_to_first_token_s: float = 0.0  # arrival to first token
+    generation_s: float = 0.0  # first token to last token
+
+    def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+        """As AcceptanceStats.add_round."""
+        self.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
+        if num_draft_tokens:
+            missing = num_accepted + 1 - len(self.acceptance_histogram)
+            self.acceptance_histogram.extend([0] * missing)
+            self.acceptance_histogram[num_accepted] += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class TargetStats:
+    """A target's side of StarSD's decomposition."""
+
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    t_v: Mean = field(default_factory=Mean)  # one verifying forward and its verdicts
+    t_c: Mean = field(default_factory=Mean)  # a round trip less the hub's queue and service
+    wait: Mean = field(default_factory=Mean)  # T_wait: engine waiting for proposals, a round
+    round: Mean = field(default_factory=Mean)  # one whole round: 1 / R_p
+    num_rounds: int = 0
+    num_late_rounds: int = 0  # rounds that went on without an awaited proposal
+    num_stale_messages: int = 0  # dropped by epoch
+    num_reconnects: int = 0
+    degraded_s: float = 0.0  # seconds without a usable hub, while one was configured
+    tokens_per_s: float = 0.0  # O_i over the last seconds
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_rejected: int = 0
+
+    @property
+    def return_time_s(self) -> float:
+        """Z = t_c + t_v (eq. 6)."""
+        return self.t_c.value + self.t_v.value
+
+    @property
+    def rounds_per_s(self) -> float:
+        """R_p (appendix C.1)."""
+        return 1.0 / self.round.value if self.round.value else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class HubStats:
+    """The hub's side of StarSD's decomposition."""
+
+    num_targets: int = 0
+    num_tags: int = 0
+    num_waiting: int = 0  # length of the global request buffer
+    t_s: Mean = field(default_factory=Mean)  # one draft layer (one batched forward)
+    service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first layer to proposal
+    queue: Mean = field(default_factory=Mean)  # arrival to first layer
+    sessions_per_layer: Mean = field(default_factory=Mean)
+    busy_s: float = 0.0  # total seconds of drafting
+    idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
+    num_layers: int = 0
+    num_proposals: int = 0
+    num_draft_tokens: int = 0
+    num_frames_rejected: int = 0
+    num_leases_expired: int = 0
+    load: float = 0.0  # busy / (busy + idle) over the last seconds
+    proposals_per_s: float = 0.0  # R_q over the last seconds

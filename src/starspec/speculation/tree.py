@@ -1,0 +1,66 @@
+"""The draft tree: what a hub proposes and a target verifies. A chain is a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+ROOT = -1  # parent of a node that hangs from the last committed token
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Draft tokens with their parents, in topological order.
+
+    Node i carries `token_ids[i]` and hangs from node `parents[i] < i`, or from the last committed token
+    (`ROOT`). Siblings carry different tokens.
+
+        committed ── 0 ── 1 ── 3        token_ids = (t0, t1, t2, t3)
+                     └─── 2             parents   = (ROOT, 0, 0, 1)
+
+    Raises: ValueError if the parents are no forest in topological order or if siblings share a token.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.parents):
+            raise ValueError(f"{len(self.token_ids)} tokens but {len(self.parents)} parents")
+        edges = set(zip(self.parents, self.token_ids, strict=True))
+        if len(edges) != len(self.token_ids):
+            raise ValueError("two siblings carry the same token")
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: parents must come first")
+
+    @classmethod
+    def chain(cls, token_ids: list[int] | tuple[int, ...]) -> DraftTree:
+        """The tree with one path."""
+        return cls(tuple(token_ids), tuple(range(ROOT, len(token_ids) - 1)))
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Nodes of the tree; never counts the committed root."""
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; a child of the root has depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """(parent, token) -> node: the edge that a verifier follows."""
+        edges = zip(self.parents, self.token_ids, strict=True)
+        return {edge: node for node, edge in enumerate(edges)}
+
+
+EMPTY_TREE = DraftTree()

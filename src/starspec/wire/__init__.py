@@ -1,0 +1,1 @@
+"""What crosses between processes: typed messages, their codec, the sans-IO session, and the transports."""

@@ -1,0 +1,228 @@
+"""Every message that crosses a process border, in one file.
+
+Draft link (hub and target): `Hello -> Welcome | Refused` once on the hub's public port; then, on the target's own
+port, `Open`, `Verdict`, `Close`, `Ping` from the target and `Proposal`, `Reopen`, `Pong` from the hub; `Goodbye`
+and `Fault` from either. Serving link (gateway and target): `Submit`, `Abort`, `Ask` from the gateway and
+`Emission`, `Rejected`, `TargetStatus` from the target.
+
+Unknown fields are ignored, so a later minor version may add some; `PROTOCOL_VERSION` changes when meanings do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import HubStats, RequestStats, TargetStats
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, omit_defaults=True):
+    """Base of all messages: a MessagePack map whose `type` names the class."""
+
+
+# ---------------------------------------------------------------- draft link: handshake on the public port
+
+
+class Hello(Message, frozen=True):
+    """target -> hub: who I am, and what a draft must fit."""
+
+    protocol_version: int
+    target_id: TargetId
+    vocab_size: int  # rows of the target's embedding
+    vocab_fingerprint: str  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
+
+
+class Welcome(Message, frozen=True):
+    """hub -> target: your own port and your session; identify with `session_id` there."""
+
+    protocol_version: int
+    session_id: SessionId
+    port: int  # dedicated port at the host that the target already knows
+    draft_name: str
+    max_draft_tokens: int  # the hub never proposes more nodes than this
+    lease_s: float  # a target silent for longer loses its tags
+
+
+class Refused(Message, frozen=True):
+    """hub -> target: no, and why. The target runs alone and may ask again after `retry_after_s`."""
+
+    code: Literal["version", "vocabulary", "full", "invalid"]
+    reason: str
+    retry_after_s: float | None = None  # None: asking again will not help
+
+
+# ---------------------------------------------------------------- draft link: the target's own port
+
+
+class Open(Message, frozen=True):
+    """target -> hub: start (or start over) a tag from its token ids alone, and propose."""
+
+    tag: Tag
+    epoch: Epoch
+    token_ids: list[int]  # committed: prompt and output so far
+    prompt_len: int
+    law: TokenLaw
+    num_draft_tokens: int  # wanted in the first proposal, 0 = none yet
+
+
+class Proposal(Message, frozen=True):
+    """hub -> target: a tree to verify. Stale, and dropped, unless `epoch` and `prefix_len` are the tag's own."""
+
+    tag: Tag
+    epoch: Epoch  # number of verdicts the hub had applied when it drew this tree
+    prefix_len: int  # committed length the tree hangs from: a second, independent guard
+    token_ids: list[int]
+    parents: list[int] | None = None  # as DraftTree.parents; None = a chain
+    queue_s: float = 0.0  # seconds from arrival at the hub to the first layer
+    service_s: float = 0.0  # S(d): seconds from the first layer to the last
+
+
+class Verdict(Message, frozen=True):
+    """target -> hub: what was committed after `base_len`, and how many draft tokens are wanted next."""
+
+    tag: Tag
+    epoch: Epoch  # after this verdict
+    base_len: int  # committed length before it
+    token_ids: list[int]  # committed by it: the accepted path and the target's own last token
+    num_draft_tokens: int  # wanted in the next proposal, 0 = none yet
+
+
+class Close(Message, frozen=True):
+    """target -> hub: the tag is finished; free everything of it."""
+
+    tag: Tag
+
+
+class Reopen(Message, frozen=True):
+    """hub -> target: I do not hold this tag (any more), or it does not fit; send `Open`."""
+
+    tag: Tag
+
+
+class Ping(Message, frozen=True):
+    """target -> hub: I live; answer. Carries the target's statistics for the hub's tables."""
+
+    sequence: int
+    stats: TargetStats | None = None
+
+
+class Pong(Message, frozen=True):
+    """hub -> target: the answer to `Ping`."""
+
+    sequence: int
+
+
+class Goodbye(Message, frozen=True):
+    """either -> either: I am leaving in good order."""
+
+    reason: str = ""
+
+
+class Fault(Message, frozen=True):
+    """either -> either: your last message broke the protocol; it was dropped."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- status, for tables and /metrics
+
+
+class Ask(Message, frozen=True):
+    """anyone -> hub's public port or target: report yourself. On the serving link it also renews the lease."""
+
+
+class HubStatus(Message, frozen=True):
+    """hub -> asker."""
+
+    draft_name: str
+    stats: HubStats
+
+
+class TargetStatus(Message, frozen=True):
+    """target -> asker: what a router needs, and the statistics."""
+
+    target_id: TargetId
+    model: str
+    max_model_len: int
+    num_running: int
+    num_waiting: int
+    num_rows: int  # cache rows in all
+    num_free_rows: int
+    is_draft_connected: bool
+    stats: TargetStats
+
+
+# ---------------------------------------------------------------- serving link
+
+
+class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One answer to generate, as the target needs it: tokens in, tokens and text out."""
+
+    prompt_token_ids: list[int]
+    law: TokenLaw
+    max_tokens: int | None = None  # None: as many as the context holds
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    num_draft_tokens: int | None = None  # None: the target's own choice; 0: do not speculate
+
+
+class Submit(Message, frozen=True):
+    """gateway -> target: generate."""
+
+    request_id: RequestId
+    spec: RequestSpec
+
+
+class Abort(Message, frozen=True):
+    """gateway -> target: nobody waits for this any more."""
+
+    request_id: RequestId
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The target's own log-probability of one emitted token, and of the most likely ones beside it."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, log-probability), most likely first
+
+
+class Emission(Message, frozen=True):
+    """target -> gateway: what one round added to a request.
+
+    `text` holds only whole characters that no stop string can take back. The last emission carries
+    `finish_reason` and the request's statistics.
+    """
+
+    request_id: RequestId
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    stats: RequestStats | None = None
+
+
+class Rejected(Message, frozen=True):
+    """target -> gateway: this request will not run."""
+
+    request_id: RequestId
+    message: str
+    param: str | None = None
+    status: int = 400  # HTTP status
+    retry_after_s: float | None = None
+
+
+HandshakeMessage = Hello | Ask
+TargetToHub = Open | Verdict | Close | Ping | Goodbye | Fault
+HubToTarget = Proposal | Reopen | Pong | Goodbye | Fault
+HubPublicReply = Welcome | Refused | HubStatus | Fault
+GatewayToTarget = Submit | Abort | Ask
+TargetToGateway = Emission | Rejected | TargetStatus
