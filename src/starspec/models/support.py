@@ -1,0 +1,109 @@
+"""Which models the ragged cache can serve, and the sentence that refuses the others.
+
+A row of the cache is keys and values by position, and rolling back is forgetting positions. So a model must keep
+nothing else between tokens, must see every earlier position, and must let us provide its attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starspec.errors import ModelError
+
+WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
+CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+
+
+def check_config(model: str, config: Any) -> None:
+    """Refuse what a config alone shows: not one plain causal LM over keys and values.
+
+    Args:
+        model: name for the sentence.
+        config: transformers' config of the model.
+    Raises: ModelError that says what and why.
+    """
+    why = _why_not_causal(config) or _why_not_plain_weights(config) or _why_other_state(config)
+    if why:
+        raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
+
+
+def check_window(model: str, config: Any, max_model_len: int) -> None:
+    """Refuse attention that would not see every earlier position.
+
+    A window that no sequence can outgrow hides nothing and is accepted.
+
+    Raises: ModelError naming the window and the largest `max_model_len` that makes it harmless.
+    """
+    window = _window(config)
+    if window is not None and window < max_model_len:
+        raise ModelError(
+            f"'{model}' ({config.model_type}) is not supported at this length: its sliding-window attention sees only "
+            f"{window} tokens, and sequences may have {max_model_len}; --max-model-len {window} or less makes it plain"
+        )
+
+
+def check_class(model: str, config: Any, model_class: type) -> None:
+    """Refuse a model class that keeps other state, or whose attention cannot be replaced.
+
+    Raises: ModelError that says what and why.
+    """
+    if getattr(model_class, "_is_stateful", False):
+        why = "it keeps recurrent state, which cannot be rolled back by forgetting positions"
+    elif not getattr(model_class, "_supports_attention_backend", False):
+        why = "its code in transformers has attention of its own, so it cannot read our key-value cache"
+    else:
+        return
+    raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
+
+
+def model_length(config: Any) -> int | None:
+    """The longest sequence the model was made for, in tokens; None where its config does not say."""
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _why_not_causal(config: Any) -> str | None:
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder, and only decoder-only language models are served"
+    architectures = getattr(config, "architectures", None) or []
+    if architectures and not any(name.endswith(CAUSAL_SUFFIXES) for name in architectures):
+        return f"it is a {architectures[0]}, not a causal language model"
+    if getattr(config, "is_decoder", None) is False:
+        return "it is a bidirectional encoder, not a causal language model"
+    if config.get_text_config() is not config:
+        return "it is made of several models (text and images, say), and only plain language models are served"
+    return None
+
+
+def _why_not_plain_weights(config: Any) -> str | None:
+    quantized = getattr(config, "quantization_config", None)
+    if not quantized:
+        return None
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else getattr(quantized, "quant_method", None)
+    return (
+        f"its weights are stored quantized ({method or 'unknown method'}); give the original checkpoint, "
+        "which --draft-quantization can quantize at load"
+    )
+
+
+def _why_other_state(config: Any) -> str | None:
+    layers = set(getattr(config, "layer_types", None) or [])
+    other = sorted(layers - WINDOWED_LAYERS - {"full_attention"})
+    if other:
+        return (
+            f"its layers keep more than keys and values by position ({', '.join(other)}), which cannot be rolled back"
+        )
+    if getattr(config, "kv_lora_rank", None):
+        return "its multi-head latent attention has keys and values of different sizes, which the cache does not hold"
+    return None
+
+
+def _window(config: Any) -> int | None:
+    """Positions that the narrowest layer sees, or None if all see everything."""
+    layers = getattr(config, "layer_types", None)
+    if layers is not None and not WINDOWED_LAYERS & set(layers):
+        return None
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((each for each in windows if isinstance(each, int)), default=None)

@@ -1,0 +1,106 @@
+"""Tokenizers: loading one, telling two apart, and which tokens end a text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from starspec.errors import ModelError, VocabularyMismatch
+from starspec.models.foreign import first_line, reading
+from starspec.models.locate import is_synthetic, locate
+
+Vocabulary = Mapping[str, int]
+
+
+class HasVocabulary(Protocol):
+    """The part of a tokenizer that decides whether two models can share token ids."""
+
+    def get_vocab(self) -> dict[str, int]: ...
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a Hugging Face folder, a hub id, a .gguf file or a synthetic model.
+
+    Returns: a transformers tokenizer (`PreTrainedTokenizerBase`).
+    Raises: ModelError if there is none or it cannot be read.
+    """
+    if is_synthetic(model):
+        from starspec.models.synthetic_tokenizer import synthetic_tokenizer  # noqa: PLC0415 (imports transformers)
+
+        return synthetic_tokenizer(model)
+    folder = locate(model)
+    from transformers import AutoTokenizer  # noqa: PLC0415 (a second to import, and synthetic models do without)
+
+    with reading(f"'{model}' has no tokenizer that can be read"):
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+
+
+def vocab_fingerprint(tokenizer: HasVocabulary) -> str:
+    """A hash of the token -> id map, added tokens included: equal iff the two share all ids.
+
+    It knows nothing of the embedding, so a padded one (151936 or 152064 rows for the same tokenizer) changes nothing.
+    """
+    digest = hashlib.sha256()
+    for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])):
+        digest.update(f"{token_id}\0{token}\0".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:
+    """Raises: VocabularyMismatch, naming the sizes and the first token that differs, unless all ids are shared."""
+    target_vocab, draft_vocab = target.get_vocab(), draft.get_vocab()
+    if target_vocab == draft_vocab:
+        return
+    raise VocabularyMismatch(
+        "target and draft do not share a vocabulary, so token ids of one mean nothing to the other: "
+        f"{len(target_vocab)} tokens against {len(draft_vocab)}, {_first_difference(target_vocab, draft_vocab)}"
+    )
+
+
+def check_pair(target_model: str, draft_model: str) -> None:
+    """Raises: VocabularyMismatch unless two models share a tokenizer; ModelError if one has none."""
+    check_vocabularies(load_tokenizer(target_model), load_tokenizer(draft_model))
+
+
+def eos_token_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:
+    """Every token id that ends a text, ascending: of generation_config.json, config.json and the tokenizer.
+
+    Each of the first two has none, one or a list; checkpoints often name only some in each, so all count.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        found.update(_as_ids(_read_json(folder / name).get("eos_token_id")))
+    found.update(_as_ids(getattr(tokenizer, "eos_token_id", None)))
+    return tuple(sorted(found))
+
+
+def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
+    by_id = ({token_id: token for token, token_id in vocab.items()} for vocab in (target, draft))
+    target_tokens, draft_tokens = by_id
+    for token_id in sorted(target_tokens.keys() | draft_tokens.keys()):
+        of_target, of_draft = target_tokens.get(token_id), draft_tokens.get(token_id)
+        if of_target != of_draft:
+            return f"first different at id {token_id} ({_quoted(of_target)} against {_quoted(of_draft)})"
+    return "with several names for one id"
+
+
+def _quoted(token: str | None) -> str:
+    return "no token" if token is None else repr(token)
+
+
+def _as_ids(value: object) -> list[int]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return [each for each in values if isinstance(each, int) and not isinstance(each, bool)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read: {first_line(error)}") from error
+    return content if isinstance(content, dict) else {}
