@@ -6,7 +6,7 @@ Tag = NewType("Tag", int)
 """One decoding session at the hub. Unique per target link, never reused while the link lives."""
 
 Epoch = NewType("Epoch", int)
-"""Number of verdicts applied to a tag. Stamped on every message of the tag; never goes back."""
+"""Number of times that the target has told the hub where a tag stands. Stamped on every message; never goes back."""
 
 TargetId = NewType("TargetId", str)
 """A target (spoke) as its operator named it: shown in metrics, tables and traces."""

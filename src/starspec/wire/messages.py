@@ -10,15 +10,26 @@ Unknown fields are ignored, so a later minor version may add some; `PROTOCOL_VER
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import cached_property
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import HubStats, RequestStats, TargetStats
+from starspec.speculation.tree import DraftTree
 
 PROTOCOL_VERSION = 1
+
+# What a decoder refuses: numbers that no honest peer sends.
+TokenIdList = list[Annotated[int, Meta(ge=0, lt=2**31)]]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+TagNumber = Annotated[Tag, Meta(ge=0, lt=2**53)]
+EpochNumber = Annotated[Epoch, Meta(ge=1, lt=2**53)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, omit_defaults=True):
@@ -32,9 +43,9 @@ class Hello(Message, frozen=True):
     """target -> hub: who I am, and what a draft must fit."""
 
     protocol_version: int
-    target_id: TargetId
-    vocab_size: int  # rows of the target's embedding
-    vocab_fingerprint: str  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
+    target_id: Annotated[TargetId, Meta(min_length=1, max_length=200)]
+    vocab_size: Count  # rows of the target's embedding
+    vocab_fingerprint: Name  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
 
 
 class Welcome(Message, frozen=True):
@@ -42,10 +53,10 @@ class Welcome(Message, frozen=True):
 
     protocol_version: int
     session_id: SessionId
-    port: int  # dedicated port at the host that the target already knows
+    port: Annotated[int, Meta(ge=0, lt=65536)]  # dedicated port at the host that the target already knows
     draft_name: str
-    max_draft_tokens: int  # the hub never proposes more nodes than this
-    lease_s: float  # a target silent for longer loses its tags
+    max_draft_tokens: Count  # the hub never proposes more nodes than this
+    lease_s: Seconds  # a target silent for longer loses its tags
 
 
 class Refused(Message, frozen=True):
@@ -62,59 +73,71 @@ class Refused(Message, frozen=True):
 class Open(Message, frozen=True):
     """target -> hub: start (or start over) a tag from its token ids alone, and propose."""
 
-    tag: Tag
-    epoch: Epoch
-    token_ids: list[int]  # committed: prompt and output so far
-    prompt_len: int
+    tag: TagNumber
+    epoch: EpochNumber  # one more than the tag's last message; a fresh tag's is 1
+    token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # committed: prompt and output so far
+    prompt_len: Count
     law: TokenLaw
-    num_draft_tokens: int  # wanted in the first proposal, 0 = none yet
+    num_draft_tokens: Count  # wanted in the first proposal, 0 = none yet
 
 
-class Proposal(Message, frozen=True):
+class Proposal(Message, frozen=True, dict=True):
     """hub -> target: a tree to verify. Stale, and dropped, unless `epoch` and `prefix_len` are the tag's own."""
 
-    tag: Tag
-    epoch: Epoch  # number of verdicts the hub had applied when it drew this tree
-    prefix_len: int  # committed length the tree hangs from: a second, independent guard
-    token_ids: list[int]
+    tag: TagNumber
+    epoch: EpochNumber  # the tag's epoch when the hub drew this tree
+    prefix_len: Count  # committed length the tree hangs from: a second, independent guard
+    token_ids: TokenIdList
     parents: list[int] | None = None  # as DraftTree.parents; None = a chain
-    queue_s: float = 0.0  # seconds from arrival at the hub to the first layer
-    service_s: float = 0.0  # S(d): seconds from the first layer to the last
+    queue_s: Seconds = 0.0  # seconds from arrival at the hub to the first layer
+    service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last
+
+    @cached_property
+    def tree(self) -> DraftTree:
+        """The proposed tree. Raises: ValueError if it is none; a decoded proposal always is one."""
+        if self.parents is None:
+            return DraftTree.chain(self.token_ids)
+        return DraftTree(tuple(self.token_ids), tuple(self.parents))
 
 
 class Verdict(Message, frozen=True):
     """target -> hub: what was committed after `base_len`, and how many draft tokens are wanted next."""
 
-    tag: Tag
-    epoch: Epoch  # after this verdict
-    base_len: int  # committed length before it
-    token_ids: list[int]  # committed by it: the accepted path and the target's own last token
-    num_draft_tokens: int  # wanted in the next proposal, 0 = none yet
+    tag: TagNumber
+    epoch: EpochNumber  # after this verdict
+    base_len: Count  # committed length before it
+    token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # the accepted path and the target's own last token
+    num_draft_tokens: Count  # wanted in the next proposal, 0 = none yet
 
 
 class Close(Message, frozen=True):
     """target -> hub: the tag is finished; free everything of it."""
 
-    tag: Tag
+    tag: TagNumber
+    epoch: EpochNumber  # one more than the tag's last message: nothing of the tag comes after it
 
 
 class Reopen(Message, frozen=True):
     """hub -> target: I do not hold this tag (any more), or it does not fit; send `Open`."""
 
-    tag: Tag
+    tag: TagNumber
+    epoch: EpochNumber  # of the message that did not fit; stale if the tag was opened anew since
 
 
 class Ping(Message, frozen=True):
-    """target -> hub: I live; answer. Carries the target's statistics for the hub's tables."""
+    """target -> hub: I live; answer. Carries the target's statistics for the hub's tables.
 
-    sequence: int
+    Sequence 0 belongs to the transports: it attaches a session, keeps its lease and never reaches the hub itself.
+    """
+
+    sequence: Count
     stats: TargetStats | None = None
 
 
 class Pong(Message, frozen=True):
     """hub -> target: the answer to `Ping`."""
 
-    sequence: int
+    sequence: Count
 
 
 class Goodbye(Message, frozen=True):
@@ -163,7 +186,7 @@ class TargetStatus(Message, frozen=True):
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One answer to generate, as the target needs it: tokens in, tokens and text out."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIdList
     law: TokenLaw
     max_tokens: int | None = None  # None: as many as the context holds
     stop: tuple[str, ...] = ()

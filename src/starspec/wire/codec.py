@@ -1,0 +1,82 @@
+"""Messages to bytes and back: MessagePack, bounded before it is decoded, checked before anyone sees it.
+
+One message is one frame; what is sent together travels as the frames of one multipart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from starspec.errors import LocalProtocolError, PeerProtocolError
+from starspec.wire.messages import Message, Open, Proposal, Verdict
+
+MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
+MAX_PUBLIC_FRAME_BYTES: Final = 4096  # a stranger's first message
+MAX_MESSAGES: Final = 1024  # frames of one multipart: a verdict, a close and an open for each of many sequences
+
+T = TypeVar("T", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """Make one frame. Raises: LocalProtocolError if it would be larger than a peer accepts."""
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        name = type(message).__name__
+        raise LocalProtocolError(f"{name} of {len(frame)} bytes is larger than the {MAX_FRAME_BYTES} that a peer takes")
+    return frame
+
+
+class Decoder(Generic[T]):
+    """Turns frames of one direction of a link into messages that are safe to use.
+
+    Args:
+        union: the union of message types that this direction carries.
+        vocab_size: token ids of drafts and of committed tokens must be below it; None = any.
+        max_frame_bytes: longest frame taken.
+    """
+
+    def __init__(self, union: Any, vocab_size: int | None = None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._vocab_size = vocab_size
+        self._max_frame_bytes = max_frame_bytes
+
+    def decode(self, frame: bytes) -> T:
+        """Make the message of one frame.
+
+        Raises: PeerProtocolError, whatever the bytes are, unless they are a valid message of this direction.
+        """
+        if len(frame) > self._max_frame_bytes:
+            raise PeerProtocolError(f"frame of {len(frame)} bytes: the limit is {self._max_frame_bytes}")
+        try:
+            message = self._decoder.decode(frame)
+            self._check(message)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise PeerProtocolError(f"frame of {len(frame)} bytes is no message: {error}") from error
+        return message
+
+    def decode_all(self, frames: Sequence[bytes]) -> list[T]:
+        """Make the messages of one multipart. Raises: PeerProtocolError as `decode`, or for too many frames."""
+        if len(frames) > MAX_MESSAGES:
+            raise PeerProtocolError(f"{len(frames)} frames in one multipart: the limit is {MAX_MESSAGES}")
+        return [self.decode(frame) for frame in frames]
+
+    def _check(self, message: Message) -> None:
+        match message:
+            case Proposal(token_ids=token_ids):
+                _ = message.tree  # raises unless the parents form a tree
+                self._check_vocabulary(token_ids)
+            case Verdict(token_ids=token_ids):
+                self._check_vocabulary(token_ids)
+            case Open(token_ids=token_ids, prompt_len=prompt_len):
+                if prompt_len > len(token_ids):
+                    raise ValueError(f"prompt of {prompt_len} tokens in {len(token_ids)} committed ones")
+                self._check_vocabulary(token_ids)
+
+    def _check_vocabulary(self, token_ids: list[int]) -> None:
+        if self._vocab_size is not None and token_ids and max(token_ids) >= self._vocab_size:
+            raise ValueError(f"token id {max(token_ids)} is outside the vocabulary of {self._vocab_size}")
