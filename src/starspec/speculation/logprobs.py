@@ -1,0 +1,34 @@
+"""Log-probabilities for the client: the model's own, before any sampling parameter (vLLM's `raw_logprobs`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TopLogprobs(NamedTuple):
+    """The log-probability of an emitted token and of the most likely ones beside it."""
+
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, log-probability), most likely first, lowest id among equals
+
+
+def top_logprobs(logits: Tensor, token_id: int, num_top: int) -> TopLogprobs:
+    """Log-softmax of one row, at one token and at its `num_top` largest.
+
+    Args:
+        logits: [V], any float dtype and device.
+        num_top: at least 0, at most V.
+    """
+    row = logits.to(torch.float64)
+    norm = row.logsumexp(0)
+    top: list[tuple[int, float]] = []
+    if num_top:
+        floor = row.topk(num_top).values[-1]
+        token_ids = (row >= floor).nonzero().squeeze(1)
+        order = row[token_ids].sort(descending=True, stable=True).indices[:num_top]
+        token_ids = token_ids[order]
+        top = list(zip(token_ids.tolist(), (row[token_ids] - norm).tolist(), strict=True))
+    return TopLogprobs(float(row[token_id] - norm), top)

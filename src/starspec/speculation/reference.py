@@ -1,0 +1,103 @@
+"""The same mathematics in the slowest and most obvious way: Python numbers, one loop for each sentence of the law.
+
+Nothing serves requests from here. The tests hold the fast modules to it, and it shares no code with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import exp, inf, log, log1p
+
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.tree import ROOT, DraftTree
+
+
+def splitmix64(state: int, index: int) -> int:
+    """Output number `index` (from 0) of the splitmix64 generator started at `state`: 64 bits, unsigned."""
+    z = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, position: int, token_id: int) -> float:
+    """The noise of one token at one position, in (0, 1)."""
+    bits = splitmix64(splitmix64(splitmix64(seed, 0), position), token_id)
+    return ((bits >> 12) + 0.5) / 2**52
+
+
+def gumbel(seed: int, position: int, token_id: int) -> float:
+    """The same as standard Gumbel noise."""
+    return -log(-log1p(-uniform(seed, position, token_id)))
+
+
+def adjust(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[float]:
+    """Logits after min_tokens, logit bias and penalties."""
+    adjusted = []
+    for token_id, logit in enumerate(logits):
+        value = float(logit)
+        if len(output_ids) < law.min_tokens and token_id in law.end_token_ids:
+            value = -inf
+        value += law.logit_bias.get(token_id, 0.0)
+        if token_id in prompt_ids or token_id in output_ids:
+            value = value / law.repetition_penalty if value > 0 else value * law.repetition_penalty
+        value -= law.frequency_penalty * output_ids.count(token_id)
+        value -= law.presence_penalty * (token_id in output_ids)
+        adjusted.append(value)
+    return adjusted
+
+
+def support(adjusted: Sequence[float], law: TokenLaw) -> dict[int, float]:
+    """Token id -> scaled logit of the tokens that temperature, top-k, top-p and min-p leave."""
+    largest = max(adjusted)
+    scaled = {token_id: (value - largest) / law.temperature for token_id, value in enumerate(adjusted)}
+    likeliest_first = sorted(scaled, key=lambda token_id: (-scaled[token_id], token_id))
+    if law.top_k:
+        kth = scaled[likeliest_first[: law.top_k][-1]]
+        likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= kth]
+    if law.top_p < 1:
+        mass = {token_id: round(exp(scaled[token_id]) * 2**40) for token_id in likeliest_first}
+        kept: list[int] = []
+        while sum(mass[token_id] for token_id in kept) < Fraction(law.top_p) * sum(mass.values()):
+            kept.append(likeliest_first[len(kept)])
+        likeliest_first = kept
+    if law.min_p:
+        likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= log(law.min_p)]
+    return {token_id: scaled[token_id] for token_id in sorted(likeliest_first)}
+
+
+def probabilities(adjusted: Sequence[float], law: TokenLaw) -> list[float]:
+    """The law of the next token: what a draw is distributed as. Temperature above 0."""
+    weights = {token_id: exp(value) for token_id, value in support(adjusted, law).items()}
+    return [weights.get(token_id, 0.0) / sum(weights.values()) for token_id in range(len(adjusted))]
+
+
+def next_token(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
+    """The token after prompt and output."""
+    adjusted = adjust(logits, law, prompt_ids, output_ids)
+    if law.temperature == 0:
+        return adjusted.index(max(adjusted))
+    position = len(prompt_ids) + len(output_ids)
+    perturbed = {
+        token_id: value + gumbel(law.seed, position, token_id) for token_id, value in support(adjusted, law).items()
+    }
+    return min(perturbed, key=lambda token_id: (-perturbed[token_id], token_id))
+
+
+def verify_tree(
+    tree: DraftTree,
+    logits: Sequence[Sequence[float]],
+    law: TokenLaw,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+) -> list[int]:
+    """The tokens that the target emits for one tree; row 0 of the logits is the root's, row i + 1 node i's."""
+    emitted: list[int] = []
+    node = ROOT
+    while True:
+        emitted.append(next_token(logits[node + 1], law, prompt_ids, [*output_ids, *emitted]))
+        nodes = [i for i, parent in enumerate(tree.parents) if parent == node and tree.token_ids[i] == emitted[-1]]
+        if not nodes:
+            return emitted
+        node = nodes[0]

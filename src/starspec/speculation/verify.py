@@ -1,0 +1,111 @@
+"""Verification: which draft tokens are right. One of the three files to read first.
+
+Why this is lossless. At every position the target's next token is a pure function of its own logits, the request's
+law and seed, and the position (`sampling.next_token`): greedy or sampled, there is nothing left to chance. So there
+is one sequence of tokens that the target would say alone. A draft tree is a guess at it. The walk starts at the last
+committed token, draws *the target's own* token there, and asks whether a child carries it:
+
+        committed ── 0 "the" ── 1 "cat" ── 3 "sat"      draws: "the"   -> go to node 0
+                             └─ 2 "dog"                        "dog"   -> go to node 2
+                                                               "barks" -> no child: stop
+
+It emits every token it drew ("the", "dog", "barks"), never a token that it was given. The draft only decides how far
+the walk comes: the logits of node 2 are the target's own after "... the dog", which is what it would have computed
+alone. So whatever the draft says - stale, random, malicious - no emitted token changes, and a tree needs no rule that
+a chain does not. This is acceptance by common random numbers (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+
+What is asked of the caller: logits of a node depend on its ancestors and the committed tokens alone (`cache/` and
+`models/` see to that), and the emitted tokens are cut at eos, stop and max_tokens afterwards (`target/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starspec.speculation.counts import TokenCounts
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.sampling import next_token
+from starspec.speculation.tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class TreeVerdict:
+    """What the target said to one tree."""
+
+    accepted_nodes: tuple[int, ...]  # the walked path, ancestors first
+    token_ids: tuple[int, ...]  # their tokens, then the target's own last one: one more than nodes
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted tokens; excludes the target's own last one."""
+        return len(self.accepted_nodes)
+
+
+def verify_tree(
+    tree: DraftTree, logits: Tensor, law: TokenLaw, prefix_len: int, counts: TokenCounts | None = None
+) -> TreeVerdict:
+    """Walk one tree with the target's draws. Draws once for each emitted token, however large the tree is.
+
+    Args:
+        logits: [N + 1, V], the target's: row 0 after the committed tokens, row i + 1 after node i.
+        prefix_len: number of committed tokens, so that the first draw is at this position.
+        counts: of the committed tokens; as for next_token. Not changed.
+    """
+    assert logits.shape[0] == tree.num_draft_tokens + 1, "one row of logits for the root and for each node"
+
+    def target_token(node: int, path: list[int]) -> int:
+        seen = counts.with_path(path) if counts else None
+        return next_token(logits[node + 1], law, prefix_len + len(path), seen)
+
+    return _walk(tree, target_token)
+
+
+def verify_trees(
+    trees: Sequence[DraftTree],
+    logits: Tensor,
+    laws: Sequence[TokenLaw],
+    prefix_lens: Sequence[int],
+    counts: Sequence[TokenCounts | None],
+) -> list[TreeVerdict]:
+    """verify_tree for the B trees of one forward, with one argmax over all rows that a plain argmax decides.
+
+    Args:
+        logits: [sum of (N_b + 1), V], the trees' rows one after the other.
+        laws, prefix_lens, counts: B of each.
+    """
+    rows = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
+    argmaxes = iter(_argmaxes([part for part, law in zip(rows, laws, strict=True) if law.is_plain_argmax]))
+    return [
+        _walk_argmaxes(tree, next(argmaxes)) if law.is_plain_argmax else verify_tree(tree, part, law, prefix_len, seen)
+        for tree, part, law, prefix_len, seen in zip(trees, rows, laws, prefix_lens, counts, strict=True)
+    ]
+
+
+def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> TreeVerdict:
+    """Follow the target through the tree. `target_token(node, path)` draws at a node; `path` leads to it."""
+    node, nodes, path = ROOT, list[int](), list[int]()
+    while True:
+        token = target_token(node, path)
+        child = tree.children.get((node, token))
+        path.append(token)
+        if child is None:
+            return TreeVerdict(tuple(nodes), tuple(path))
+        nodes.append(child)
+        node = child
+
+
+def _walk_argmaxes(tree: DraftTree, argmaxes: Sequence[int]) -> TreeVerdict:
+    return _walk(tree, lambda node, _path: argmaxes[node + 1])
+
+
+def _argmaxes(parts: Sequence[Tensor]) -> list[list[int]]:
+    """The argmax of every row of every part [T_b, V], lowest index among equals."""
+    if not parts:
+        return []
+    # max, not argmax: the same indices, and several times faster on CPU in bfloat16
+    indices = torch.cat(list(parts)).max(dim=-1).indices
+    return [each.tolist() for each in torch.split(indices, [len(part) for part in parts])]
