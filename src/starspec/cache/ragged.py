@@ -1,0 +1,192 @@
+"""A left-aligned ragged key-value cache: why rolling back is free.
+
+Every sequence owns a row, and slot = position. Nothing is padded, so nothing is ever realigned:
+
+    row 0   [ c c c c c c | r n n n . . . . . ]     c  committed: valid, visible
+    row 1   [ c c c | r n . . . . . . . . . . ]     r  root of the forward in flight (the last sampled token)
+    row 2   [ c c c c c c c c | r . . . . . . ]     n  draft nodes, in the order of the tree
+                      length ^                      .  free; whatever lies there is never read
+
+A forward writes behind the length and moves no length. What happens next is one of three:
+
+    append(row, n)      a chain was right: the first n new slots count from now on       nothing moves
+    commit(row, path)   a tree was walked: the path's slots move together, then count    |path| slots move
+    (nothing)           everything was wrong: the next forward overwrites it             nothing moves
+
+and `truncate(row, length)` forgets from any position on, moving nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from starspec.cache.rows import RowPool
+from starspec.errors import CacheRangeError, OurBug
+
+KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
+
+
+class RaggedCache:
+    """Keys and values of `num_rows` sequences of different lengths, allocated once.
+
+    A sequence of L tokens has length L - 1 between rounds: the keys and values of its last token are computed
+    by the next forward, as token 0 of the segment.
+
+    Args:
+        num_layers: L; 0 makes a cache that only counts (a runner without weights).
+        num_rows: B, sequences held at once.
+        max_len: S, slots of a row: tokens of the longest sequence plus the drafts behind it.
+        num_kv_heads: H.
+        head_dim: D.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_rows: int,
+        max_len: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        num_slots = -(-max_len // KEY_BLOCK) * KEY_BLOCK
+        shape = (num_layers, 2, num_rows, num_kv_heads, num_slots, head_dim)
+        self._storage = _lazy_zeros(shape, dtype, torch.device(device))
+        self.layers: tuple[Tensor, ...] = self._storage.unbind(0)  # one [2, B, H, S, D] a layer: keys, then values
+        self.keys = tuple(layer[0] for layer in self.layers)  # one [B, H, S, D] a layer
+        self.values = tuple(layer[1] for layer in self.layers)
+        self.lengths = [0] * num_rows  # committed slots of each row
+        self.max_len = max_len
+        self.rows = RowPool(num_rows)
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows
+
+    @property
+    def num_free_rows(self) -> int:
+        return self.rows.num_free
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._storage.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._storage.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes when every slot of every row has been used."""
+        return self._storage.numel() * self._storage.element_size()
+
+    def lease(self) -> int:
+        """Take a row, empty.
+
+        Raises: NoFreeRow if every row is leased.
+        """
+        row = self.rows.lease()
+        self.lengths[row] = 0
+        return row
+
+    def free(self, row: int) -> None:
+        """Give a row back; its content is forgotten.
+
+        Raises: OurBug if the row is not leased.
+        """
+        self.rows.free(row)
+        self.lengths[row] = 0
+
+    def check_fits(self, row: int, num_new: int) -> None:
+        """Raises: CacheRangeError unless `row` is leased and `num_new` more slots fit behind its length."""
+        if not self.rows.is_leased(row):
+            raise CacheRangeError(f"row {row} is not leased")
+        if not 0 <= num_new <= self.max_len - self.lengths[row]:
+            length = self.lengths[row]
+            raise CacheRangeError(f"{num_new} tokens behind {length} do not fit a row of {self.max_len} slots")
+
+    def write(self, layer: int, row: int, keys: Tensor, values: Tensor, offset: int = 0) -> None:
+        """Put new keys and values [H, T, D] into T slots, `offset` behind the row's length.
+
+        Effects: those slots; no length. Trusts the caller to have called `check_fits` once for all layers.
+        """
+        start = self.lengths[row] + offset
+        stop = start + keys.shape[1]
+        self.keys[layer][row, :, start:stop] = keys
+        self.values[layer][row, :, start:stop] = values
+
+    def append(self, row: int, num_tokens: int) -> None:
+        """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.
+
+        Raises: CacheRangeError if the row has no such slots.
+        Effects: lengths[row].
+        """
+        self.check_fits(row, num_tokens)
+        self.lengths[row] += num_tokens
+
+    def commit(self, row: int, path: Sequence[int]) -> None:
+        """Commit the tokens on one path of the segment just forwarded, ancestors first.
+
+            slots behind the length     r  n0 n1 n2 n3        path = (0, 2, 4)
+            after                       r  n1 n3 .  .         lengths[row] += 3
+
+        Args:
+            path: indices into the segment, strictly increasing.
+        Raises: CacheRangeError if the path is not increasing or leaves the row.
+        Effects: the slots behind the length, lengths[row].
+        """
+        if any(index <= previous for previous, index in zip((-1, *path), path, strict=False)):
+            raise CacheRangeError(f"path {tuple(path)} is not strictly increasing")
+        self.check_fits(row, path[-1] + 1 if path else 0)
+        in_place = 0
+        while in_place < len(path) and path[in_place] == in_place:
+            in_place += 1
+        self._gather(row, self.lengths[row] + in_place, [self.lengths[row] + index for index in path[in_place:]])
+        self.lengths[row] += len(path)
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget every position of `row` at or after `length`. Idempotent; moves no memory.
+
+        Raises: CacheRangeError if the row is not leased, length < 0 or length > lengths[row]: a rollback never
+            grows a row.
+        Effects: lengths[row].
+        """
+        self.check_fits(row, 0)
+        if not 0 <= length <= self.lengths[row]:
+            raise CacheRangeError(f"cannot truncate row {row} of length {self.lengths[row]} to {length}")
+        self.lengths[row] = length
+
+    def check_integrity(self) -> None:
+        """Raises: OurBug if a row is lost or shared, a length is out of range or a free row has one."""
+        self.rows.check_integrity()
+        for row, length in enumerate(self.lengths):
+            limit = self.max_len if self.rows.is_leased(row) else 0
+            if not 0 <= length <= limit:
+                raise OurBug(f"row {row} has length {length}, which is outside 0..{limit}")
+
+    def _gather(self, row: int, start: int, slots: list[int]) -> None:
+        """Move the content of `slots` to `start`, `start + 1`, ... in all layers at once."""
+        if not slots:
+            return
+        index = torch.tensor(slots, device=self._storage.device)
+        of_row = self._storage[:, :, row]  # [L, 2, H, S, D]
+        # index_select copies, so a slot may be both read and overwritten
+        of_row[:, :, :, start : start + len(slots)] = of_row.index_select(3, index)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose pages the operating system hands out on first touch: rows never used cost nothing.
+
+    Zeros, not garbage: attention reads whole key blocks and multiplies what the mask hides by 0, and 0 * NaN is NaN.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,128 @@
+"""Segments packed into forwards: which tokens run together, where they go, what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from starspec.cache.mask import depths_of, is_chain
+from starspec.cache.ragged import RaggedCache
+from starspec.models.attention import AttentionCall, plan_calls
+from starspec.models.runner import Segment
+
+MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Packed rows of one forward for which every row gets the same bits, whatever the other rows are."""
+
+    lowest: int  # smaller forwards are padded up to it
+    highest: int | None  # larger ones are split; None = never
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `first..last` of a segment: all of it, unless it is wider than a forward may be."""
+
+    segment: Segment
+    first: int
+    last: int  # exclusive
+
+    @property
+    def num_tokens(self) -> int:
+        return self.last - self.first
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it gets a forward of its own, of any width: its boundaries depend on its sequence alone."""
+        segment = self.segment
+        return len(segment.token_ids) > MAX_DECODE_TOKENS and segment.num_logits <= 1 and is_chain(segment.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Where the keys and values of packed tokens `first..last` go."""
+
+    row: int
+    first: int
+    last: int  # exclusive
+    slot: int  # of the first
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """One forward: everything that depends on the segments, made once and used by every layer.
+
+    Rows of the batch are the pieces' tokens in order, then padding, which is written and attended nowhere.
+    """
+
+    token_ids: Tensor  # [R] int64
+    positions: Tensor  # [R] int64
+    writes: tuple[Write, ...]
+    calls: tuple[AttentionCall, ...]
+    logit_rows: Tensor  # rows whose logits are wanted, then padding up to the lowest row count
+    num_logits: int  # wanted ones
+
+
+def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piece]]:
+    """Share the segments out to forwards, in order: prompts alone, the others together up to `rows.highest`."""
+    forwards: list[list[Piece]] = []
+    room = 0
+    for segment in segments:
+        for piece in _pieces(segment, rows.highest):
+            if piece.is_prompt or piece.num_tokens > room:
+                forwards.append([])
+                room = rows.highest or 1 << 30
+            forwards[-1].append(piece)
+            room = 0 if piece.is_prompt else room - piece.num_tokens
+    return forwards
+
+
+def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, like: Tensor) -> RaggedBatch:
+    """Pack the pieces of one forward.
+
+    Args:
+        like: gives the model's dtype and device.
+    Raises: ValueError if a segment's parents are not in topological order.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    logit_rows: list[int] = []
+    writes: list[Write] = []
+    calls: list[AttentionCall] = []
+    for piece in pieces:
+        segment, new_tokens = piece.segment, range(piece.first, piece.last)
+        prefix_len, start = cache.lengths[segment.row], len(token_ids)
+        depths = depths_of(len(segment.token_ids), segment.parents)
+        token_ids += segment.token_ids[piece.first : piece.last]
+        positions += [prefix_len + depths[token] for token in new_tokens]
+        first_logit = len(segment.token_ids) - segment.num_logits
+        logit_rows += [start + token - piece.first for token in new_tokens if token >= first_logit]
+        writes.append(Write(segment.row, start, len(token_ids), prefix_len + piece.first))
+        by_token = not piece.is_prompt
+        calls += plan_calls(segment.row, start, prefix_len, segment.parents, new_tokens, by_token, like)
+    num_logits = len(logit_rows)
+    padding = [0] * max(0, rows.lowest - len(token_ids))
+    logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)
+    return RaggedBatch(
+        token_ids=torch.tensor(token_ids + padding, device=like.device),
+        positions=torch.tensor(positions + padding, device=like.device),
+        writes=tuple(writes),
+        calls=tuple(calls),
+        logit_rows=torch.tensor(logit_rows + logit_padding, dtype=torch.int64, device=like.device),
+        num_logits=num_logits,
+    )
+
+
+def _pieces(segment: Segment, highest: int | None) -> Iterator[Piece]:
+    whole = Piece(segment, 0, len(segment.token_ids))
+    if highest is None or whole.is_prompt or whole.num_tokens <= highest:
+        yield whole
+        return
+    for first in range(0, whole.last, highest):
+        yield Piece(segment, first, min(first + highest, whole.last))

@@ -1,0 +1,125 @@
+"""Unmodified Hugging Face modules over the ragged cache: the reference path, and the one every architecture gets.
+
+All segments' tokens form one row [1, R] with explicit positions. Everything but attention works token by token and
+does not notice; attention is ours, registered with transformers under the name `starspec_ragged`, and works cache row
+by cache row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from starspec.cache.ragged import RaggedCache
+from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
+from starspec.errors import ModelError
+from starspec.models.attention import attend
+from starspec.models.batch import RaggedBatch
+from starspec.models.packed import PackedRunner
+from starspec.models.runner import ModelInfo, Segment
+
+ATTENTION_NAME: Final = "starspec_ragged"
+# What some models pass to change attention, and what we do not compute. None always means "without".
+UNSUPPORTED: Final = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask", "cache")
+
+
+def ragged_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, Hq, R, D]
+    key: Tensor,  # [1, H, R, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    starspec_batch: RaggedBatch | None = None,
+    starspec_cache: RaggedCache | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls in every layer.
+
+    Returns: [1, R, Hq, D], and None for the weights.
+    Raises: ModelError for anything that would silently change the model if it were ignored.
+    Effects: the cache slots of the batch's tokens.
+    """
+    if starspec_batch is None or starspec_cache is None:
+        raise ModelError("the model's layers do not pass keyword arguments on to attention, so starspec cannot run it")
+    unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
+    if unsupported or attention_mask is not None or dropout or kwargs.get("is_causal") is False:
+        names = ", ".join(unsupported) or "a mask or dropout of its own"
+        raise ModelError(f"the model's attention uses {names}, which starspec does not support")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = key[0], value[0]
+    for write in starspec_batch.writes:
+        new = slice(write.first, write.last)
+        offset = write.slot - starspec_cache.lengths[write.row]
+        starspec_cache.write(layer, write.row, keys[:, new], values[:, new], offset)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attend(query[0].transpose(0, 1), starspec_cache, layer, starspec_batch.calls, scaling)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, ragged_attention)
+
+
+class TransformersRunner(PackedRunner):
+    """Runs a `transformers` causal LM as it is.
+
+    Args:
+        model: in evaluation mode, on its device, in its dtype.
+        config: rows and lengths of the cache.
+        info: what others need to know of the model.
+    Raises: ModelError if the model's attention is not plain causal attention: a token is run through it to see.
+    Effects: switches the model's attention implementation.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> None:
+        check_rotary(model.config)
+        super().__init__(info, make_cache(model, config, info), model.get_output_embeddings().weight.shape[0])
+        model.set_attn_implementation(ATTENTION_NAME)
+        self._model = model.eval()
+        self._try_one_token()
+
+    def _run(self, batch: RaggedBatch) -> Tensor:
+        output = self._model(
+            input_ids=batch.token_ids.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            starspec_batch=batch,
+            starspec_cache=self._cache,
+        )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+    def _try_one_token(self) -> None:
+        row = self._cache.lease()
+        try:
+            self.forward([Segment(row, [0], 1)])
+        finally:
+            self._cache.free(row)
+
+
+def make_cache(model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> RaggedCache:
+    """The cache that fits a model: rows hold the longest sequence and the longest proposal behind it."""
+    text = model.config.get_text_config(decoder=True)
+    num_heads = text.num_attention_heads
+    return RaggedCache(
+        num_layers=text.num_hidden_layers,
+        num_rows=config.num_rows,
+        max_len=info.max_model_len + MAX_DRAFT_TOKENS,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def check_rotary(config: PreTrainedConfig) -> None:
+    """Raises: ModelError if rotary frequencies depend on the longest position in the batch."""
+    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kind = parameters.get("rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        raise ModelError(f"rotary type '{kind}' makes a sequence depend on its batch, so starspec does not support it")

@@ -1,0 +1,20 @@
+"""What a linear layer is to a runner: a callable that knows how many bytes it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+
+class PackedLinear(Protocol):
+    """x [M, K] -> x W^T + b [M, N], with the weight in whatever layout is fastest."""
+
+    num_bytes: int  # bytes of weights read by one call
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+Packer = Callable[[Tensor, Tensor | None], PackedLinear]
+"""weight [N, K], bias [N] or None -> the packed linear; the originals may be freed after."""

@@ -1,0 +1,66 @@
+"""What both runners do around their layers: check, share out, pack, run, gather."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from starspec.cache.ragged import RaggedCache
+from starspec.errors import CacheRangeError
+from starspec.models.batch import RaggedBatch, RowRange, build_batch, plan_forwards
+from starspec.models.runner import ModelInfo, Segment
+
+
+class PackedRunner(ABC):
+    """A `ModelRunner` that packs ragged segments into forwards of one flat row dimension.
+
+    Args:
+        info: what others need to know of the model.
+        cache: the keys and values.
+        vocab_size: V, columns of the logits.
+    """
+
+    def __init__(self, info: ModelInfo, cache: RaggedCache, vocab_size: int) -> None:
+        self._info = info
+        self._cache = cache
+        self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
+        self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
+        self.numerics_report = "numerics are fast: a token's bits may depend on what it is batched with"
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def cache(self) -> RaggedCache:
+        return self._cache
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
+
+        Raises: CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a
+            segment that is malformed in itself. Nothing was written then.
+        """
+        self._check(segments)
+        logits = []
+        for pieces in plan_forwards(segments, self.rows):
+            batch = build_batch(pieces, self._cache, self.rows, self._no_logits)
+            logits.append(self._run(batch)[: batch.num_logits])
+        return logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits])
+
+    @abstractmethod
+    def _run(self, batch: RaggedBatch) -> Tensor:
+        """Logits [len(batch.logit_rows), V]; writes keys and values."""
+
+    def _check(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            num_tokens = len(segment.token_ids)
+            if num_tokens == 0 or not 0 <= segment.num_logits <= num_tokens:
+                raise ValueError(f"a segment of {num_tokens} tokens cannot give {segment.num_logits} logits")
+            self._cache.check_fits(segment.row, num_tokens)
+        if len({segment.row for segment in segments}) < len(segments):
+            raise CacheRangeError("two segments of one forward share a row")
