@@ -1,0 +1,90 @@
+"""Prometheus exposition of status snapshots.
+
+Any process can use it: the hub for itself, a target for itself, the gateway for everything that it reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from starspec.observe.quantities import HUB_COUNTERS, HUB_GAUGES, TARGET_COUNTERS, TARGET_GAUGES, Quantity
+from starspec.wire.messages import HubStatus, TargetStatus
+
+PREFIX: Final = "starspec_"
+Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
+S = TypeVar("S", TargetStatus, HubStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """What is known at one moment."""
+
+    targets: tuple[TargetStatus, ...] = ()
+    hub: HubStatus | None = None
+
+
+class StatusCollector(Collector):
+    """Asks for a snapshot at every scrape and turns it into metric families.
+
+    Args:
+        snapshot: called on the scraping thread; must not block.
+        prefix: of every name; `vllm:` makes dashboards for vLLM find the `spec_decode_*` counters.
+    """
+
+    def __init__(self, snapshot: Callable[[], StatusSnapshot], prefix: str = PREFIX) -> None:
+        self._snapshot = snapshot
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self._snapshot(), self._prefix)
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without samples, so that registering does not ask for a snapshot."""
+        return families(StatusSnapshot(), self._prefix)
+
+
+def registry_of(snapshot: Callable[[], StatusSnapshot], prefix: str = PREFIX) -> CollectorRegistry:
+    """A registry that holds only the collector: ready for `generate_latest` or `start_http_server`."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(snapshot, prefix))
+    return registry
+
+
+def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]:
+    """Every family, with one sample for each target (label `target`) or for the hub (label `draft`)."""
+    targets = {str(each.target_id): each for each in snapshot.targets}
+    hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
+    yield from _families(TARGET_COUNTERS, CounterMetricFamily, prefix, "target", targets)
+    yield _accepted_per_position(snapshot.targets, prefix)
+    yield from _families(TARGET_GAUGES, GaugeMetricFamily, prefix, "target", targets)
+    yield from _families(HUB_COUNTERS, CounterMetricFamily, prefix, "draft", hubs)
+    yield from _families(HUB_GAUGES, GaugeMetricFamily, prefix, "draft", hubs)
+
+
+def _families(
+    quantities: Sequence[Quantity[S]], kind: Family, prefix: str, label: str, statuses: dict[str, S]
+) -> Iterator[Metric]:
+    for quantity in quantities:
+        family = kind(prefix + quantity.name, quantity.meaning, labels=[label])
+        for name, status in statuses.items():
+            family.add_metric([name], quantity.read(status))
+        yield family
+
+
+def _accepted_per_position(targets: Sequence[TargetStatus], prefix: str) -> Metric:
+    """As vLLM: `position` 0 is the first draft token."""
+    family = CounterMetricFamily(
+        f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted at each position.",
+        labels=["target", "position"],
+    )
+    for target in targets:
+        for position, count in enumerate(target.stats.acceptance.num_accepted_tokens_per_pos):
+            family.add_metric([str(target.target_id), str(position)], count)
+    return family

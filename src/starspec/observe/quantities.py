@@ -1,0 +1,94 @@
+"""Every number that a target or a hub exposes: its name, what it means, where it is read.
+
+Names follow vLLM's suffixes where the meaning is the same; the rest is StarSD's decomposition of time, each in the
+definition of `speculation/stats.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from starspec.wire.messages import HubStatus, TargetStatus
+
+S = TypeVar("S", TargetStatus, HubStatus)
+
+
+class Quantity(NamedTuple, Generic[S]):
+    """One number of a status."""
+
+    name: str  # without prefix and, for counters, without `_total`
+    meaning: str
+    read: Callable[[S], float]
+
+
+Target = Quantity[TargetStatus]
+Hub = Quantity[HubStatus]
+
+TARGET_COUNTERS: Final[tuple[Target, ...]] = (
+    Target("spec_decode_num_drafts", "Proposals verified.", lambda t: t.stats.acceptance.num_drafts),
+    Target(
+        "spec_decode_num_draft_tokens",
+        "Draft tokens verified; the root is not counted.",
+        lambda t: t.stats.acceptance.num_draft_tokens,
+    ),
+    Target(
+        "spec_decode_num_accepted_tokens",
+        "Draft tokens accepted, without the target's own last token.",
+        lambda t: t.stats.acceptance.num_accepted_tokens,
+    ),
+    Target("generation_tokens", "Tokens emitted.", lambda t: t.stats.acceptance.num_emitted_tokens),
+    Target(
+        "target_forwards",
+        "Sequences times target forwards: emitted tokens over this is the block efficiency.",
+        lambda t: t.stats.acceptance.num_forwards,
+    ),
+    Target("rounds", "Rounds.", lambda t: t.stats.num_rounds),
+    Target("late_rounds", "Rounds that went on without an awaited proposal.", lambda t: t.stats.num_late_rounds),
+    Target("stale_messages", "Messages of the hub dropped by epoch.", lambda t: t.stats.num_stale_messages),
+    Target("reconnects", "Times that the link to the hub was made anew.", lambda t: t.stats.num_reconnects),
+    Target("degraded_seconds", "Seconds without a usable hub, while one was configured.", lambda t: t.stats.degraded_s),
+    Target("requests_finished", "Requests that ended by stop or length.", lambda t: t.stats.num_finished),
+    Target("requests_aborted", "Requests that nobody waited for any more.", lambda t: t.stats.num_aborted),
+    Target("requests_rejected", "Requests that were not taken.", lambda t: t.stats.num_rejected),
+)
+
+TARGET_GAUGES: Final[tuple[Target, ...]] = (
+    Target("num_requests_running", "Requests with a cache row.", lambda t: t.num_running),
+    Target("num_requests_waiting", "Requests without a cache row.", lambda t: t.num_waiting),
+    Target("cache_rows", "Cache rows in all.", lambda t: t.num_rows),
+    Target("cache_rows_free", "Cache rows not leased.", lambda t: t.num_free_rows),
+    Target("draft_connected", "1 while the hub answers.", lambda t: float(t.is_draft_connected)),
+    Target("acceptance_length", "Tokens of a speculative round.", lambda t: t.stats.acceptance.acceptance_length),
+    Target("acceptance_rate", "Accepted / drafted tokens.", lambda t: t.stats.acceptance.acceptance_rate),
+    Target("block_efficiency", "Tokens emitted per forward.", lambda t: t.stats.acceptance.block_efficiency),
+    Target("t_v_seconds", "t_v: one verifying forward and its verdicts.", lambda t: t.stats.t_v.value),
+    Target("t_c_seconds", "t_c: a round trip less the hub's queue and service.", lambda t: t.stats.t_c.value),
+    Target("return_time_seconds", "Z = t_c + t_v.", lambda t: t.stats.return_time_s),
+    Target("wait_seconds", "T_wait: the engine waiting for proposals, a round.", lambda t: t.stats.wait.value),
+    Target("round_seconds", "One whole round.", lambda t: t.stats.round.value),
+    Target("rounds_per_second", "R_p.", lambda t: t.stats.rounds_per_s),
+    Target("tokens_per_second", "O_i: tokens emitted over the last seconds.", lambda t: t.stats.tokens_per_s),
+)
+
+HUB_COUNTERS: Final[tuple[Hub, ...]] = (
+    Hub("hub_busy_seconds", "Seconds of drafting.", lambda h: h.stats.busy_s),
+    Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
+    Hub("hub_layers", "Draft layers: batched draft forwards.", lambda h: h.stats.num_layers),
+    Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
+    Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
+    Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
+    Hub("hub_leases_expired", "Targets silent for longer than their lease.", lambda h: h.stats.num_leases_expired),
+)
+
+HUB_GAUGES: Final[tuple[Hub, ...]] = (
+    Hub("hub_targets", "Targets connected.", lambda h: h.stats.num_targets),
+    Hub("hub_tags", "Sessions held.", lambda h: h.stats.num_tags),
+    Hub("hub_waiting", "Length of the global request buffer.", lambda h: h.stats.num_waiting),
+    Hub("hub_t_s_seconds", "t_s: one draft layer.", lambda h: h.stats.t_s.value),
+    Hub("hub_service_seconds", "S(d) = d t_s: first layer to proposal.", lambda h: h.stats.service.value),
+    Hub("hub_queue_seconds", "Arrival of a request to its first layer.", lambda h: h.stats.queue.value),
+    Hub("hub_sessions_per_layer", "Sessions grown by one layer.", lambda h: h.stats.sessions_per_layer.value),
+    Hub("hub_load", "Busy / (busy + idle) over the last seconds.", lambda h: h.stats.load),
+    Hub("hub_proposals_per_second", "R_q: proposals over the last seconds.", lambda h: h.stats.proposals_per_s),
+)

@@ -1,0 +1,73 @@
+"""What a scraper reads is what the statistics say."""
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from starspec.ids import TargetId
+from starspec.observe.metrics import StatusSnapshot, registry_of
+from starspec.speculation.stats import HubStats, TargetStats
+from starspec.wire.messages import HubStatus, TargetStatus
+
+
+def target(name: str, rounds: list[tuple[int, int]]) -> TargetStatus:
+    """A target after rounds of (drafted, accepted) tokens."""
+    stats = TargetStats()
+    for drafted, accepted in rounds:
+        stats.acceptance.add_round(drafted, accepted, accepted + 1)
+    stats.t_c.add(0.002)
+    stats.t_v.add(0.040)
+    stats.round.add(0.050)
+    return TargetStatus(TargetId(name), "toy", 64, 1, 2, 8, 7, True, stats)
+
+
+def scrape(snapshot: StatusSnapshot, prefix: str = "starspec_") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = generate_latest(registry_of(lambda: snapshot, prefix)).decode()
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+
+
+def test_speculation_counters_have_vllm_suffixes_and_one_sample_a_target() -> None:
+    read = scrape(StatusSnapshot((target("a", [(4, 2), (4, 4), (0, 0)]), target("b", [(3, 0)]))))
+    a, b = (("target", "a"),), (("target", "b"),)
+    assert read["starspec_spec_decode_num_drafts_total", a] == 2
+    assert read["starspec_spec_decode_num_draft_tokens_total", a] == 8
+    assert read["starspec_spec_decode_num_accepted_tokens_total", a] == 6
+    assert read["starspec_spec_decode_num_drafts_total", b] == 1
+    assert read["starspec_spec_decode_num_accepted_tokens_total", b] == 0
+
+
+def test_accepted_tokens_per_position_start_at_zero_and_sum_to_the_accepted_tokens() -> None:
+    read = scrape(StatusSnapshot((target("a", [(4, 2), (4, 4), (4, 1)]),)))
+    name = "starspec_spec_decode_num_accepted_tokens_per_pos_total"
+    by_position = [read[name, (("position", str(position)), ("target", "a"))] for position in range(4)]
+    assert by_position == [3, 2, 1, 1]
+    assert sum(by_position) == read["starspec_spec_decode_num_accepted_tokens_total", (("target", "a"),)]
+
+
+def test_the_time_decomposition_is_exposed_in_seconds() -> None:
+    read = scrape(StatusSnapshot((target("a", [(4, 2)]),)))
+    a = (("target", "a"),)
+    assert read["starspec_return_time_seconds", a] == read["starspec_t_c_seconds", a] + read["starspec_t_v_seconds", a]
+    assert read["starspec_rounds_per_second", a] == 1 / 0.050
+    assert read["starspec_acceptance_length", a] == 3
+
+
+def test_the_hub_is_labelled_with_its_draft() -> None:
+    hub = HubStatus("tiny", HubStats(num_tags=5, busy_s=3.0, idle_s=1.0, load=0.75))
+    read = scrape(StatusSnapshot(hub=hub))
+    assert read["starspec_hub_tags", (("draft", "tiny"),)] == 5
+    assert read["starspec_hub_idle_seconds_total", (("draft", "tiny"),)] == 1.0
+    assert read["starspec_hub_load", (("draft", "tiny"),)] == 0.75
+
+
+def test_another_prefix_makes_vllm_dashboards_find_the_counters() -> None:
+    read = scrape(StatusSnapshot((target("a", [(4, 2)]),)), prefix="vllm:")
+    assert read["vllm:spec_decode_num_accepted_tokens_total", (("target", "a"),)] == 2
+
+
+def test_a_scrape_asks_for_a_fresh_snapshot() -> None:
+    status = target("a", [(4, 2)])
+    registry = registry_of(lambda: StatusSnapshot((status,)))
+    before = generate_latest(registry)
+    status.stats.acceptance.add_round(4, 3, 4)
+    assert generate_latest(registry) != before
