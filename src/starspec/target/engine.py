@@ -1,0 +1,209 @@
+"""The target's engine: requests in, emissions out, one step at a time. No sockets, no threads."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from starspec.config import TargetConfig
+from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
+from starspec.ids import RequestId
+from starspec.models.runner import ModelRunner, Segment
+from starspec.speculation.stats import TargetStats
+from starspec.target.detokenize import Decodes, Detokenizer
+from starspec.target.drafts import Drafts
+from starspec.target.round import RoundRunner
+from starspec.target.scheduler import ScheduleSnapshot, choose_step
+from starspec.target.sequence import Emitted, Finish, Sequence, SequenceState
+from starspec.wire.messages import Emission, RequestSpec
+
+RATE_WINDOW_S = 5.0
+
+
+class TargetEngine:
+    """Continuous batching over one model runner.
+
+    Every submitted request ends as exactly one of finished, failed or aborted.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Decodes,
+        drafts: Drafts,
+        config: TargetConfig,
+        stats: TargetStats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.drafts = drafts
+        self.stats = stats
+        self._tokenizer = tokenizer
+        self._config = config
+        self._clock = clock
+        self._rounds = RoundRunner(runner, drafts, stats, clock)
+        self._sequences: dict[RequestId, Sequence] = {}  # in order of arrival
+        self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        return sum(each.row is not None for each in self._sequences.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._sequences) - self.num_running
+
+    def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
+        """Take a request in.
+
+        Raises: RequestError if it can never run; QueueFull if the waiting line is at its bound.
+        """
+        try:
+            self._check(request_id, spec)
+        except (RequestError, CapacityError):
+            self.stats.num_rejected += 1
+            raise
+        info = self.runner.info
+        num_prompt = len(spec.prompt_token_ids)
+        max_tokens = info.max_model_len if spec.max_tokens is None else spec.max_tokens
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            spec.prompt_token_ids,
+            stop=spec.stop,
+            include_stop=spec.include_stop_str_in_output,
+            skip_special_tokens=spec.skip_special_tokens,
+        )
+        self._sequences[request_id] = Sequence(
+            request_id,
+            spec,
+            max_len=min(num_prompt + max_tokens, info.max_model_len),
+            eos_token_ids=info.eos_token_ids,
+            detokenizer=detokenizer,
+            arrived_s=self._clock(),
+        )
+
+    def abort(self, request_id: RequestId) -> None:
+        """Nobody waits for this request any more: free everything of it. Unknown ids are ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return
+        self.stats.num_aborted += 1
+        self.drafts.close(sequence)
+        self._release(sequence)
+
+    def step(self) -> list[Emission]:
+        """Admit, forward one prefill chunk, run one round.
+
+        Returns: what each sequence of the round gained.
+        """
+        plan = choose_step(self._snapshot())
+        for request_id in plan.admit:
+            self._admit(self._sequences[request_id])
+        if plan.prefill is not None:
+            self._prefill(self._sequences[plan.prefill])
+        if not plan.decode:
+            self.drafts.poll()
+            return []
+        batch = [self._sequences[request_id] for request_id in plan.decode]
+        emissions = self._rounds.run(batch)
+        for sequence in batch:
+            if sequence.state is SequenceState.FINISHED:
+                self.stats.num_finished += 1
+                self._release(sequence)
+        self._rate(sum(len(each.token_ids) for each in emissions))
+        return emissions
+
+    def fail_all(self, reason: str) -> list[Emission]:
+        """After an exception in a step: end every request that holds a row, so that the others can go on."""
+        emissions = []
+        for sequence in [each for each in self._sequences.values() if each.row is not None]:
+            emissions.append(sequence.emission(Emitted(finish=Finish("error", reason))))
+            self.drafts.close(sequence)
+            self._release(sequence)
+        return emissions
+
+    def refresh_rate(self) -> None:
+        """Bring `tokens_per_s` up to now; call before reporting."""
+        self._rate(0)
+
+    def check_integrity(self) -> None:
+        """Assert that leased rows and sequences that hold rows are the same."""
+        rows = [each.row for each in self._sequences.values() if each.row is not None]
+        assert len(rows) == len(set(rows)), "two sequences share a row"
+        assert self.runner.cache.rows.leased == set(rows), "leased rows are not the sequences' rows"
+        for each in self._sequences.values():
+            if each.state is SequenceState.RUNNING:
+                assert each.row is not None
+                assert self.runner.cache.lengths[each.row] == len(each.token_ids) - 1
+        self.runner.cache.check_integrity()
+
+    def _check(self, request_id: RequestId, spec: RequestSpec) -> None:
+        info = self.runner.info
+        prompt = spec.prompt_token_ids
+        if request_id in self._sequences:
+            raise RequestError(f"request id {request_id} is in use", "request_id")
+        if not prompt:
+            raise RequestError("the prompt is empty; send at least one token", "prompt")
+        if len(prompt) >= info.max_model_len:
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens, and this model's context holds {info.max_model_len} "
+                "with at least one new token",
+                "prompt",
+            )
+        if not all(0 <= token_id < info.vocab_size for token_id in prompt):
+            raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
+        if not all(0 <= token_id < info.vocab_size for token_id in spec.law.logit_bias):
+            raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+        if self.num_waiting >= self._config.max_num_queued_reqs:
+            raise QueueFull(f"{self.num_waiting} requests are waiting already; try again later")
+
+    def _snapshot(self) -> ScheduleSnapshot:
+        by_state: dict[SequenceState, list[RequestId]] = {state: [] for state in SequenceState}
+        for request_id, sequence in self._sequences.items():
+            by_state[sequence.state].append(request_id)
+        return ScheduleSnapshot(
+            tuple(by_state[SequenceState.WAITING]),
+            tuple(by_state[SequenceState.PREFILLING]),
+            tuple(by_state[SequenceState.RUNNING]),
+            self.runner.cache.rows.num_free,
+        )
+
+    def _admit(self, sequence: Sequence) -> None:
+        sequence.row = self.runner.cache.lease()
+        sequence.stats.queue_s = self._clock() - sequence.arrived_s
+        sequence.state = SequenceState.PREFILLING
+        self.drafts.open(sequence)
+
+    def _prefill(self, sequence: Sequence) -> None:
+        """Forward the next chunk of the prompt, all but its last token: that one is the first round's root.
+
+        Chunk boundaries depend on this prompt alone, so its K/V has the same bits whoever shares the target.
+        """
+        assert sequence.row is not None
+        cache = self.runner.cache
+        start = cache.lengths[sequence.row]
+        chunk = sequence.token_ids[start : min(start + self._config.prefill_chunk, sequence.prompt_len - 1)]
+        if chunk:
+            self.runner.forward([Segment(sequence.row, chunk, num_logits=0)])
+            cache.append(sequence.row, len(chunk))
+        if cache.lengths[sequence.row] == sequence.prompt_len - 1:
+            sequence.state = SequenceState.RUNNING
+
+    def _release(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.FINISHED
+        del self._sequences[sequence.request_id]
+        if sequence.row is not None:
+            self.runner.cache.free(sequence.row)
+            sequence.row = None
+
+    def _rate(self, num_tokens: int) -> None:
+        now = self._clock()
+        self._emitted.append((now, num_tokens))
+        while self._emitted[0][0] < now - RATE_WINDOW_S:
+            self._emitted.popleft()
+        self.stats.tokens_per_s = sum(tokens for _, tokens in self._emitted) / RATE_WINDOW_S

@@ -1,0 +1,101 @@
+"""The heart of a target: propose, verify, commit, report. One forward over all its running sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Rows
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from starspec.models.runner import ModelRunner, Segment
+from starspec.speculation.logprobs import top_logprobs
+from starspec.speculation.stats import TargetStats
+from starspec.speculation.tree import DraftTree
+from starspec.speculation.verify import TreeVerdict, verify_trees
+from starspec.target.drafts import Drafts
+from starspec.target.sequence import Emitted, Sequence
+from starspec.wire.messages import Emission, TokenLogprob
+
+
+@dataclass(slots=True)
+class RoundRunner:
+    """Runs rounds; holds what every round needs and nothing about any sequence."""
+
+    runner: ModelRunner
+    drafts: Drafts
+    stats: TargetStats
+    clock: Callable[[], float]
+    last_start_s: float = field(default=0.0)
+
+    def run(self, batch: Rows[Sequence]) -> list[Emission]:
+        """One round: every sequence of the batch gains at least one token, or ends.
+
+        Effects: the sequences, their cache rows, the statistics; verdicts go to the hub.
+        """
+        started_s = self.clock()
+        trees = self.drafts.collect(batch)  # an empty tree where none came in time
+        collected_s = self.clock()
+        logits = self.runner.forward([_segment(each, tree) for each, tree in zip(batch, trees, strict=True)])
+        verdicts = verify_trees(
+            trees,
+            logits,
+            [each.law for each in batch],
+            [len(each.token_ids) for each in batch],
+            [each.counts for each in batch],
+        )
+        emitted = self._commit(batch, trees, verdicts, logits)
+        verified_s = self.clock()
+        self.drafts.report(batch, emitted)
+        self.stats.num_rounds += 1
+        self.stats.wait.add(collected_s - started_s)
+        self.stats.t_v.add(verified_s - collected_s)
+        self.stats.round.add(verified_s - started_s)
+        self.drafts.note_round(verified_s - started_s, verified_s - collected_s)
+        return [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
+
+    def _commit(
+        self, batch: Rows[Sequence], trees: Rows[DraftTree], verdicts: Rows[TreeVerdict], logits: Tensor
+    ) -> list[Emitted]:
+        """Extend every sequence by its verdict; keep the K/V of the root and of the accepted path."""
+        emitted, first_row = [], 0
+        for sequence, tree, verdict in zip(batch, trees, verdicts, strict=True):
+            num_rows = tree.num_draft_tokens + 1
+            added = sequence.extend(
+                verdict.token_ids, _logprobs(sequence, verdict, logits[first_row : first_row + num_rows])
+            )
+            first_row += num_rows
+            assert sequence.row is not None
+            path = (0, *(node + 1 for node in verdict.accepted_nodes))  # segment token 0 is the root
+            self.runner.cache.commit(sequence.row, path[: len(added.token_ids)])
+            num_accepted = min(len(verdict.accepted_nodes), len(added.token_ids))
+            self._count(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
+            emitted.append(added)
+        return emitted
+
+    def _count(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+        now = self.clock()
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+            sequence.stats.time_to_first_token_s = now - sequence.arrived_s
+        sequence.stats.generation_s = now - sequence.first_token_s
+        sequence.stats.add_round(num_draft_tokens, num_accepted, num_emitted)
+        self.stats.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
+
+
+def _segment(sequence: Sequence, tree: DraftTree) -> Segment:
+    """The last committed token, whose K/V is still missing, and the draft nodes below it."""
+    assert sequence.row is not None
+    parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
+    token_ids = (sequence.token_ids[-1], *tree.token_ids)
+    return Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
+
+
+def _logprobs(sequence: Sequence, verdict: TreeVerdict, logits: Tensor) -> list[TokenLogprob]:
+    """The target's own log-probabilities at the walked positions, if the request asked for them."""
+    if sequence.spec.logprobs is None:
+        return []
+    walked = (0, *(node + 1 for node in verdict.accepted_nodes))
+    pairs = zip(walked, verdict.token_ids, strict=True)
+    return [
+        TokenLogprob(token_id, *top_logprobs(logits[row], token_id, sequence.spec.logprobs)) for row, token_id in pairs
+    ]
