@@ -23,7 +23,7 @@ class HashRunner:
     """Tokens lie in the cache as keys, so a wrong commit, a stale slot or a wrong mask changes the output."""
 
     def __init__(self, num_rows: int = 4, max_len: int = 96, eos_token_ids: tuple[int, ...] = ()) -> None:
-        self.cache = RaggedCache(1, num_rows, max_len + 16, 1, 1, torch.float32)
+        self.cache = RaggedCache(1, num_rows, max_len + 16, 1, 1)
         self.info = ModelInfo("toy", VOCAB_SIZE, max_len, 0, 0, eos_token_ids)
         self.num_forwards = 0
 
