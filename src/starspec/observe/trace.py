@@ -1,0 +1,127 @@
+"""Traces that Chrome and Perfetto open: what each process did, when.
+
+One process is one `pid` named by its role, one track (draft, verify, wire, idle) is one `tid`. Times are
+`time.monotonic()`, which all processes of one host share, so parts written by several of them merge into one picture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_SLICES = 200_000  # kept per process: about an hour of rounds; the oldest go first
+TRACKS = ("draft", "verify", "wire", "idle")  # in the order in which a viewer shows them; others follow
+
+Event = dict[str, Any]  # one entry of Chrome's `traceEvents`
+Lane = tuple[str, int]  # (track, 0...): overlapping slices of a track lie in several lanes
+
+
+class Slice(NamedTuple):
+    """One stretch of time on a track."""
+
+    track: str
+    name: str
+    start_s: float
+    end_s: float
+    args: dict[str, Any]
+
+
+class Trace:
+    """The slices of one process, in bounded memory. Safe to call from several threads.
+
+    Args:
+        process: shown as the name of the process.
+        max_slices: slices kept; when more come, the oldest are forgotten and counted.
+    """
+
+    def __init__(self, process: str, max_slices: int = MAX_SLICES) -> None:
+        self._process = process
+        self._slices: deque[Slice] = deque(maxlen=max_slices)
+        self._num_seen = 0
+
+    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
+        """Record that `name` took from `start_s` to `end_s`, both of `time.monotonic()`."""
+        self._num_seen += 1
+        self._slices.append(Slice(track, name, start_s, end_s, args))
+
+    @property
+    def num_forgotten(self) -> int:
+        return self._num_seen - len(self._slices)
+
+    def write(self, path: Path) -> None:
+        """Write everything recorded so far as Chrome trace JSON.
+
+        Effects: replaces `path` at once, so a reader never sees half a file.
+        """
+        slices = sorted(self._slices, key=lambda each: (each.start_s, -each.end_s))
+        placed = list(_in_lanes(slices))
+        lanes = sorted({(each.track, lane) for each, lane in placed}, key=_viewing_order)
+        tids = {lane: tid for tid, lane in enumerate(lanes, start=1)}
+        slice_events = [_slice_event(each, tids[each.track, lane]) for each, lane in placed]
+        _write_json(path, [*self._name_events(tids), *slice_events])
+
+    def _name_events(self, tids: dict[Lane, int]) -> Iterator[Event]:
+        note = f" ({self.num_forgotten} older slices forgotten)" if self.num_forgotten else ""
+        yield _metadata("process_name", 0, {"name": self._process + note})
+        for (track, lane), tid in tids.items():
+            yield _metadata("thread_name", tid, {"name": track if lane == 0 else f"{track} {lane + 1}"})
+            yield _metadata("thread_sort_index", tid, {"sort_index": tid})
+
+
+def merge(parts: Sequence[Path], path: Path) -> int:
+    """Join the parts that several processes wrote.
+
+    Args:
+        parts: files of `Trace.write`; one that is missing (its process was killed) is left out.
+    Returns: the number of parts found.
+    """
+    found = [part for part in parts if part.is_file()]
+    events = [event for part in found for event in json.loads(part.read_bytes())["traceEvents"]]
+    _write_json(path, events)
+    return len(found)
+
+
+def _in_lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, int]]:
+    """Give each slice a lane in which it overlaps no other: slices of one `tid` have to nest.
+
+    Args:
+        slices: sorted by start.
+    """
+    ends: dict[str, list[float]] = {}  # track -> end of the last slice of each lane
+    for each in slices:
+        lanes = ends.setdefault(each.track, [])
+        free = next((lane for lane, end_s in enumerate(lanes) if end_s <= each.start_s), len(lanes))
+        lanes[free : free + 1] = [each.end_s]  # a new lane when none is free
+        yield each, free
+
+
+def _viewing_order(lane: Lane) -> tuple[int, Lane]:
+    track = lane[0]
+    return (TRACKS.index(track) if track in TRACKS else len(TRACKS)), lane
+
+
+def _metadata(name: str, tid: int, args: Event) -> Event:
+    return {"ph": "M", "name": name, "pid": os.getpid(), "tid": tid, "args": args}
+
+
+def _slice_event(each: Slice, tid: int) -> Event:
+    return {
+        "ph": "X",
+        "name": each.name,
+        "cat": each.track,
+        "ts": round(each.start_s * 1e6, 3),  # microseconds
+        "dur": round((each.end_s - each.start_s) * 1e6, 3),
+        "pid": os.getpid(),
+        "tid": tid,
+        "args": each.args,
+    }
+
+
+def _write_json(path: Path, events: Sequence[Event]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
+    partial.replace(path)
