@@ -8,65 +8,58 @@ their last bit between mathematical libraries.
 
 from __future__ import annotations
 
-from math import log
-
 import torch
 from torch import Tensor
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment
 MIX_A = 0xBF58476D1CE4E5B9
 MIX_B = 0x94D049BB133111EB
-UNIFORM_BITS = 52  # with the half step below, a uniform fills float64's 53 bits exactly
-
-GUMBEL_MAX = (UNIFORM_BITS + 1) * log(2.0)  # 36.7: no noise is larger (`gumbel <= -log(uniform)`)
-GUMBEL_MIN = -log((UNIFORM_BITS + 1) * log(2.0))  # -3.6: and none is smaller
+UNIFORM_BITS = 52  # and a half step fill float64's 53 bits exactly
 
 _MASK64 = 2**64 - 1
 
 
 def stream_key(seed: int, position: int) -> int:
-    """The start of the token stream of one position: 64 bits as a signed integer, which is what tensors hold.
+    """The state from which the noise of all tokens at one position is made.
 
     Args:
         seed: the request's, 0 .. 2**63 - 1.
         position: absolute index of the token to be drawn, at least 0.
+    Returns: 64 bits as a signed integer, which is what tensors hold.
     """
-    return _signed(_output(_output(seed, 0), position))
+    return _signed(_output(_output(seed, 0), position) + GOLDEN_GAMMA)
 
 
-def uniform(keys: Tensor | int, token_ids: Tensor) -> Tensor:
-    """Uniform noise in (0, 1), never 0 nor 1.
+def stream_bits(keys: Tensor | int, token_ids: Tensor) -> Tensor:
+    """The first 52 bits of splitmix64's output number `token_ids` of each stream.
 
     Args:
-        keys: `stream_key`s, an int or int64 of a shape that broadcasts with `token_ids`.
+        keys: `stream_key`s: one, or int64 of a shape that broadcasts with `token_ids`.
         token_ids: int64.
-    Returns: float64 of the broadcast shape, (h + 1/2) / 2**52 for the first 52 bits h of splitmix64.
+    Returns: int64 in [0, 2**52) of the broadcast shape.
     """
-    bits = token_ids * _signed(GOLDEN_GAMMA)
-    bits = bits + keys if isinstance(keys, Tensor) else bits.add_(keys)
-    bits.add_(_signed(GOLDEN_GAMMA))
+    bits = token_ids * _signed(GOLDEN_GAMMA) + keys
     bits = _xor_shift_(bits, 30).mul_(_signed(MIX_A))
     bits = _xor_shift_(bits, 27).mul_(_signed(MIX_B))
-    bits = _shift(_xor_shift_(bits, 31), 64 - UNIFORM_BITS)
+    return _shift(_xor_shift_(bits, 31), 64 - UNIFORM_BITS)
+
+
+def to_uniform(bits: Tensor) -> Tensor:
+    """Bits of any shape as float64 in (0, 1), never 0 nor 1: (bits + 1/2) / 2**52, exactly."""
     return bits.to(torch.float64).add_(0.5).mul_(2.0**-UNIFORM_BITS)
 
 
+def to_gumbel(bits: Tensor) -> Tensor:
+    """Bits of any shape as standard Gumbel noise in float64: -log(-log(1 - u)), from -3.6 to 36.7.
+
+    Large noise comes from small uniforms, where float64 is densest. Never more than -log(u), as -log(1 - u) >= u.
+    """
+    return to_uniform(bits).neg_().log1p_().neg_().log_().neg_()
+
+
 def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise of some tokens at one position.
-
-    Args:
-        token_ids: int64 of any shape.
-    Returns: float64 of the same shape, in [GUMBEL_MIN, GUMBEL_MAX].
-    """
-    return to_gumbel(uniform(stream_key(seed, position), token_ids))
-
-
-def to_gumbel(uniforms: Tensor) -> Tensor:
-    """-log(-log(1 - u)): large noise comes from small uniforms, where float64 is densest.
-
-    Never more than -log(u), because -log(1 - u) >= u.
-    """
-    return uniforms.neg().log1p_().neg_().log_().neg_()
+    """Standard Gumbel noise of some tokens [S] int64 at one position: float64 [S]."""
+    return to_gumbel(stream_bits(stream_key(seed, position), token_ids))
 
 
 def _output(state: int, index: int) -> int:

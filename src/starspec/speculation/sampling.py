@@ -23,11 +23,12 @@ from torch import Tensor
 from starspec.speculation.adjust import adjust
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import GUMBEL_MAX, GUMBEL_MIN, stream_key, to_gumbel, uniform
+from starspec.speculation.noise import UNIFORM_BITS, stream_bits, stream_key, to_gumbel
 
-UNREACHABLE = GUMBEL_MIN - GUMBEL_MAX - 1e-6  # a scaled logit below this loses to the likeliest token's, always
-FLOAT32_SLACK = 1e-3  # the float32 bounds in `draw` are below 100, so off by less than 1e-4
+FLOAT32_SLACK = 1e-3  # the float32 bounds that matter in `draw` are within +-100, so off by less than 1e-4
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
+BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
+NUM_BINS = 2048  # of which the last takes all below -32, whose mass rounds to 0
 
 
 class Support(NamedTuple):
@@ -39,6 +40,10 @@ class Support(NamedTuple):
     def at(self, index: Tensor) -> Support:
         """The part of it at these places, [S'] int64, ascending."""
         return Support(self.token_ids.index_select(0, index), self.scaled.index_select(0, index))
+
+    def down_to(self, floor: float) -> Support:
+        """The part of it with scaled logits of at least `floor`."""
+        return self.at((self.scaled >= floor).nonzero().squeeze(1))
 
 
 def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None = None) -> int:
@@ -74,53 +79,55 @@ def propose_token(
 
 
 def support(scaled: Tensor, law: TokenLaw) -> Support:
-    """Keep the tokens that temperature, top-k, top-p and min-p leave, less those that no noise could make win.
+    """Keep the tokens that top-k, top-p and min-p leave, in this order.
 
     Args:
         scaled: [V] float64, the largest value 0.
     """
-    floor = UNREACHABLE
+    tokens = Support(torch.arange(len(scaled), device=scaled.device), scaled)
     if 0 < law.top_k < len(scaled):
-        floor = max(floor, float(scaled.topk(law.top_k).values[-1]))
-    token_ids = (scaled >= floor).nonzero().squeeze(1)
-    kept = Support(token_ids, scaled.index_select(0, token_ids))
+        tokens = tokens.down_to(float(scaled.topk(law.top_k).values[-1]))
     if law.top_p < 1.0:
-        kept = _top_p(kept, law.top_p)
+        tokens = _top_p(tokens, law.top_p)
     if law.min_p > 0.0:
-        kept = kept.at((kept.scaled >= log(law.min_p)).nonzero().squeeze(1))
-    return kept
+        tokens = tokens.down_to(log(law.min_p))
+    return tokens
 
 
 def draw(tokens: Support, seed: int, position: int) -> int:
     """The token with the largest scaled logit + Gumbel noise.
 
-    Exact noise takes two float64 logarithms a token. As it never exceeds -log(uniform), one float32 logarithm tells
-    for nearly every token that it cannot win; exact noise is computed for the few that are left.
+    Exact noise takes two float64 logarithms a token. It never exceeds -log(uniform), so one float32 logarithm tells
+    of nearly every token that it cannot win, and exact noise is computed for the few that are left.
     """
-    uniforms = uniform(stream_key(seed, position), tokens.token_ids)
-    bounds = tokens.scaled.to(torch.float32) - uniforms.to(torch.float32).log_()
-    best = bounds.argmax(0, keepdim=True)
-    to_beat = tokens.scaled[best] + to_gumbel(uniforms[best])
-    contenders = (bounds >= float(to_beat) - FLOAT32_SLACK).nonzero().squeeze(1)
-    perturbed = tokens.scaled[contenders] + to_gumbel(uniforms[contenders])
+    bits = stream_bits(stream_key(seed, position), tokens.token_ids)  # [S]
+    log_uniforms = bits.to(torch.float32).add_(0.5).log_().sub_(UNIFORM_BITS * log(2.0))
+    bounds = tokens.scaled.to(torch.float32).sub_(log_uniforms)
+    likely = bounds.argmax(0, keepdim=True)
+    to_beat = float(tokens.scaled[likely] + to_gumbel(bits[likely]))
+    contenders = (bounds >= to_beat - FLOAT32_SLACK).nonzero().squeeze(1)
+    perturbed = tokens.scaled[contenders] + to_gumbel(bits[contenders])
     return int(tokens.token_ids[contenders[perturbed.argmax()]])
 
 
 def _top_p(tokens: Support, top_p: float) -> Support:
-    """The fewest most likely tokens whose mass reaches `top_p`; among equals the lowest ids.
+    """The fewest most likely tokens whose mass reaches `top_p`; of equals the lowest ids.
 
-    Only tokens that can be among them are sorted: all those below a floor, were each as likely as the floor
-    and its mass rounded up, would together have less than the mass 1 - `top_p` that may be left out.
+    A histogram over scaled logits tells in which bin the mass reaches it. All bins before that one stay, and only
+    its own tokens are sorted.
     """
-    total = int(_mass(tokens.scaled).sum())
-    needed = ceil(Fraction(top_p) * total)
-    unit = 2.0**-MASS_BITS
-    floor = (1.0 - top_p) * total * unit / len(tokens.scaled) * (1.0 - 1e-9) - unit
-    near = tokens.at((tokens.scaled >= log(max(floor, 1e-300))).nonzero().squeeze(1))
-    order = near.scaled.sort(descending=True, stable=True).indices
-    mass = _mass(near.scaled[order]).cumsum(0)
-    num_kept = int(torch.searchsorted(mass, needed)) + 1
-    return near.at(order[:num_kept].sort().values)
+    mass = _mass(tokens.scaled)
+    bins = tokens.scaled.to(torch.float32).mul_(-BINS_PER_UNIT).clamp_(max=NUM_BINS - 1).to(torch.int32)
+    cumulative = mass.new_zeros(NUM_BINS).index_add_(0, bins, mass).cumsum(0)
+    needed = ceil(Fraction(top_p) * int(cumulative[-1]))
+    last = int(torch.searchsorted(cumulative, needed))
+    needed_of_last = needed - int(cumulative[last - 1]) if last else needed
+    inside = (bins == last).nonzero().squeeze(1)
+    inside = inside[tokens.scaled[inside].sort(descending=True, stable=True).indices]
+    num_kept = int(torch.searchsorted(mass[inside].cumsum(0), needed_of_last)) + 1
+    keep = bins < last
+    keep[inside[:num_kept]] = True
+    return tokens.at(keep.nonzero().squeeze(1))
 
 
 def _mass(scaled: Tensor) -> Tensor:
