@@ -1,0 +1,200 @@
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from starspec.cache.ragged import KEY_BLOCK, RaggedCache
+from starspec.errors import CacheRangeError, NoFreeRow, OurBug
+
+LAYERS, ROWS, MAX_LEN, HEADS, DIM = 2, 3, 12, 2, 4
+
+
+def make_cache(num_rows=ROWS):
+    return RaggedCache(LAYERS, num_rows, MAX_LEN, HEADS, DIM)
+
+
+def forward(cache, row, tokens):
+    """What a runner does, with content that names the token, the layer and the head."""
+    for layer in range(LAYERS):
+        content = torch.tensor(tokens, dtype=torch.float32)[None, :, None].expand(HEADS, -1, DIM)
+        mark = layer * 10 + torch.arange(HEADS)[:, None, None] / 10
+        cache.write(layer, row, content + mark, -content - mark)
+
+
+def committed(cache, row):
+    """The tokens whose keys and values lie in the row, read back from every layer and head."""
+    length = cache.lengths[row]
+    readings = {
+        tuple((sign * stored[row, head, :length] - layer * 10 - head / 10).round().flatten().tolist())
+        for layer in range(LAYERS)
+        for head in range(HEADS)
+        for sign, stored in ((1, cache.keys[layer]), (-1, cache.values[layer]))
+    }
+    assert len(readings) == 1, "layers, heads, keys or values disagree"
+    return [int(token) for token in readings.pop()[::DIM]]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Any order of operations leaves every row with the tokens that a plain list would hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = make_cache()
+        self.model = {}  # row -> committed tokens
+        self.next_token = 100
+
+    def new_tokens(self, count):
+        self.next_token += count
+        return list(range(self.next_token - count, self.next_token))
+
+    def some_row(self, data):
+        return data.draw(st.sampled_from(sorted(self.model)))
+
+    def forwarded(self, data):
+        row = self.some_row(data)
+        tokens = self.new_tokens(data.draw(st.integers(0, MAX_LEN - len(self.model[row]))))
+        forward(self.cache, row, tokens)
+        return row, tokens
+
+    @precondition(lambda self: len(self.model) < ROWS)
+    @rule()
+    def lease(self):
+        row = self.cache.lease()
+        assert row not in self.model
+        self.model[row] = []
+
+    @precondition(lambda self: len(self.model) == ROWS)
+    @rule()
+    def lease_one_too_many(self):
+        with pytest.raises(NoFreeRow):
+            self.cache.lease()
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def free(self, data):
+        row = self.some_row(data)
+        self.cache.free(row)
+        del self.model[row]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def append(self, data):
+        row, tokens = self.forwarded(data)
+        kept = data.draw(st.integers(0, len(tokens)))
+        self.cache.append(row, kept)
+        self.model[row] += tokens[:kept]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def commit(self, data):
+        row, tokens = self.forwarded(data)
+        path = [index for index in range(len(tokens)) if data.draw(st.booleans())]
+        self.cache.commit(row, path)
+        self.model[row] += [tokens[index] for index in path]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def truncate(self, data):
+        row = self.some_row(data)
+        length = data.draw(st.integers(0, len(self.model[row])))
+        self.cache.truncate(row, length)
+        self.cache.truncate(row, length)
+        del self.model[row][length:]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def overflow(self, data):
+        row = self.some_row(data)
+        with pytest.raises(CacheRangeError):
+            self.cache.append(row, MAX_LEN - len(self.model[row]) + 1)
+
+    @invariant()
+    def rows_hold_what_was_committed(self):
+        self.cache.check_integrity()
+        for row, tokens in self.model.items():
+            assert committed(self.cache, row) == tokens
+
+
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+test_any_order_of_operations_keeps_the_committed_tokens = CacheMachine.TestCase
+
+
+def test_a_chain_prefix_moves_nothing():
+    cache = make_cache()
+    row = cache.lease()
+    forward(cache, row, [1, 2, 3])
+    before = cache.keys[0].clone()
+    cache.commit(row, [0, 1])
+    assert torch.equal(cache.keys[0], before)
+    assert committed(cache, row) == [1, 2]
+
+
+def test_other_rows_are_never_touched_by_a_commit():
+    cache = make_cache()
+    one, other = cache.lease(), cache.lease()
+    for row in (one, other):
+        forward(cache, row, [row, 50, 51, 52])
+        cache.append(row, 1)
+    forward(cache, one, [7, 8, 9])
+    before = cache.values[1][other].clone()
+    cache.commit(one, [1, 2])
+    assert torch.equal(cache.values[1][other], before)
+    assert committed(cache, one) == [one, 8, 9]
+
+
+@pytest.mark.parametrize("path", [[1, 1], [2, 0], [-1], [0, MAX_LEN]])
+def test_a_path_that_leaves_the_segment_or_goes_back_is_refused(path):
+    cache = make_cache()
+    row = cache.lease()
+    with pytest.raises(CacheRangeError):
+        cache.commit(row, path)
+    assert cache.lengths[row] == 0
+
+
+@pytest.mark.parametrize("length", [-1, 3])
+def test_a_rollback_never_grows_a_row(length):
+    cache = make_cache()
+    row = cache.lease()
+    cache.append(row, 2)
+    with pytest.raises(CacheRangeError):
+        cache.truncate(row, length)
+
+
+def test_rows_that_are_not_leased_are_refused():
+    cache = make_cache()
+    for call in (lambda: cache.append(0, 1), lambda: cache.commit(0, [0]), lambda: cache.truncate(0, 0)):
+        with pytest.raises(CacheRangeError):
+            call()
+    with pytest.raises(OurBug):
+        cache.free(0)
+
+
+def test_a_leased_row_starts_empty():
+    cache = make_cache(num_rows=1)
+    row = cache.lease()
+    cache.append(row, 5)
+    cache.free(row)
+    assert cache.lease() == row
+    assert cache.lengths[row] == 0
+
+
+def test_integrity_sees_lengths_that_cannot_be():
+    cache = make_cache()
+    cache.lengths[1] = 1
+    with pytest.raises(OurBug, match="row 1"):
+        cache.check_integrity()
+
+
+def test_rows_are_whole_key_blocks_of_zeros():
+    cache = RaggedCache(1, 1, KEY_BLOCK + 1, 1, 2, dtype=torch.bfloat16)
+    assert cache.keys[0].shape == (1, 1, 2 * KEY_BLOCK, 2)
+    assert not cache.keys[0].any()
+    assert cache.num_bytes == 2 * 2 * KEY_BLOCK * 2 * 2
+
+
+def test_a_cache_without_layers_still_counts():
+    cache = RaggedCache(0, 2, 8, 1, 1)
+    row = cache.lease()
+    cache.commit(row, [0, 2])
+    assert (cache.lengths[row], cache.num_bytes, cache.num_free_rows) == (2, 0, 1)

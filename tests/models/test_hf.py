@@ -1,0 +1,146 @@
+import pytest
+import torch
+from tiny import (
+    FAMILIES,
+    VOCAB_SIZE,
+    decode_greedily,
+    generate,
+    make_config,
+    make_info,
+    make_model,
+    plain_logits,
+    prefill,
+    prompt_ids,
+)
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from starspec.errors import CacheRangeError, ModelError
+from starspec.models.hf import ATTENTION_NAME, TransformersRunner
+from starspec.models.runner import Segment
+
+TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}  # float32: only the order of sums differs
+
+TREE = (-1, 0, 0, 1, 1, 2)
+PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
+
+
+def make_runner(family="llama", **changes):
+    return TransformersRunner(make_model(family), make_config(**changes), make_info())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_batches_agree_with_plain_transformers(family):
+    runner, plain = make_runner(family), make_model(family)
+    sequences = [prompt_ids(length, seed=length) for length in (1, 5, 63, 64, 65, 130)]
+    rows = [prefill(runner, ids[: len(ids) // 2]) for ids in sequences]
+    segments = [Segment(row, ids[len(ids) // 2 :], 1) for row, ids in zip(rows, sequences, strict=True)]
+    logits = runner.forward(segments)
+    expected = torch.stack([plain_logits(plain, ids)[-1] for ids in sequences])
+    torch.testing.assert_close(logits, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("prefix_len", [3, 62, 64])
+def test_a_tree_agrees_with_each_of_its_paths(prefix_len):
+    runner, plain = make_runner(), make_model()
+    prefix, nodes = prompt_ids(prefix_len), prompt_ids(len(TREE), seed=1)
+    row = prefill(runner, prefix)
+    logits = runner.forward([Segment(row, nodes, len(nodes), TREE)])
+    for path in PATHS:
+        expected = plain_logits(plain, prefix + [nodes[node] for node in path])[prefix_len:]
+        torch.testing.assert_close(logits[list(path)], expected, **TOLERANCE)
+
+
+def test_a_committed_path_continues_as_if_it_had_been_decoded():
+    runner, plain = make_runner(), make_model()
+    prefix, nodes, after = prompt_ids(20), prompt_ids(len(TREE), seed=1), prompt_ids(3, seed=2)
+    row = prefill(runner, prefix)
+    runner.forward([Segment(row, nodes, len(nodes), TREE)])
+    runner.cache.commit(row, PATHS[2])
+    logits = runner.forward([Segment(row, after, 3)])
+    whole = prefix + [nodes[node] for node in PATHS[2]] + after
+    torch.testing.assert_close(logits, plain_logits(plain, whole)[-3:], **TOLERANCE)
+
+
+def test_a_rejected_draft_leaves_no_trace():
+    runner = make_runner()
+    row = prefill(runner, prompt_ids(20))
+    token = [5]
+    before = runner.forward([Segment(row, token, 1)])
+    runner.forward([Segment(row, [9, 8, 7, 6], 4)])
+    assert torch.equal(runner.forward([Segment(row, token, 1)]), before)
+
+
+def test_prompts_in_chunks_agree_with_prompts_at_once():
+    plain, ids = make_model(), prompt_ids(150)
+    for chunk in (17, 64, 150):
+        runner = make_runner()
+        row = prefill(runner, ids[:-1], chunk)
+        logits = runner.forward([Segment(row, ids[-1:], 1)])
+        torch.testing.assert_close(logits[0], plain_logits(plain, ids)[-1], **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_decoding_is_that_of_generate(family):
+    plain, runner = make_model(family), make_runner(family)
+    for length in (1, 30, 70):
+        ids = prompt_ids(length, seed=length)
+        assert decode_greedily(runner, ids, 40) == generate(plain, ids, 40)
+
+
+def test_only_wanted_logits_come_back_in_segment_order():
+    runner = make_runner()
+    rows = [prefill(runner, prompt_ids(6, seed)) for seed in range(3)]
+    tokens = [4, 5, 6]
+    alone = [runner.forward([Segment(row, tokens, 3)]) for row in rows]
+    together = runner.forward([Segment(rows[0], tokens, 1), Segment(rows[1], tokens, 0), Segment(rows[2], tokens, 2)])
+    torch.testing.assert_close(together, torch.cat([alone[0][2:], alone[2][1:]]), **TOLERANCE)
+    assert runner.forward([]).shape == (0, VOCAB_SIZE)
+    assert runner.forward([Segment(rows[0], tokens, 0)]).shape == (0, VOCAB_SIZE)
+
+
+def test_malformed_segments_are_refused_before_anything_is_written():
+    runner = make_runner()
+    row = prefill(runner, prompt_ids(6))
+    before = runner.cache.keys[0].clone()
+    fine = Segment(row, [1], 1)
+    for wrong, error in (
+        (Segment(row, [1] * 1000, 0), CacheRangeError),
+        (Segment(row + 1, [1], 1), CacheRangeError),
+        (fine, CacheRangeError),
+        (Segment(row, [], 0), ValueError),
+        (Segment(row, [1], 2), ValueError),
+        (Segment(row, [1], -1), ValueError),
+    ):
+        with pytest.raises(error):
+            runner.forward([fine, wrong])
+    with pytest.raises(ValueError, match="parents must come first"):
+        runner.forward([Segment(row, [1, 2], 2, (-1, 1))])
+    assert torch.equal(runner.cache.keys[0], before)
+
+
+def test_models_whose_attention_is_not_plain_are_refused_at_load():
+    config = Gemma2Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="softcap"):
+        TransformersRunner(Gemma2ForCausalLM(config).eval(), make_config(), make_info(vocab_size=32))
+
+
+def test_sliding_windows_are_refused_at_load():
+    model = make_model("mistral", sliding_window=8)
+    with pytest.raises(ModelError, match="sliding_window"):
+        TransformersRunner(model, make_config(), make_info())
+
+
+def test_rotary_frequencies_that_depend_on_the_batch_are_refused_at_load():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(ModelError, match="dynamic"):
+        TransformersRunner(make_model(rope_parameters=rope), make_config(), make_info())
+
+
+def test_attention_without_a_batch_is_refused():
+    model = make_model()
+    model.set_attn_implementation(ATTENTION_NAME)
+    with pytest.raises(ModelError, match="keyword arguments"):
+        model(torch.tensor([[1, 2]]))
