@@ -1,0 +1,193 @@
+"""Frames: what goes in comes out, and nothing else comes out."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.errors import LocalProtocolError, PeerProtocolError
+from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
+from starspec.speculation.tree import DraftTree
+from starspec.wire import codec
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import (
+    Abort,
+    Ask,
+    Close,
+    Emission,
+    Fault,
+    GatewayToTarget,
+    Goodbye,
+    HandshakeMessage,
+    Hello,
+    HubPublicReply,
+    HubStatus,
+    HubToTarget,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Proposal,
+    Refused,
+    Rejected,
+    Reopen,
+    RequestSpec,
+    Submit,
+    TargetStatus,
+    TargetToGateway,
+    TargetToHub,
+    TokenLogprob,
+    Verdict,
+    Welcome,
+)
+
+LAW = TokenLaw(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end_token_ids=(2, 3))
+STATS = TargetStats(acceptance=AcceptanceStats(num_drafts=3, num_accepted_tokens_per_pos=[3, 1]), num_rounds=4)
+EVERY_MESSAGE: list[tuple[object, Message]] = [
+    (HandshakeMessage, Hello(1, TargetId("t"), 100, "f")),
+    (HandshakeMessage, Ask()),
+    (HubPublicReply, Welcome(1, SessionId("s"), 1234, "draft", 16, 10.0)),
+    (HubPublicReply, Refused("full", "no room", 2.0)),
+    (HubPublicReply, HubStatus("draft", HubStats(num_tags=2))),
+    (TargetToHub, Open(Tag(1), Epoch(1), [1, 2, 3], 2, LAW, 4)),
+    (TargetToHub, Verdict(Tag(1), Epoch(2), 3, [4, 5], 0)),
+    (TargetToHub, Close(Tag(1), Epoch(3))),
+    (TargetToHub, Ping(7, STATS)),
+    (TargetToHub, Goodbye("done")),
+    (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4, 5, 6], [-1, 0, 0], 0.001, 0.002)),
+    (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [])),
+    (HubToTarget, Reopen(Tag(1), Epoch(1))),
+    (HubToTarget, Pong(7)),
+    (HubToTarget, Fault("no")),
+    (GatewayToTarget, Submit(RequestId("r"), RequestSpec([1], LAW, stop=("a",), logprobs=2))),
+    (GatewayToTarget, Abort(RequestId("r"))),
+    (
+        TargetToGateway,
+        Emission(RequestId("r"), [1], "x", [TokenLogprob(1, -0.5, [(1, -0.5)])], "stop", "a", RequestStats()),
+    ),
+    (TargetToGateway, Rejected(RequestId("r"), "no", "n")),
+    (TargetToGateway, TargetStatus(TargetId("t"), "m", 10, 1, 2, 3, 4, True, STATS)),
+]
+ALL_DIRECTIONS = (HandshakeMessage, HubPublicReply, TargetToHub, HubToTarget, GatewayToTarget, TargetToGateway)
+
+
+@pytest.mark.parametrize(("union", "message"), EVERY_MESSAGE, ids=lambda each: type(each).__name__)
+def test_every_message_survives_the_wire(union: object, message: Message) -> None:
+    assert Decoder(union).decode(encode(message)) == message
+
+
+def test_every_message_class_is_listed_above() -> None:
+    assert {type(message) for _, message in EVERY_MESSAGE} == set(Message.__subclasses__())
+
+
+def test_an_unknown_field_is_ignored() -> None:
+    frame = msgspec.msgpack.encode({"type": "pong", "sequence": 3, "colour": "blue"})
+    assert Decoder(HubToTarget).decode(frame) == Pong(3)
+
+
+def test_a_prompt_of_128k_ids_fits_in_a_frame() -> None:
+    message = Open(Tag(1), Epoch(1), [151_000] * 131_072, 131_072, LAW, 16)
+    assert Decoder(TargetToHub).decode(encode(message)) == message
+
+
+def test_a_message_larger_than_a_frame_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError, match=r"Goodbye of \d+ bytes is larger"):
+        encode(Goodbye("x" * codec.MAX_FRAME_BYTES))
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(PeerProtocolError, match="frame of 11 bytes: the limit is 10"):
+        Decoder(HubToTarget, max_frame_bytes=10).decode(b"\xc1" * 11)  # 0xc1 starts no MessagePack value
+
+
+def test_a_multipart_of_too_many_frames_is_refused() -> None:
+    with pytest.raises(PeerProtocolError, match="1025 frames in one multipart: the limit is 1024"):
+        Decoder(HubToTarget).decode_all([encode(Pong(1))] * (codec.MAX_MESSAGES + 1))
+
+
+def test_a_multipart_is_decoded_whole_or_not_at_all() -> None:
+    frames = [encode(Pong(1)), encode(Pong(2))]
+    assert Decoder(HubToTarget).decode_all(frames) == [Pong(1), Pong(2)]
+    with pytest.raises(PeerProtocolError):
+        Decoder(HubToTarget).decode_all([*frames, b""])
+
+
+PROPOSAL = {"type": "proposal", "tag": 1, "epoch": 1, "prefix_len": 1, "token_ids": [1, 2]}
+OPEN = {"type": "open", "tag": 1, "epoch": 1, "token_ids": [1], "prompt_len": 1, "law": {}, "num_draft_tokens": 1}
+VERDICT = {"type": "verdict", "tag": 1, "epoch": 2, "base_len": 1, "token_ids": [1], "num_draft_tokens": 0}
+INVALID = {
+    "a parent that comes later": {**PROPOSAL, "parents": [-1, 1]},
+    "a parent before the root": {**PROPOSAL, "parents": [-1, -2]},
+    "siblings with one token": {**PROPOSAL, "token_ids": [1, 1], "parents": [-1, -1]},
+    "fewer parents than tokens": {**PROPOSAL, "parents": [-1]},
+    "a draft outside the vocabulary": {**PROPOSAL, "token_ids": [1, 100]},
+    "a negative token": {**PROPOSAL, "token_ids": [-1]},
+    "epoch 0": {**PROPOSAL, "epoch": 0},
+    "an epoch beyond counting": {**PROPOSAL, "epoch": 2**53},
+    "a time that is no number": {**PROPOSAL, "queue_s": float("nan")},
+    "a time without end": {**PROPOSAL, "service_s": float("inf")},
+    "a negative time": {**PROPOSAL, "service_s": -1.0},
+    "an unknown type": {**PROPOSAL, "type": "exec"},
+    "no type": {"tag": 1},
+    "a message of the other direction": {"type": "ask"},
+    "no committed token": {**OPEN, "token_ids": []},
+    "a prompt longer than the tokens": {**OPEN, "prompt_len": 2},
+    "a committed token outside the vocabulary": {**OPEN, "token_ids": [100]},
+    "a temperature below 0": {**OPEN, "law": {"temperature": -1.0}},
+    "a temperature that is no number": {**OPEN, "law": {"temperature": float("nan")}},
+    "an empty verdict": {**VERDICT, "token_ids": []},
+    "a verdict outside the vocabulary": {**VERDICT, "token_ids": [100]},
+    "not even a map": [1, 2, 3],
+}
+
+
+@pytest.mark.parametrize("fields", INVALID.values(), ids=INVALID)
+def test_a_message_that_lies_about_its_shape_is_refused(fields: object) -> None:
+    frame = msgspec.msgpack.encode(fields)
+    with pytest.raises(PeerProtocolError, match=r"frame of \d+ bytes is no message: ."):
+        Decoder(TargetToHub | HubToTarget, vocab_size=100).decode(frame)
+
+
+def test_the_checks_above_do_not_refuse_the_honest_form() -> None:
+    decoder = Decoder(TargetToHub | HubToTarget, vocab_size=100)
+    assert decoder.decode(msgspec.msgpack.encode(PROPOSAL)).tree == DraftTree.chain([1, 2])
+    assert decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "parents": [-1, -1]})).tree.depths == (1, 1)
+    assert decoder.decode(msgspec.msgpack.encode(OPEN)).law == TokenLaw()
+    assert decoder.decode(msgspec.msgpack.encode(VERDICT)).token_ids == [1]
+
+
+@given(st.sampled_from(ALL_DIRECTIONS), st.binary(max_size=200))
+def test_random_bytes_raise_one_error_only(union: object, frame: bytes) -> None:
+    refuses_or_decodes(Decoder(union, vocab_size=100), frame)
+
+
+@given(st.sampled_from(EVERY_MESSAGE), st.data())
+def test_a_mutated_frame_raises_one_error_only(case: tuple[object, Message], data: st.DataObject) -> None:
+    union, message = case
+    frame = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.integers(0, len(frame)))
+    refuses_or_decodes(Decoder(union, vocab_size=100), bytes(frame[:end]))
+
+
+@pytest.mark.parametrize("nested", [b"\x91" * 500_000, b"\x81\xa1x" * 300_000], ids=["arrays", "maps"])
+def test_deep_nesting_raises_one_error_only(nested: bytes) -> None:
+    with pytest.raises(PeerProtocolError):
+        Decoder(HubToTarget).decode(b"\x82\xa4type\xa4pong\xa1x" + nested)
+
+
+def test_an_array_that_claims_to_be_huge_costs_no_memory() -> None:
+    claim = b"\x82\xa4type\xa4open\xa9token_ids\xdd\xff\xff\xff\xff\x01"
+    with pytest.raises(PeerProtocolError):
+        Decoder(TargetToHub).decode(claim)
+
+
+def refuses_or_decodes(decoder: Decoder, frame: bytes) -> None:
+    try:
+        message = decoder.decode(frame)
+    except PeerProtocolError:
+        return
+    assert decoder.decode(encode(message)) == message
