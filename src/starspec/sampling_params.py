@@ -49,12 +49,16 @@ class SamplingParams:
             raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
         self.law(())
 
-    def law(self, eos_token_ids: tuple[int, ...], choice: int = 0) -> TokenLaw:
-        """The token law of answer number `choice`. A seed of None is drawn anew at each call.
+    def laws(self, eos_token_ids: tuple[int, ...]) -> list[TokenLaw]:
+        """The token laws of the `n` answers: seeds follow each other from the given one, or from one drawn here."""
+        seed = secrets.randbits(62) if self.seed is None else self.seed
+        return [self.law(eos_token_ids, (seed + choice) % 2**63) for choice in range(self.n)]
+
+    def law(self, eos_token_ids: tuple[int, ...], seed: int | None = None) -> TokenLaw:
+        """One answer's token law, under a seed other than the parameters' own if one is given.
 
         Raises: RequestError, naming the parameter, if a value is out of range.
         """
-        seed = secrets.randbits(62) if self.seed is None else self.seed
         end_token_ids = self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids)
         try:
             return TokenLaw(
@@ -66,7 +70,7 @@ class SamplingParams:
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
                 logit_bias=self.logit_bias,
-                seed=(seed + choice) % 2**63,
+                seed=(self.seed or 0) if seed is None else seed,
                 min_tokens=self.min_tokens,
                 end_token_ids=end_token_ids,
             )

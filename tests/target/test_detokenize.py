@@ -58,7 +58,9 @@ def test_a_stop_string_in_the_prompt_does_not_count() -> None:
     assert feed(Detokenizer(TOKENIZER, [5, 6], stop=("w5 w6",)), [7, 8]) == ("w7 w8 ", None)
 
 
-@given(st.lists(st.integers(1, 4), max_size=25), st.lists(st.sampled_from(["1 w2", "w3 w", "4 w4 w4", "2 "]), max_size=3))
+@given(
+    st.lists(st.integers(1, 4), max_size=25), st.lists(st.sampled_from(["1 w2", "w3 w", "4 w4 w4", "2 "]), max_size=3)
+)
 def test_streamed_text_ends_where_the_earliest_completed_stop_string_begins(ids: list[int], stops: list[str]) -> None:
     text, stop = feed(Detokenizer(TOKENIZER, [9], stop=tuple(stops)), ids)
     for num in range(1, len(ids) + 1):

@@ -13,6 +13,7 @@ from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 from starspec.config import TargetConfig
 from starspec.errors import ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
+from starspec.length.policy import FixedLength
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import DraftTree
@@ -20,7 +21,6 @@ from starspec.target.drafts import NgramDrafts, NoDrafts
 from starspec.target.engine import TargetEngine
 from starspec.target.sequence import Sequence as Answer
 from starspec.wire.messages import Emission, RequestSpec
-from starspec.length.policy import FixedLength
 
 
 class OracleDrafts(NoDrafts):

@@ -5,6 +5,7 @@ Times are seconds. Means are exponentially weighted over recent rounds, so that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SMOOTHING = 0.1  # weight of the newest round in a mean
@@ -54,6 +55,15 @@ class AcceptanceStats:
         for depth in range(num_accepted):
             self.num_accepted_tokens_per_pos[depth] += 1
 
+    def add(self, other: AcceptanceStats) -> None:
+        """Count what another has counted."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        self.num_forwards += other.num_forwards
+        self.num_emitted_tokens += other.num_emitted_tokens
+        _add_counts(self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos)
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted tokens; 0 before any draft."""
@@ -88,6 +98,18 @@ class RequestStats:
             missing = num_accepted + 1 - len(self.acceptance_histogram)
             self.acceptance_histogram.extend([0] * missing)
             self.acceptance_histogram[num_accepted] += 1
+
+    @classmethod
+    def sum_of(cls, several: Sequence[RequestStats]) -> RequestStats:
+        """Several answers as one: counts and generation times add up, waits are the longest."""
+        total = cls(num_spec_tokens=max((each.num_spec_tokens for each in several), default=0))
+        for each in several:
+            total.acceptance.add(each.acceptance)
+            _add_counts(total.acceptance_histogram, each.acceptance_histogram)
+            total.queue_s = max(total.queue_s, each.queue_s)
+            total.time_to_first_token_s = max(total.time_to_first_token_s, each.time_to_first_token_s)
+            total.generation_s += each.generation_s
+        return total
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,3 +162,9 @@ class HubStats:
     num_leases_expired: int = 0
     load: float = 0.0  # busy / (busy + idle) over the last seconds
     proposals_per_s: float = 0.0  # R_q over the last seconds
+
+
+def _add_counts(counts: list[int], others: list[int]) -> None:
+    counts.extend([0] * (len(others) - len(counts)))
+    for index, number in enumerate(others):
+        counts[index] += number

@@ -1,37 +1,15 @@
-"""Where a target's proposals come from, and what happens when they do not.
-
-`RemoteDrafts` speaks to a hub. It waits for proposals at most until a deadline; a hub that says nothing at all by
-then is *lost*: rounds go on without waiting until it is heard again, and then every running tag is opened anew from
-its token ids (design D4). So a hub can make a target faster, never stop it, and never change a token.
-"""
+"""Where a target's proposals come from: the interface, and the sources that need no hub."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from typing import Protocol
 
-from starspec.errors import PeerProtocolError
-from starspec.ids import RequestId, Tag
+from starspec.ids import RequestId
 from starspec.length.policy import LengthPolicy, LengthSnapshot
 from starspec.speculation.ngram import NgramIndex
-from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.sequence import Emitted, Sequence
-from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
-from starspec.wire.session import Role, TagSession
-from starspec.wire.transport import TargetTransport
-
-MIN_DEADLINE_S = 0.050
-FIRST_DEADLINE_S = 1.0  # before any round has been measured
-PING_INTERVAL_S = 0.5
-MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
-PAUSE_ROUNDS = 16
-MIN_RETRY_S = 0.25  # a hub that fell silent is not waited for again before this ...
-MAX_RETRY_S = 4.0  # ... or up to this, if it keeps falling silent
-RELAPSE_S = 5.0  # silent again within this: the next pause is twice as long
 
 
 class Drafts(Protocol):
@@ -55,8 +33,13 @@ class Drafts(Protocol):
     def poll(self) -> None:
         """Drive reconnection; called between rounds and while idle. Never blocks."""
 
+    def shutdown(self) -> None:
+        """Leave in good order; no call follows."""
+
     @property
-    def is_connected(self) -> bool: ...
+    def is_connected(self) -> bool:
+        """Whether proposals can be expected."""
+        ...
 
 
 def draft_limit(sequence: Sequence, policy: LengthPolicy) -> int:
@@ -88,6 +71,9 @@ class NoDrafts:
         pass
 
     def poll(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
         pass
 
 
@@ -131,263 +117,5 @@ class NgramDrafts:
     def poll(self) -> None:
         pass
 
-
-@dataclass(slots=True)
-class _TagState:
-    """One sequence's tag at the hub."""
-
-    sequence: Sequence
-    session: TagSession
-    proposal: Proposal | None = None
-    asked_s: float = 0.0  # when the awaited proposal was asked for
-    is_awaited: bool = False
-    num_misses: int = 0  # in a row
-    num_pause_rounds: int = 0
-
-
-class RemoteDrafts:
-    """Proposals from a hub, over any transport.
-
-    Args:
-        fallback: proposes for sequences that the hub has nothing for; None = those rounds are plain.
-        deadline_s: longest wait of a round; None = follows recent rounds.
-    """
-
-    def __init__(
-        self,
-        transport: TargetTransport,
-        policy: LengthPolicy,
-        stats: TargetStats,
-        clock: Callable[[], float],
-        *,
-        fallback: NgramDrafts | None = None,
-        deadline_s: float | None = None,
-    ) -> None:
-        self._transport = transport
-        self._policy = policy
-        self._stats = stats
-        self._clock = clock
-        self._fallback = fallback
-        self._fixed_deadline_s = deadline_s
-        self._deadline_s = FIRST_DEADLINE_S if deadline_s is None else deadline_s
-        self._tags: dict[Tag, _TagState] = {}
-        self._by_request: dict[RequestId, Tag] = {}
-        self._tag_numbers = itertools.count(1)
-        self._ping_numbers = itertools.count(1)
-        self._next_ping_s = 0.0
-        self._is_lost = True  # nothing heard since the last silence or disconnection
-        self._lost_since_s = clock()
-        self._found_s = float("-inf")
-        self._retry_s = MIN_RETRY_S
-        self._num_connects = 0
-
-    @property
-    def is_connected(self) -> bool:
-        return not self._is_lost
-
-    @property
-    def num_tags(self) -> int:
-        return len(self._tags)
-
-    # ---------------------------------------------------------------- the round's calls
-
-    def open(self, sequence: Sequence) -> None:
-        if self._fallback is not None:
-            self._fallback.open(sequence)
-        if sequence.spec.num_draft_tokens == 0:
-            return
-        tag = Tag(next(self._tag_numbers))
-        state = _TagState(sequence, TagSession(Role.TARGET, tag))
-        self._tags[tag] = state
-        self._by_request[sequence.request_id] = tag
-        if not self._is_lost:
-            self._transport.send([self._open(state)])
-
-    def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
-        self.poll()
-        states = [self._state(sequence) for sequence in batch]
-        awaited = [state for state in states if state is not None and state.is_awaited]
-        self._await(awaited)
-        return [self._tree(sequence, state) for sequence, state in zip(batch, states, strict=True)]
-
-    def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
-        messages: list[TargetToHub] = []
-        for sequence, added in zip(batch, emitted, strict=True):
-            state = self._state(sequence)
-            if state is None:
-                continue
-            if added.finish is not None:
-                messages.extend(self._forget(state))
-            elif state.session.is_held:
-                messages.append(self._verdict(state, added.token_ids))
-        if self._fallback is not None:
-            self._fallback.report(batch, emitted)
-        self._transport.send(messages)
-
-    def close(self, sequence: Sequence) -> None:
-        if self._fallback is not None:
-            self._fallback.close(sequence)
-        state = self._state(sequence)
-        if state is not None:
-            self._transport.send(self._forget(state))
-
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        """Set the next deadline so that even a plain round after it ends within two recent rounds."""
-        if self._fixed_deadline_s is None:
-            recent = self._stats.round.value or round_s
-            self._deadline_s = max(MIN_DEADLINE_S, 2.0 * recent - (self._stats.t_v.value or verify_s))
-
-    def poll(self) -> None:
-        for message in self._transport.receive(0.0):
-            self._handle(message)
-        self._notice_connection()
-        if self._transport.is_connected and self._clock() >= self._next_ping_s:
-            self._next_ping_s = self._clock() + PING_INTERVAL_S
-            self._transport.send([Ping(sequence=next(self._ping_numbers), stats=self._stats)])
-
-    # ---------------------------------------------------------------- waiting
-
-    def _await(self, awaited: list[_TagState]) -> None:
-        """Receive until every awaited proposal is here, or the deadline passes, or the hub is lost."""
-        deadline_s = self._clock() + self._deadline_s
-        is_heard = False
-        while not self._is_lost and any(state.is_awaited for state in awaited):
-            left_s = deadline_s - self._clock()
-            if left_s <= 0:
-                break
-            messages = self._transport.receive(left_s)
-            is_heard |= bool(messages)
-            for message in messages:
-                self._handle(message)
-            self._notice_connection()
-        late = [state for state in awaited if state.is_awaited]
-        if not late:
-            return
-        self._stats.num_late_rounds += 1
-        for state in late:
-            self._miss(state)
-        if not is_heard and not self._is_lost:
-            self._lose()
-
-    def _miss(self, state: _TagState) -> None:
-        state.num_misses += 1
-        if state.num_misses >= MAX_MISSES:  # alive but too slow for this tag: stop paying the deadline for it
-            state.num_pause_rounds = PAUSE_ROUNDS
-            state.num_misses = 0
-
-    def _notice_connection(self) -> None:
-        """A session that ended took every tag with it; one that began can have them all."""
-        if not self._transport.is_connected:
-            if not self._is_lost:
-                self._lose()
-        elif self._transport.num_connects != self._num_connects:
-            self._num_connects = self._transport.num_connects
-            if not self._is_lost:
-                self._lose()
-            self._find()
-
-    def _lose(self) -> None:
-        """The hub is silent or gone: wait for nothing until it is heard again."""
-        self._is_lost = True
-        self._lost_since_s = self._clock()
-        is_relapse = self._clock() - self._found_s < RELAPSE_S
-        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_relapse else MIN_RETRY_S
-        for state in self._tags.values():
-            state.session.lose()
-            state.proposal, state.is_awaited = None, False
-
-    def _find(self) -> None:
-        """The hub is heard (again): open every tag from its token ids."""
-        self._is_lost = False
-        self._found_s = self._clock()
-        self._stats.degraded_s += self._found_s - self._lost_since_s
-        self._stats.num_reconnects += 1
-        self._transport.send([self._open(state) for state in self._tags.values()])
-
-    # ---------------------------------------------------------------- messages
-
-    def _handle(self, message: HubToTarget) -> None:
-        if self._is_lost:
-            if self._clock() - self._lost_since_s >= self._retry_s:
-                self._find()
-            return
-        match message:
-            case Proposal(tag=tag) if tag in self._tags:
-                self._take(self._tags[tag], message)
-            case Reopen(tag=tag) if tag in self._tags:
-                self._reopen(self._tags[tag], message)
-            case Proposal() | Reopen():
-                self._stats.num_stale_messages += 1
-            case _:
-                pass  # Pong renews the link; Goodbye ends in a disconnection
-
-    def _take(self, state: _TagState, proposal: Proposal) -> None:
-        try:
-            fresh = state.session.receive(proposal)
-        except PeerProtocolError:
-            fresh = None  # a hub that breaks the protocol costs this round its draft, nothing else
-        if fresh is None:
-            self._stats.num_stale_messages += 1
-            return
-        state.proposal, state.is_awaited, state.num_misses = proposal, False, 0
-        round_trip_s = self._clock() - state.asked_s
-        self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
-
-    def _reopen(self, state: _TagState, message: Reopen) -> None:
-        if state.session.receive(message) is None:
-            self._stats.num_stale_messages += 1
-        else:
-            self._transport.send([self._open(state)])
-
-    def _open(self, state: _TagState) -> Open:
-        sequence = state.sequence
-        wanted = draft_limit(sequence, self._policy)
-        message = Open(
-            tag=state.session.tag,
-            epoch=state.session.next_epoch,
-            token_ids=list(sequence.token_ids),
-            prompt_len=sequence.prompt_len,
-            law=sequence.law,
-            num_draft_tokens=wanted,
-        )
-        state.session.send(message)
-        self._ask(state, wanted)
-        return message
-
-    def _verdict(self, state: _TagState, token_ids: list[int]) -> Verdict:
-        wanted = 0 if state.num_pause_rounds else draft_limit(state.sequence, self._policy)
-        state.num_pause_rounds = max(0, state.num_pause_rounds - 1)
-        message = Verdict(
-            tag=state.session.tag,
-            epoch=state.session.next_epoch,
-            base_len=state.session.prefix_len,
-            token_ids=token_ids,
-            num_draft_tokens=wanted,
-        )
-        state.session.send(message)
-        self._ask(state, wanted)
-        return message
-
-    def _ask(self, state: _TagState, wanted: int) -> None:
-        state.proposal = None
-        state.is_awaited = wanted > 0
-        state.asked_s = self._clock()
-
-    def _forget(self, state: _TagState) -> list[TargetToHub]:
-        """Drop the tag; returns the message that tells the hub, if the hub holds it."""
-        del self._tags[state.session.tag]
-        del self._by_request[state.sequence.request_id]
-        if not state.session.is_held:
-            return []
-        return [state.session.send(Close(tag=state.session.tag, epoch=state.session.next_epoch))]
-
-    def _state(self, sequence: Sequence) -> _TagState | None:
-        tag = self._by_request.get(sequence.request_id)
-        return None if tag is None else self._tags[tag]
-
-    def _tree(self, sequence: Sequence, state: _TagState | None) -> DraftTree:
-        if state is not None and state.proposal is not None:
-            return state.proposal.tree
-        if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
-            return self._fallback.propose(sequence)
-        return EMPTY_TREE
+    def shutdown(self) -> None:
+        pass

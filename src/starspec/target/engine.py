@@ -58,13 +58,22 @@ class TargetEngine:
     def num_waiting(self) -> int:
         return len(self._sequences) - self.num_running
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the waiting line is below its bound."""
+        return self.num_waiting < self._config.max_num_queued_reqs
+
     def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
         """Take a request in.
 
         Raises: RequestError if it can never run; QueueFull if the waiting line is at its bound.
         """
         try:
-            self._check(request_id, spec)
+            if request_id in self._sequences:
+                raise RequestError(f"request id {request_id} is in use", "request_id")
+            self.check(spec)
+            if not self.has_room:
+                raise QueueFull(f"{self.num_waiting} requests are waiting already; try again later")
         except (RequestError, CapacityError):
             self.stats.num_rejected += 1
             raise
@@ -142,11 +151,10 @@ class TargetEngine:
                 assert self.runner.cache.lengths[each.row] == len(each.token_ids) - 1
         self.runner.cache.check_integrity()
 
-    def _check(self, request_id: RequestId, spec: RequestSpec) -> None:
+    def check(self, spec: RequestSpec) -> None:
+        """Raises: RequestError, naming the parameter, if the request can never run here."""
         info = self.runner.info
         prompt = spec.prompt_token_ids
-        if request_id in self._sequences:
-            raise RequestError(f"request id {request_id} is in use", "request_id")
         if not prompt:
             raise RequestError("the prompt is empty; send at least one token", "prompt")
         if len(prompt) >= info.max_model_len:
@@ -159,8 +167,6 @@ class TargetEngine:
             raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
         if not all(0 <= token_id < info.vocab_size for token_id in spec.law.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
-        if self.num_waiting >= self._config.max_num_queued_reqs:
-            raise QueueFull(f"{self.num_waiting} requests are waiting already; try again later")
 
     def _snapshot(self) -> ScheduleSnapshot:
         by_state: dict[SequenceState, list[RequestId]] = {state: [] for state in SequenceState}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Rows
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from torch import Tensor

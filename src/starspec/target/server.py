@@ -17,7 +17,16 @@ from starspec.config import TargetConfig
 from starspec.errors import CapacityError, RequestError
 from starspec.ids import RequestId, TargetId
 from starspec.target.engine import TargetEngine
-from starspec.wire.messages import Abort, Ask, Emission, GatewayToTarget, Rejected, Submit, TargetStatus, TargetToGateway
+from starspec.wire.messages import (
+    Abort,
+    Ask,
+    Emission,
+    GatewayToTarget,
+    Rejected,
+    Submit,
+    TargetStatus,
+    TargetToGateway,
+)
 from starspec.wire.serving import ServingServer
 
 IDLE_WAIT_S = 0.05  # between looks at the hub's link while there is nothing to do

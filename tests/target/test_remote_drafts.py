@@ -17,8 +17,9 @@ from starspec.ids import RequestId, Tag
 from starspec.length.policy import FixedLength
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import MIN_RETRY_S, NgramDrafts, RemoteDrafts
+from starspec.target.drafts import NgramDrafts
 from starspec.target.engine import TargetEngine
+from starspec.target.remote_drafts import MIN_RETRY_S, RemoteDrafts
 from starspec.wire.messages import (
     Close,
     HubToTarget,

@@ -1,0 +1,34 @@
+"""From what a caller asks to what a target runs: one spec for each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starspec.sampling_params import SamplingParams
+from starspec.wire.messages import RequestSpec
+
+
+def choice_specs(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    eos_token_ids: tuple[int, ...],
+    num_draft_tokens: int | None = None,
+) -> list[RequestSpec]:
+    """The `n` answers of one prompt, each with a seed of its own.
+
+    Args:
+        num_draft_tokens: None = the target's own choice, 0 = do not speculate.
+    """
+    return [
+        RequestSpec(
+            prompt_token_ids=list(prompt_token_ids),
+            law=law,
+            max_tokens=params.max_tokens,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            logprobs=params.logprobs,
+            num_draft_tokens=num_draft_tokens,
+        )
+        for law in params.laws(eos_token_ids)
+    ]
