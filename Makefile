@@ -1,0 +1,48 @@
+# make demo     one draft server, two targets and a gateway on this machine, answering real prompts
+# make test     the whole test suite
+# make check    format, lint, types, import directions, public API
+# make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
+# make clean    forget the environment
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+INSTALLED := $(VENV)/.installed
+SOURCES := src tests examples
+
+.PHONY: demo test check models format clean
+.DEFAULT_GOAL := test
+
+demo: models
+	$(BIN)/python examples/demo.py
+
+# Tests with a clock of their own run apart: a machine full of other tests would make them wait.
+test: models
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m system
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not system" -n $(shell nproc)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py
+
+models: $(INSTALLED)
+	$(BIN)/python -m starspec.models.embedded
+
+format: $(INSTALLED)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+# torch goes first and by its exact version: a range would let pip take a newer build with gigabytes of CUDA.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "starspec needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch, then starspec and its pinned dependencies, into $(VENV) (a minute or two, once) ..."
+	$(PIP) install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV)

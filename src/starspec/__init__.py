@@ -1,0 +1,49 @@
+"""One draft model speeds up many LLM servers: speculative decoding with drafting as a shared service.
+
+The names below are the public API. They are imported when first used, so `starspec --help` and the wire start
+without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from starspec.config import SpeculativeConfig
+    from starspec.errors import CapacityError, ConfigError, RequestError, StarspecError
+    from starspec.llm import LLM
+    from starspec.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "ConfigError",
+    "RequestError",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "StarspecError",
+]
+
+_HOMES = {
+    "LLM": "llm",
+    "CapacityError": "errors",
+    "ConfigError": "errors",
+    "RequestError": "errors",
+    "SamplingParams": "sampling_params",
+    "SpeculativeConfig": "config",
+    "StarspecError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'starspec' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(f"starspec.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

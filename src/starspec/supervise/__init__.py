@@ -1,0 +1,1 @@
+"""The star as child processes of one command: started, watched, restarted, stopped."""

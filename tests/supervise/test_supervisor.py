@@ -1,0 +1,169 @@
+"""Real child processes, toy ones: what they say, how they die, that none is left."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from starspec.errors import ConfigError, StarspecError
+from starspec.supervise.child import ChildSpec, ChildState
+from starspec.supervise.supervisor import Supervisor
+
+pytestmark = pytest.mark.system
+
+SERVER = """
+import os, signal, sys
+from starspec.supervise.report import Failed, Loading, Ready, supervisor_line
+line = supervisor_line(os.environ)
+"""
+SERVES = "line.send(Loading('a model')); line.send(Ready('tcp://127.0.0.1:1')); signal.pause()"
+LIMIT_S = 20.0
+
+
+def server(name: str, code: str, **fields: object) -> ChildSpec:
+    command = (sys.executable, "-c", SERVER + code)
+    return ChildSpec(name=name, command=command, environment=dict(os.environ), **fields)
+
+
+@contextmanager
+def supervised(*specs: ChildSpec) -> Iterator[tuple[Supervisor, list[tuple[str, str]]]]:
+    output: list[tuple[str, str]] = []
+    with Supervisor(specs, lambda name, line: output.append((name, line))) as supervisor:
+        supervisor.start()
+        yield supervisor, output
+
+
+def until(supervisor: Supervisor, holds: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < limit_s, [(view.spec.name, view.state, view.detail) for view in supervisor.views]
+        supervisor.step(0.05)
+
+
+def test_a_child_is_ready_when_it_says_so_and_where() -> None:
+    with supervised(server("hub", SERVES)) as (supervisor, _):
+        until(supervisor, lambda: supervisor.is_ready)
+        assert supervisor.views[0].detail == "tcp://127.0.0.1:1"
+
+
+def test_what_children_print_carries_their_names() -> None:
+    code = "print('one'); sys.stderr.write('50%\\r100%\\nend without newline'); sys.stdout.flush();" + SERVES
+    with supervised(server("hub", code)) as (supervisor, output):
+        until(supervisor, lambda: len(output) == 3)
+        supervisor.stop(drain_s=LIMIT_S)
+    assert sorted(output) == [("hub", "100%"), ("hub", "50%"), ("hub", "end without newline"), ("hub", "one")]
+
+
+def test_a_child_that_cannot_start_ends_everything_with_its_own_reason() -> None:
+    failing = server("target-0", "line.send(Failed('no model there')); sys.exit(2)")
+    with supervised(server("hub", SERVES), failing) as (supervisor, _):
+        hub = supervisor.views[0].pid
+        assert hub is not None
+        with pytest.raises(ConfigError, match="target-0 cannot start: no model there"):
+            until(supervisor, lambda: False)
+    assert not psutil.pid_exists(hub)
+
+
+def test_a_killed_child_is_started_again() -> None:
+    with supervised(server("hub", SERVES)) as (supervisor, output):
+        until(supervisor, lambda: supervisor.is_ready)
+        first = supervisor.views[0].pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        until(supervisor, lambda: supervisor.is_ready and supervisor.views[0].num_restarts == 1)
+        assert supervisor.views[0].pid != first
+    assert output == [("hub", "killed by SIGKILL; starting it again in 0.25 s")]
+
+
+DIES_ONCE_READY = """
+line.send(Ready('tcp://127.0.0.1:1'))
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starspec.supervise.restart.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("starspec.supervise.restart.MAX_DEATHS", 2)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_the_others_go_on_without_a_hub_that_keeps_dying() -> None:
+    hub = server("hub", DIES_ONCE_READY, is_essential=False)
+    with supervised(hub, server("target-0", SERVES)) as (supervisor, output):
+        until(supervisor, lambda: supervisor.is_ready and supervisor.views[0].state is ChildState.GIVEN_UP)
+        assert supervisor.views[1].state is ChildState.READY
+    assert "going on without it" in output[-1][1]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_target_that_keeps_dying_ends_everything() -> None:
+    with supervised(server("target-0", DIES_ONCE_READY)) as (supervisor, _):
+        with pytest.raises(StarspecError, match=r"target-0 ended too often .* exited with code 7"):
+            until(supervisor, lambda: False)
+        assert supervisor.views[0].state is ChildState.GIVEN_UP
+
+
+DRAINS = """
+import threading
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: asked.set())
+line.send(Ready('tcp://127.0.0.1:1'))
+asked.wait()
+print('drained', flush=True)
+"""
+
+
+def test_stages_stop_one_after_the_other_each_drained() -> None:
+    specs = [server("hub", DRAINS, stop_stage=2), server("target", DRAINS, stop_stage=1), server("gateway", DRAINS)]
+    with supervised(*specs) as (supervisor, output):
+        until(supervisor, lambda: supervisor.is_ready)
+        supervisor.stop(drain_s=LIMIT_S)
+        assert [view.state for view in supervisor.views] == [ChildState.STOPPED] * 3
+    assert output == [("gateway", "drained"), ("target", "drained"), ("hub", "drained")]
+
+
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SERVES
+
+
+@pytest.mark.parametrize("is_impatient", [False, True])
+def test_a_child_that_will_not_stop_is_killed(is_impatient: bool) -> None:
+    with supervised(server("target-0", DEAF)) as (supervisor, _):
+        until(supervisor, lambda: supervisor.is_ready)
+        supervisor.stop(drain_s=0.1, is_impatient=lambda: is_impatient)
+        assert supervisor.views[0].detail == "killed by SIGKILL"
+
+
+def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = f"""
+import os, sys
+from starspec.supervise.child import ChildSpec
+from starspec.supervise.supervisor import Supervisor
+commands = {[server("hub", SERVES).command, server("target", DRAINS).command]!r}
+specs = [ChildSpec(name=str(i), command=command, environment=dict(os.environ)) for i, command in enumerate(commands)]
+supervisor = Supervisor(specs, print)
+supervisor.start()
+while not supervisor.is_ready:
+    supervisor.step(0.1)
+open({str(pids)!r}, 'w').write(' '.join(str(view.pid) for view in supervisor.views))
+os.kill(os.getpid(), 9)
+"""
+    parent = psutil.Popen([sys.executable, "-c", code])
+    assert parent.wait(LIMIT_S) == -signal.SIGKILL
+    children = [process for pid in pids.read_text().split() if (process := running(int(pid)))]
+    _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
+    assert not alive
+
+
+def running(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None

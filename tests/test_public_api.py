@@ -1,0 +1,39 @@
+"""The public API is small, pinned and sorted."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import starspec
+
+
+def test_the_public_names_are_these() -> None:
+    assert starspec.__all__ == [
+        "LLM",
+        "CapacityError",
+        "ConfigError",
+        "RequestError",
+        "SamplingParams",
+        "SpeculativeConfig",
+        "StarspecError",
+    ]
+
+
+def test_there_are_at_most_fifteen() -> None:
+    assert len(starspec.__all__) <= 15
+
+
+@pytest.mark.parametrize("name", starspec.__all__)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    assert getattr(starspec, name).__doc__
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert starspec.__version__ == project["version"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Sampler"):
+        _ = starspec.Sampler
