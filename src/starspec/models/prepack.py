@@ -48,7 +48,7 @@ def pack_dense(weight: Tensor, bias: Tensor | None) -> PrepackedLinear | PlainLi
 
 def can_prepack(weight: Tensor) -> bool:
     """Whether oneDNN multiplies this weight's dtype natively on this machine."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -27,19 +27,22 @@ def check_config(model: str, config: Any) -> None:
         raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
 
 
-def check_window(model: str, config: Any, max_model_len: int) -> None:
-    """Refuse attention that would not see every earlier position.
-
-    A window that no sequence can outgrow hides nothing and is accepted.
+def plain_attention(model: str, config: Any, max_model_len: int) -> None:
+    """Refuse attention that would not see every earlier position; drop a window that no sequence can outgrow.
 
     Raises: ModelError naming the window and the largest `max_model_len` that makes it harmless.
+    Effects: `config.sliding_window` becomes None where the window is harmless, so that the model is built without.
     """
-    window = _window(config)
-    if window is not None and window < max_model_len:
+    window = getattr(config, "sliding_window", None)
+    # a config with layer types that had windows was refused before; in the others the window has no effect
+    if window is None or getattr(config, "layer_types", None):
+        return
+    if window < max_model_len:
         raise ModelError(
             f"'{model}' ({config.model_type}) is not supported at this length: its sliding-window attention sees only "
             f"{window} tokens, and sequences may have {max_model_len}; --max-model-len {window} or less makes it plain"
         )
+    config.sliding_window = None
 
 
 def check_class(model: str, config: Any, model_class: type) -> None:
@@ -89,6 +92,8 @@ def _why_not_plain_weights(config: Any) -> str | None:
 def _why_other_state(config: Any) -> str | None:
     layers = set(getattr(config, "layer_types", None) or [])
     other = sorted(layers - WINDOWED_LAYERS - {"full_attention"})
+    if layers & WINDOWED_LAYERS:
+        return "it has layers with sliding-window attention, which forget positions that a row of the cache keeps"
     if other:
         return (
             f"its layers keep more than keys and values by position ({', '.join(other)}), which cannot be rolled back"
@@ -96,14 +101,3 @@ def _why_other_state(config: Any) -> str | None:
     if getattr(config, "kv_lora_rank", None):
         return "its multi-head latent attention has keys and values of different sizes, which the cache does not hold"
     return None
-
-
-def _window(config: Any) -> int | None:
-    """Positions that the narrowest layer sees, or None if all see everything."""
-    layers = getattr(config, "layer_types", None)
-    if layers is not None and not WINDOWED_LAYERS & set(layers):
-        return None
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((each for each in windows if isinstance(each, int)), default=None)

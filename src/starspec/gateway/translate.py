@@ -1,0 +1,191 @@
+"""From an OpenAI request to an order: every parameter is used, refused by name, or known to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from starspec.config import MAX_DRAFT_TOKENS, nearest
+from starspec.errors import ContextTooLong, RequestError
+from starspec.gateway.defaults import GenerationDefaults
+from starspec.gateway.order import Order, ReplyOptions
+from starspec.gateway.prompts import PromptCodec
+from starspec.gateway.schema import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
+from starspec.gateway.unsupported import refuse_unsupported
+from starspec.sampling_params import SamplingParams
+from starspec.wire.messages import RequestSpec
+
+DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
+SPECULATIVE_KEYS: Final = ["num_speculative_tokens"]
+
+
+class Translator:
+    """Knows the model's tokenizer and defaults; holds no request."""
+
+    def __init__(self, codec: PromptCodec, defaults: GenerationDefaults) -> None:
+        self._codec = codec
+        self._defaults = defaults
+
+    async def completion(self, request: CompletionRequest, max_model_len: int | None) -> Order:
+        """Raises: RequestError, naming the parameter, for whatever cannot be done."""
+        refuse_unsupported(request.model_extra)
+        limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        params = self._params(request, limit, request.logprobs)
+        prompts = await self._prompts(request)
+        return self._order(request, params, prompts, "prompt", max_model_len)
+
+    async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> Order:
+        """Raises: RequestError, naming the parameter, for whatever cannot be done."""
+        refuse_unsupported(request.model_extra)
+        params = self._chat_params(request)
+        prompt = await self._codec.encode_chat(request)
+        return self._order(request, params, [prompt], "messages", max_model_len)
+
+    def _chat_params(self, request: ChatCompletionRequest) -> SamplingParams:
+        """As `_params`; a complaint names the parameter as the client spelled it."""
+        if request.top_logprobs is not None and not request.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        is_renamed = request.max_completion_tokens is not None
+        limit = request.max_completion_tokens if is_renamed else request.max_tokens
+        spelled = {"logprobs": "top_logprobs"} | ({"max_tokens": "max_completion_tokens"} if is_renamed else {})
+        try:
+            return self._params(request, limit, (request.top_logprobs or 0) if request.logprobs else None)
+        except RequestError as error:
+            name = spelled.get(error.param or "")
+            if name is None or error.param is None:
+                raise
+            raise RequestError(str(error).replace(error.param, name), name) from error
+
+    def _params(self, request: SamplingFields, max_tokens: int | None, num_logprobs: int | None) -> SamplingParams:
+        stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        end_ids = request.stop_token_ids or []
+        self._codec.check_ids(end_ids, "stop_token_ids")
+        given: dict[str, Any] = {
+            "temperature": _first(request.temperature, self._defaults.temperature),
+            "top_p": _first(request.top_p, self._defaults.top_p),
+            "top_k": _first(request.top_k, self._defaults.top_k),
+            "min_p": _first(request.min_p, self._defaults.min_p),
+            "repetition_penalty": _first(request.repetition_penalty, self._defaults.repetition_penalty),
+            "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty,
+            "n": request.n,
+            "min_tokens": request.min_tokens,
+            "ignore_eos": request.ignore_eos,
+            "include_stop_str_in_output": request.include_stop_str_in_output,
+            "skip_special_tokens": request.skip_special_tokens,
+        }
+        return SamplingParams(
+            max_tokens=max_tokens,
+            seed=request.seed,
+            stop=tuple(stop),
+            stop_token_ids=tuple(end_ids),
+            logit_bias=self._logit_bias(request.logit_bias or {}),
+            logprobs=num_logprobs,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+    def _logit_bias(self, given: dict[str, float]) -> dict[int, float]:
+        for key in given:
+            if not (key.isascii() and key.isdecimal()):
+                raise RequestError("logit_bias: keys must be token ids", "logit_bias")
+        bias = {int(key[:20]): value for key, value in given.items()}
+        self._codec.check_ids(list(bias), "logit_bias")
+        return bias
+
+    async def _prompts(self, request: CompletionRequest) -> list[TokenIds]:
+        """Each prompt as token ids; a bare string or list of ids is one prompt."""
+        adds_special = request.add_special_tokens is not False
+        match request.prompt:
+            case str(text):
+                given: Sequence[str | TokenIds] = [text]
+            case [int(), *_]:
+                given = [request.prompt]  # type: ignore[list-item]  # pydantic has checked that all are ids
+            case several:
+                given = several  # type: ignore[assignment]
+        if len(given) > MAX_PROMPTS:
+            raise RequestError(f"prompt must be at most {MAX_PROMPTS} prompts, got {len(given)}", "prompt")
+        if not given or not all(given):
+            raise RequestError("prompt is empty", "prompt")
+        return [
+            await self._codec.encode(each, add_special_tokens=adds_special) if isinstance(each, str) else each
+            for each in given
+        ]
+
+    def _order(
+        self,
+        request: SamplingFields,
+        params: SamplingParams,
+        prompts: Sequence[TokenIds],
+        param: str,
+        max_model_len: int | None,
+    ) -> Order:
+        for prompt in prompts:
+            self._check_prompt(prompt, param, max_model_len)
+        laws = params.laws(self._codec.eos_token_ids)
+        num_draft_tokens = speculation_length(request.speculative)
+        specs = tuple(
+            RequestSpec(
+                prompt_token_ids=prompt,
+                law=law,
+                max_tokens=params.max_tokens,
+                stop=params.stop,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                logprobs=params.logprobs,
+                num_draft_tokens=num_draft_tokens,
+            )
+            for prompt in prompts
+            for law in laws
+        )
+        return Order(specs=specs, num_prompts=len(prompts), options=_reply_options(request, params))
+
+    def _check_prompt(self, prompt: TokenIds, param: str, max_model_len: int | None) -> None:
+        if not prompt:
+            raise RequestError(f"{param}: the prompt has no tokens", param)
+        self._codec.check_ids(prompt, param)
+        if max_model_len is not None and len(prompt) >= max_model_len:
+            raise ContextTooLong(
+                f"{param}: the prompt has {len(prompt)} tokens, which leaves no room for an answer in the "
+                f"context of {max_model_len}",
+                param,
+            )
+
+
+def speculation_length(speculative: bool | dict[str, Any] | None) -> int | None:
+    """`"speculative"` of a request as draft tokens a round: None = the target's own choice, 0 = off.
+
+    Raises: RequestError for unknown keys, naming the nearest one, and for values out of range.
+    """
+    if speculative is None or speculative is True:
+        return None
+    if speculative is False:
+        return 0
+    for key in speculative:
+        if key not in SPECULATIVE_KEYS:
+            hint = nearest(key, SPECULATIVE_KEYS)
+            raise RequestError(f"speculative: unknown key {ascii(key)}{hint}", "speculative")
+    length = speculative.get("num_speculative_tokens")
+    if length is None:
+        return None
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_DRAFT_TOKENS:
+        name = "speculative.num_speculative_tokens"
+        raise RequestError(f"{name} must be an integer, 0 to {MAX_DRAFT_TOKENS}", name)
+    return length
+
+
+def _reply_options(request: SamplingFields, params: SamplingParams) -> ReplyOptions:
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise RequestError("stream_options needs stream to be true", "stream_options")
+    include_usage = bool(options and options.include_usage)
+    return ReplyOptions(
+        is_stream=bool(request.stream),
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
+        num_top_logprobs=params.logprobs,
+        has_token_ids=bool(request.return_token_ids),
+    )
+
+
+def _first(asked: float | None, default: float | None) -> float | None:
+    return asked if asked is not None else default

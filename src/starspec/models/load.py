@@ -1,0 +1,133 @@
+"""From a model's name to a runner: find it, refuse what cannot be served, read it, pack it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from starspec.config import ModelConfig, nearest
+from starspec.errors import ConfigError, ModelError
+from starspec.models.foreign import reading
+from starspec.models.locate import is_synthetic, locate
+from starspec.models.runner import ModelInfo, ModelRunner
+from starspec.models.support import check_class, check_config, model_length, plain_attention
+from starspec.models.vocabulary import eos_token_ids, load_tokenizer
+
+DEFAULT_MAX_MODEL_LEN = 4096  # tokens: the cache is sized by it, and few requests are longer
+
+
+def load_runner(config: ModelConfig) -> ModelRunner:
+    """Load a model and give it a cache.
+
+    Returns: a runner whose cache's `num_bytes` states the memory that its rows can come to use.
+    Effects: sets torch's threads if the config does; may convert or download the model (see `locate`).
+    Raises: ModelError in one sentence if the model is missing, corrupt or not supported; ConfigError if the device
+        is not there or the length is more than the model's.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    if is_synthetic(config.model):
+        from starspec.models.synthetic import SyntheticRunner  # noqa: PLC0415 (real models do without)
+
+        return SyntheticRunner.from_config(config)
+    device = _device(config.device)
+    folder = locate(config.model)
+    hf_config = _read_config(config.model, folder)
+    max_model_len = _max_model_len(config, hf_config)
+    plain_attention(config.model, hf_config, max_model_len)
+    model = _read_model(config, folder, hf_config, device)
+    return _make_runner(model, config, _info(model, config, folder, max_model_len))
+
+
+def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunner:
+    from starspec.models.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
+    from starspec.models.hf import TransformersRunner  # noqa: PLC0415
+    from starspec.models.packing import make_packer, swap_linears  # noqa: PLC0415
+
+    pack = make_packer(config, info.vocab_size)
+    if config.fused or config.quantization != "none":
+        swap_linears(model, pack)
+    expected = own_logits(model)
+    with reading(f"'{config.model}' cannot be run over starspec's cache"):
+        runner = TransformersRunner(model, config, info)
+        check_agreement(config.model, runner, expected)
+    return runner
+
+
+def _read_config(model: str, folder: Path) -> Any:
+    from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
+
+    with reading(f"the config.json of '{model}' cannot be read"):
+        hf_config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        check_config(model, hf_config)
+        check_class(model, hf_config, _model_class(model, hf_config))
+    return hf_config
+
+
+def _model_class(model: str, hf_config: Any) -> type:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415
+
+    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"'{model}' ({hf_config.model_type}) is not supported: it is not a causal language model")
+    found: type = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    return found
+
+
+def _read_model(config: ModelConfig, folder: Path, hf_config: Any, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    with reading(f"the weights of '{config.model}' cannot be read"):
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=hf_config,
+            dtype=getattr(torch, config.dtype),
+            trust_remote_code=False,
+            use_safetensors=True,  # a pickle can run code
+            output_loading_info=True,
+        )
+        if loaded["missing_keys"]:
+            # transformers would go on with random numbers in their place
+            names = sorted(loaded["missing_keys"])
+            raise ModelError(
+                f"'{config.model}' is incomplete: {len(names)} weights are missing, the first is {names[0]}"
+            )
+        return model.eval().requires_grad_(requires_grad=False).to(device)
+
+
+def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> ModelInfo:
+    from starspec.models.packing import num_step_bytes  # noqa: PLC0415
+
+    return ModelInfo(
+        name=Path(config.model).name if Path(config.model).exists() else config.model,
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+        max_model_len=max_model_len,
+        num_parameters=sum(each.numel() for each in model.parameters()),
+        num_weight_bytes=num_step_bytes(model, config.quantization),
+        eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
+    )
+
+
+def _max_model_len(config: ModelConfig, hf_config: Any) -> int:
+    own = model_length(hf_config)
+    if config.max_model_len is None:
+        return min(own or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
+    if own is not None and config.max_model_len > own:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is more than the {own} tokens '{config.model}' was made for"
+        )
+    return config.max_model_len
+
+
+def _device(name: str) -> torch.device:
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise ConfigError(f"device '{name}' is unknown{nearest(name, ['cpu', 'cuda', 'cuda:0'])}")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device '{name}' is not there: torch {torch.__version__} sees no CUDA device")
+    if index and int(index) >= torch.cuda.device_count():
+        raise ConfigError(f"device '{name}' is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device(name)

@@ -1,0 +1,93 @@
+"""Which form each linear of a model takes: the one place where a config's quantization becomes layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from starspec.config import ModelConfig
+from starspec.models.linear import PackedLinear, Packer
+from starspec.models.prepack import num_dense_bytes, pack_dense
+from starspec.models.quantize import INT4_GROUP
+from starspec.models.torchao_linear import TorchaoLinear
+from starspec.models.weight_only import Int4Linear, Int8Linear, NarrowOrWide, RefinedHead, fits_int4, fits_int8
+
+
+def make_packer(config: ModelConfig, vocab_size: int) -> Packer:
+    """The packer that a config asks for.
+
+    Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear keeps a
+    dense form beside it for many rows; else it is quantized for any number, so that a row's bits do not depend on it.
+
+    Args:
+        vocab_size: outputs of the layer that gives the logits; no other layer has as many.
+    """
+
+    def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        if not _can_quantize(config.quantization, weight):
+            return pack_dense(weight, bias)
+        if weight.device.type == "cuda":
+            return TorchaoLinear(config.quantization, weight, bias)
+        kind = Int8Linear if config.quantization == "int8" else Int4Linear
+        narrow: PackedLinear = kind(weight, bias)
+        if weight.shape[0] == vocab_size:
+            narrow = RefinedHead(narrow, weight, bias)
+        return NarrowOrWide(narrow, pack_dense(weight, bias)) if config.numerics == "fast" else narrow
+
+    return pack
+
+
+def swap_linears(model: nn.Module, pack: Packer) -> None:
+    """Replace every plain `nn.Linear` of a model by its packed form.
+
+    Effects: the model's modules; weights that nothing else holds are freed.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, SwappedLinear(child, pack))
+
+
+class SwappedLinear(nn.Module):
+    """An `nn.Linear` whose product is computed by a packed linear."""
+
+    def __init__(self, linear: nn.Linear, pack: Packer) -> None:
+        super().__init__()
+        self._packed = pack(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        # shape and dtype without memory, for code that asks a layer about its weight
+        self.weight = torch.empty_like(linear.weight, device="meta", requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N]."""
+        out = self._packed(x.reshape(-1, x.shape[-1]))
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def num_step_bytes(model: nn.Module, quantization: str) -> int:
+    """Bytes of weights that one decoding step reads: everything but the rows of the embedding that it skips.
+
+    Args:
+        model: unpacked.
+        quantization: that its linears are going to get.
+    """
+    linears = [each for each in model.modules() if type(each) is nn.Linear]
+    linear_parameters = {id(parameter) for each in linears for parameter in each.parameters()}
+    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    others = [each for each in model.parameters() if id(each) not in linear_parameters | embeddings]
+    return sum(num_dense_bytes(each, None) for each in others) + sum(
+        _num_linear_bytes(quantization, each.weight, each.bias) for each in linears
+    )
+
+
+def _num_linear_bytes(quantization: str, weight: Tensor, bias: Tensor | None) -> int:
+    num_outputs, num_inputs = weight.shape
+    num_bias_bytes = 0 if bias is None else num_dense_bytes(bias, None)
+    if not _can_quantize(quantization, weight):
+        return num_dense_bytes(weight, bias)
+    if quantization == "int8":
+        return num_outputs * (num_inputs + 2) + num_bias_bytes
+    return num_outputs * num_inputs // 2 + 4 * num_outputs * (num_inputs // INT4_GROUP) + num_bias_bytes
+
+
+def _can_quantize(quantization: str, weight: Tensor) -> bool:
+    return {"none": lambda _: False, "int8": fits_int8, "int4": fits_int4}[quantization](weight)
