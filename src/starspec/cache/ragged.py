@@ -113,15 +113,22 @@ class RaggedCache:
             length = self.lengths[row]
             raise CacheRangeError(f"{num_new} tokens behind {length} do not fit a row of {self.max_len} slots")
 
-    def write(self, layer: int, row: int, keys: Tensor, values: Tensor, offset: int = 0) -> None:
-        """Put new keys and values [H, T, D] into T slots, `offset` behind the row's length.
+    def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
+        """Put new keys and values [H, T, D] of one row into the T slots behind its length.
 
         Effects: those slots; no length. Trusts the caller to have called `check_fits` once for all layers.
         """
-        start = self.lengths[row] + offset
+        start = self.lengths[row]
         stop = start + keys.shape[1]
         self.keys[layer][row, :, start:stop] = keys
         self.values[layer][row, :, start:stop] = values
+
+    def scatter(self, layer: int, rows: Tensor, slots: Tensor, keys_values: Tensor) -> None:
+        """Put new keys and values of many rows at once: [T, 2, H, D] into slot `slots[t]` of row `rows[t]`.
+
+        Effects: those slots; no length. Trusts the caller as `write` does.
+        """
+        self.layers[layer][:, rows, :, slots] = keys_values
 
     def append(self, row: int, num_tokens: int) -> None:
         """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.

@@ -47,6 +47,7 @@ def plan_calls(
     row: int,
     first: int,
     prefix_len: int,
+    *,
     parents: Sequence[int] | None,
     new_tokens: range,
     by_token: bool,
@@ -74,65 +75,79 @@ def plan_calls(
     return calls
 
 
-def attend(query: Tensor, cache: RaggedCache, layer: int, calls: Sequence[AttentionCall], scaling: float) -> Tensor:
+def attend(
+    query: Tensor, cache: RaggedCache, layer: int, calls: Sequence[AttentionCall], *, num_heads: int, scaling: float
+) -> Tensor:
     """Attention of one layer, after the new keys and values were written.
 
     Args:
-        query: [T, Hq, D] rotated queries of the packed batch.
-    Returns: [T, Hq, D] contiguous; zeros for tokens that no call covers (padding).
+        query: [R, H, M, D] rotated queries of the packed batch as `group_queries` lays them out.
+        num_heads: query heads without padding.
+    Returns: [R, Hq D] contiguous; zeros for rows that no call covers (padding).
     """
-    if len(calls) == 1 and calls[0].last - calls[0].first == query.shape[0]:
-        return _attend_once(query, cache, layer, calls[0], scaling).contiguous()
-    out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-    for call in calls:
-        out[call.first : call.last] = _attend_once(query[call.first : call.last], cache, layer, call, scaling)
-    return out
+    num_rows, num_kv_heads, _, head_dim = query.shape
+    group = num_heads // num_kv_heads
+    if len(calls) == 1 and calls[0].last == num_rows:
+        out = _attend_once(query, cache, layer, calls[0], group=group, scaling=scaling)
+    else:
+        out = query.new_zeros(num_rows, num_kv_heads, group, head_dim)
+        for call in calls:
+            part = query[call.first : call.last]
+            out[call.first : call.last] = _attend_once(part, cache, layer, call, group=group, scaling=scaling)
+    return out.reshape(num_rows, num_heads * head_dim).contiguous()
 
 
-def _attend_once(query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
+def group_queries(query: Tensor, num_kv_heads: int) -> Tensor:
+    """Lay queries out by key head, [R, Hq, D] -> [R, H, M, D], where M >= 4 pads the group with zeros.
+
+    Rows of a group are contiguous: a stride that depends on R would choose the kernel.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    group = num_heads // num_kv_heads
+    grouped = query.contiguous().view(num_rows, num_kv_heads, group, head_dim)
+    return F.pad(grouped, (0, 0, 0, max(0, MIN_QUERY_ROWS - group)))
+
+
+def _attend_once(
+    query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, *, group: int, scaling: float
+) -> Tensor:
+    """[T, H, M, D] -> [T, H, G, D]."""
     keys = cache.keys[layer][call.row, :, : call.num_slots]  # [H, S, D]
     values = cache.values[layer][call.row, :, : call.num_slots]
-    form = _attend_by_token if call.by_token else _attend_by_chunk
-    return form(query, keys, values, call.mask, scaling)
+    if call.by_token:
+        return _attend_by_token(query, keys, values, call.mask, scaling)[:, :, :group]
+    return _attend_by_chunk(query[:, :, :group], keys, values, call.mask, scaling)
 
 
 def _attend_by_token(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """query [T, Hq, D], keys and values [H, S, D] -> [T, Hq, D]."""
-    num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads = keys.shape[0]
-    group = num_heads // num_kv_heads
-    query = query.reshape(num_tokens, num_kv_heads, group, head_dim)
-    if group < MIN_QUERY_ROWS:
-        query = F.pad(query, (0, 0, 0, MIN_QUERY_ROWS - group))
-    # one batch entry on its own would be computed by all threads together, several by one thread each
-    lonely = num_tokens * num_kv_heads == 1
-    if lonely:
+    """query [T, H, M, D], keys and values [H, S, D] -> [T, H, M, D]."""
+    num_tokens, num_kv_heads = query.shape[:2]
+    if num_tokens * num_kv_heads == 1:
+        # one entry on its own would be computed by all threads together, several by one thread each
         query = query.expand(2, -1, -1, -1)
-    entries = query.shape[0]
+    num_entries = query.shape[0]
     out = F.scaled_dot_product_attention(
-        query.contiguous(),
-        keys.expand(entries, -1, -1, -1),
-        values.expand(entries, -1, -1, -1),
+        query,
+        keys.expand(num_entries, -1, -1, -1),
+        values.expand(num_entries, -1, -1, -1),
         attn_mask=mask,
         scale=scaling,
     )
-    return out[:num_tokens, :, :group].reshape(num_tokens, num_heads, head_dim)
+    return out[:num_tokens]
 
 
 def _attend_by_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """query [T, Hq, D], keys and values [H, S, D] -> [T, Hq, D]."""
-    num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads = keys.shape[0]
-    group = num_heads // num_kv_heads
+    """query [T, H, G, D], keys and values [H, S, D] -> [T, H, G, D]."""
+    group = query.shape[2]
     out = F.scaled_dot_product_attention(
-        query.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3),  # [H, G, T, D]
+        query.permute(1, 2, 0, 3),  # [H, G, T, D]
         keys.unsqueeze(1).expand(-1, group, -1, -1),  # [H, G, S, D]
         values.unsqueeze(1).expand(-1, group, -1, -1),
         attn_mask=mask,
         is_causal=mask is None,
         scale=scaling,
     )
-    return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
+    return out.permute(2, 0, 1, 3)
 
 
 def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, like: Tensor) -> AttentionCall:

@@ -45,25 +45,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Where the keys and values of packed tokens `first..last` go."""
-
-    row: int
-    first: int
-    last: int  # exclusive
-    slot: int  # of the first
-
-
-@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """One forward: everything that depends on the segments, made once and used by every layer.
 
-    Rows of the batch are the pieces' tokens in order, then padding, which is written and attended nowhere.
+    Rows of the batch are the pieces' T tokens in order, then padding, which is written and attended nowhere.
     """
 
     token_ids: Tensor  # [R] int64
     positions: Tensor  # [R] int64
-    writes: tuple[Write, ...]
+    cache_rows: Tensor  # [T] int64: where the keys and values go
+    cache_slots: Tensor  # [T] int64
     calls: tuple[AttentionCall, ...]
     logit_rows: Tensor  # rows whose logits are wanted, then padding up to the lowest row count
     num_logits: int  # wanted ones
@@ -93,7 +84,8 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, lik
     token_ids: list[int] = []
     positions: list[int] = []
     logit_rows: list[int] = []
-    writes: list[Write] = []
+    cache_rows: list[int] = []
+    cache_slots: list[int] = []
     calls: list[AttentionCall] = []
     for piece in pieces:
         segment, new_tokens = piece.segment, range(piece.first, piece.last)
@@ -103,16 +95,25 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, lik
         positions += [prefix_len + depths[token] for token in new_tokens]
         first_logit = len(segment.token_ids) - segment.num_logits
         logit_rows += [start + token - piece.first for token in new_tokens if token >= first_logit]
-        writes.append(Write(segment.row, start, len(token_ids), prefix_len + piece.first))
-        by_token = not piece.is_prompt
-        calls += plan_calls(segment.row, start, prefix_len, segment.parents, new_tokens, by_token, like)
+        cache_rows += [segment.row] * piece.num_tokens
+        cache_slots += range(prefix_len + piece.first, prefix_len + piece.last)
+        calls += plan_calls(
+            segment.row,
+            start,
+            prefix_len,
+            parents=segment.parents,
+            new_tokens=new_tokens,
+            by_token=not piece.is_prompt,
+            like=like,
+        )
     num_logits = len(logit_rows)
     padding = [0] * max(0, rows.lowest - len(token_ids))
     logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)
     return RaggedBatch(
         token_ids=torch.tensor(token_ids + padding, device=like.device),
         positions=torch.tensor(positions + padding, device=like.device),
-        writes=tuple(writes),
+        cache_rows=torch.tensor(cache_rows, device=like.device),
+        cache_slots=torch.tensor(cache_slots, device=like.device),
         calls=tuple(calls),
         logit_rows=torch.tensor(logit_rows + logit_padding, dtype=torch.int64, device=like.device),
         num_logits=num_logits,

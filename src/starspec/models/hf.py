@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import ModelError
-from starspec.models.attention import attend
+from starspec.models.attention import attend, group_queries
 from starspec.models.batch import RaggedBatch
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ModelInfo, Segment
@@ -52,14 +52,13 @@ def ragged_attention(
         names = ", ".join(unsupported) or "a mask or dropout of its own"
         raise ModelError(f"the model's attention uses {names}, which starspec does not support")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = key[0], value[0]
-    for write in starspec_batch.writes:
-        new = slice(write.first, write.last)
-        offset = write.slot - starspec_cache.lengths[write.row]
-        starspec_cache.write(layer, write.row, keys[:, new], values[:, new], offset)
+    num_tokens = len(starspec_batch.cache_rows)
+    new = torch.cat((key, value))[:, :, :num_tokens].permute(2, 0, 1, 3)  # [T, 2, H, D]
+    starspec_cache.scatter(layer, starspec_batch.cache_rows, starspec_batch.cache_slots, new)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = attend(query[0].transpose(0, 1), starspec_cache, layer, starspec_batch.calls, scaling)
-    return out.unsqueeze(0), None
+    grouped = group_queries(query[0].transpose(0, 1), key.shape[1])
+    out = attend(grouped, starspec_cache, layer, starspec_batch.calls, num_heads=query.shape[1], scaling=scaling)
+    return out.view(1, -1, query.shape[1], query.shape[3]), None
 
 
 AttentionInterface.register(ATTENTION_NAME, ragged_attention)

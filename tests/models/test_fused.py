@@ -1,0 +1,134 @@
+import pytest
+import torch
+from tiny import (
+    FAMILIES,
+    VOCAB_SIZE,
+    decode_greedily,
+    generate,
+    make_config,
+    make_info,
+    make_model,
+    plain_logits,
+    prefill,
+    prompt_ids,
+)
+
+from starspec.errors import ModelError
+from starspec.models.fused import FusedRunner
+from starspec.models.hf import TransformersRunner
+from starspec.models.prepack import pack_dense
+from starspec.models.runner import Segment
+
+TOLERANCE = {"atol": 5e-5, "rtol": 2e-4}  # float32: only the order of sums differs
+TREE = (-1, 0, 0, 1, 1, 2)
+
+
+def make_runner(family="llama", dtype=torch.float32, **changes):
+    name = str(dtype).removeprefix("torch.")
+    return FusedRunner(make_model(family, dtype, **changes), make_config(name), make_info(), pack_dense)
+
+
+def mixed_batch(runner):
+    """A prompt, a chain across a key block, a tree, decodes: everything a forward may hold."""
+    rows = [prefill(runner, prompt_ids(length, seed=length)) for length in (0, 62, 63, 5, 30, 64)]
+    return [
+        Segment(rows[0], prompt_ids(40, seed=1), 1),
+        Segment(rows[1], prompt_ids(5, seed=2), 5),
+        Segment(rows[2], prompt_ids(6, seed=3), 6, TREE),
+        *(Segment(row, prompt_ids(1, seed=row), 1) for row in rows[3:]),
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_and_hugging_face_agree_on_a_mixed_batch(family):
+    fused = make_runner(family)
+    unfused = TransformersRunner(make_model(family), make_config(), make_info())
+    logits, expected = fused.forward(mixed_batch(fused)), unfused.forward(mixed_batch(unfused))
+    torch.testing.assert_close(logits, expected, **TOLERANCE)
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_to_float32_as_hugging_face_is(dtype):
+    exact = TransformersRunner(make_model(dtype=dtype).float(), make_config(), make_info())
+    name = str(dtype).removeprefix("torch.")
+    unfused = TransformersRunner(make_model(dtype=dtype), make_config(name), make_info())
+    fused = make_runner(dtype=dtype)
+    expected = exact.forward(mixed_batch(exact))
+    error = (fused.forward(mixed_batch(fused)).float() - expected).square().mean()
+    usual = (unfused.forward(mixed_batch(unfused)).float() - expected).square().mean()
+    assert error < 1.5 * usual
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_decoding_is_that_of_generate(family):
+    plain, runner = make_model(family), make_runner(family)
+    for length in (1, 30, 70):
+        ids = prompt_ids(length, seed=length)
+        assert decode_greedily(runner, ids, 40) == generate(plain, ids, 40)
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (4, 4), (8, 2)])
+def test_any_grouping_of_heads_agrees_with_plain_transformers(heads):
+    shape = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    runner, plain = make_runner(**shape), make_model(**shape)
+    ids = prompt_ids(80)
+    row = prefill(runner, ids[:70])
+    logits = runner.forward([Segment(row, ids[70:], 10)])
+    torch.testing.assert_close(logits, plain_logits(plain, ids)[70:], **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_scaled_rotary_agrees_with_plain_transformers(rope):
+    runner, plain = make_runner(rope_parameters=rope), make_model(rope_parameters=rope)
+    ids = prompt_ids(90)
+    row = prefill(runner, ids[:-1])
+    logits = runner.forward([Segment(row, ids[-1:], 1)])
+    torch.testing.assert_close(logits[0], plain_logits(plain, ids)[-1], **TOLERANCE)
+
+
+def test_a_forward_without_logits_still_writes_the_cache():
+    runner = make_runner()
+    row = prefill(runner, prompt_ids(3))
+    assert runner.forward([Segment(row, [1, 2], 0)]).shape == (0, VOCAB_SIZE)
+    assert runner.cache.values[1][row, :, 3:5].abs().min() > 0
+
+
+def test_the_originals_are_let_go():
+    model = make_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    runner = FusedRunner(model, make_config(), make_info(), pack_dense)
+    left = sum(parameter.numel() for parameter in model.model.layers.parameters())
+    assert left == 0
+    per_token_bytes = 4 * (parameters - VOCAB_SIZE * 96)  # all but the embedding; norms are not linears
+    assert runner.info.num_weight_bytes == pytest.approx(per_token_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("mistral", {"sliding_window": 8}, "sliding window"),
+        ("llama", {"hidden_act": "gelu"}, "gelu"),
+        ("gpt2", {}, "gpt2"),
+    ],
+)
+def test_models_outside_the_family_are_refused_with_the_reason(family, changes, reason):
+    model = make_model("llama" if family == "gpt2" else family, **changes)
+    if family == "gpt2":
+        model.config.model_type = "gpt2"
+    with pytest.raises(ModelError, match=reason):
+        FusedRunner(model, make_config(), make_info(), pack_dense)
