@@ -20,13 +20,13 @@ def top_logprobs(logits: Tensor, token_id: int, num_top: int) -> TopLogprobs:
 
     Args:
         logits: [V], any float dtype and device.
-        num_top: at least 0, at most V.
+        num_top: at least 0; no more than V are returned.
     """
     row = logits.to(torch.float64)
     norm = row.logsumexp(0)
     top: list[tuple[int, float]] = []
-    if num_top:
-        floor = row.topk(num_top).values[-1]
+    if num_top > 0:
+        floor = row.topk(min(num_top, len(row))).values[-1]
         token_ids = (row >= floor).nonzero().squeeze(1)
         order = row[token_ids].sort(descending=True, stable=True).indices[:num_top]
         token_ids = token_ids[order]

@@ -58,9 +58,12 @@ def support(adjusted: Sequence[float], law: TokenLaw) -> dict[int, float]:
         likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= kth]
     if law.top_p < 1:
         mass = {token_id: round(exp(scaled[token_id]) * 2**40) for token_id in likeliest_first}
+        needed = Fraction(law.top_p) * sum(mass.values())
         kept: list[int] = []
-        while sum(mass[token_id] for token_id in kept) < Fraction(law.top_p) * sum(mass.values()):
-            kept.append(likeliest_first[len(kept)])
+        for token_id in likeliest_first:
+            if needed > 0:
+                kept.append(token_id)
+                needed -= mass[token_id]
         likeliest_first = kept
     if law.min_p:
         likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= log(law.min_p)]
@@ -70,13 +73,14 @@ def support(adjusted: Sequence[float], law: TokenLaw) -> dict[int, float]:
 def probabilities(adjusted: Sequence[float], law: TokenLaw) -> list[float]:
     """The law of the next token: what a draw is distributed as. Temperature above 0."""
     weights = {token_id: exp(value) for token_id, value in support(adjusted, law).items()}
-    return [weights.get(token_id, 0.0) / sum(weights.values()) for token_id in range(len(adjusted))]
+    total = sum(weights.values())
+    return [weights.get(token_id, 0.0) / total for token_id in range(len(adjusted))]
 
 
 def next_token(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
     """The token after prompt and output."""
     adjusted = adjust(logits, law, prompt_ids, output_ids)
-    if law.temperature == 0:
+    if law.temperature == 0 or max(adjusted) == -inf:  # or nothing may be drawn
         return adjusted.index(max(adjusted))
     position = len(prompt_ids) + len(output_ids)
     perturbed = {

@@ -1,0 +1,177 @@
+"""Level 1 of docs/lossless.md: whatever is drafted, the tokens are those of plain decoding, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from law_strategies import DTYPES, laws, trees
+from torch import Tensor
+
+from starspec.speculation import reference
+from starspec.speculation.counts import TokenCounts
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.sampling import next_token, propose_token
+from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
+from starspec.speculation.verify import verify_tree, verify_trees
+
+V = 5
+PROMPT = [0, 3]
+NUM_TOKENS = 9
+
+Draft = Callable[[list[int]], DraftTree]  # what is proposed after these tokens
+
+
+class ToyTarget:
+    """A model: a row of logits for every sequence of tokens, made of a hash. Ties are frequent."""
+
+    def __init__(self, model_seed: int, dtype: torch.dtype = torch.float32) -> None:
+        self.model_seed = model_seed
+        self.dtype = dtype
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """The row after these tokens, [V]."""
+        state = reduce(reference.splitmix64, token_ids, self.model_seed)
+        return torch.tensor([reference.splitmix64(state, i) % 9 / 2 for i in range(V)], dtype=self.dtype)
+
+    def tree_logits(self, token_ids: Sequence[int], tree: DraftTree) -> Tensor:
+        """The rows after the tokens and after each node of the tree, [N + 1, V]."""
+        return torch.stack([self.logits([*token_ids, *path_to(tree, node)]) for node in range(ROOT, len(tree.parents))])
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    return [] if node == ROOT else [*path_to(tree, tree.parents[node]), tree.token_ids[node]]
+
+
+def decode_plainly(target: ToyTarget, law: TokenLaw, num_tokens: int = NUM_TOKENS) -> list[int]:
+    output: list[int] = []
+    while len(output) < num_tokens:
+        token_ids = PROMPT + output
+        output.append(next_token(target.logits(token_ids), law, len(token_ids), TokenCounts(PROMPT, output)))
+    return output
+
+
+def decode_with_drafts(target: ToyTarget, law: TokenLaw, draft: Draft) -> list[int]:
+    output: list[int] = []
+    counts = TokenCounts(PROMPT)
+    while len(output) < NUM_TOKENS:
+        token_ids = PROMPT + output
+        tree = draft(token_ids)
+        verdict = verify_tree(tree, target.tree_logits(token_ids, tree), law, len(token_ids), counts)
+        assert verdict.num_accepted == len(verdict.token_ids) - 1
+        assert path_to(tree, ([ROOT, *verdict.accepted_nodes])[-1]) == list(verdict.token_ids[:-1])
+        output.extend(verdict.token_ids)
+        counts.append(verdict.token_ids)
+    return output[:NUM_TOKENS]
+
+
+@given(data=st.data(), law=laws(V), model_seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=150, deadline=None)
+def test_any_drafts_under_any_law_emit_the_plain_tokens(data, law, model_seed, dtype):
+    target = ToyTarget(model_seed, dtype)
+    emitted = decode_with_drafts(target, law, lambda _: data.draw(trees(V)))
+    assert emitted == decode_plainly(target, law)
+
+
+@given(law=laws(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3))
+@settings(deadline=None)
+def test_a_verdict_is_the_references_own_walk(law, model_seed, tree, num_output):
+    target = ToyTarget(model_seed)
+    output = decode_plainly(target, law, num_output)
+    logits = target.tree_logits(PROMPT + output, tree)
+    verdict = verify_tree(tree, logits, law, len(PROMPT + output), TokenCounts(PROMPT, output))
+    assert list(verdict.token_ids) == reference.verify_tree(tree, logits.tolist(), law, PROMPT, output)
+
+
+LAWS = {
+    "greedy": TokenLaw(temperature=0.0),
+    "greedy with penalties": TokenLaw(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
+    "sampled": TokenLaw(temperature=0.7, seed=3),
+    "sampled, top-p": TokenLaw(temperature=1.0, top_p=0.9, seed=4),
+    "sampled, everything": TokenLaw(
+        temperature=1.2,
+        top_k=4,
+        top_p=0.95,
+        min_p=0.02,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias={1: 1.0},
+        min_tokens=4,
+        end_token_ids=(2,),
+        seed=5,
+    ),
+}
+by_law = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
+
+
+@by_law
+def test_a_draft_that_is_always_wrong_costs_speed_and_no_token(law):
+    target = ToyTarget(1)
+    plain = decode_plainly(target, law, NUM_TOKENS + 5)
+
+    def wrong(token_ids: list[int]) -> DraftTree:
+        right = plain[len(token_ids) - len(PROMPT)]
+        siblings = tuple(token_id for token_id in range(V) if token_id != right)
+        return DraftTree(siblings, (ROOT,) * len(siblings))
+
+    assert decode_with_drafts(target, law, wrong) == plain[:NUM_TOKENS]
+
+
+@by_law
+def test_a_draft_that_is_always_right_is_accepted_whole_and_yields_a_bonus_token(law):
+    target = ToyTarget(1)
+    plain = decode_plainly(target, law)
+    tree = DraftTree.chain(plain[:-1])
+    verdict = verify_tree(tree, target.tree_logits(PROMPT, tree), law, len(PROMPT), TokenCounts(PROMPT))
+    assert list(verdict.token_ids) == plain
+
+
+@by_law
+def test_a_hub_that_runs_the_same_model_is_always_right(law):
+    # the same logits, law, seed and position: the guess is the draw (the vocabulary is smaller than 64)
+    target = ToyTarget(2)
+    output: list[int] = []
+    for _ in range(NUM_TOKENS):
+        token_ids = PROMPT + output
+        counts = TokenCounts(PROMPT).with_path(output)
+        output.append(propose_token(target.logits(token_ids), law, len(token_ids), counts))
+    assert output == decode_plainly(target, law)
+
+
+@given(data=st.data(), law=laws(V), model_seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_no_draft_can_change_a_token_only_how_many_come(data, law, model_seed):
+    target = ToyTarget(model_seed)
+    one, other = (
+        verify_tree(tree, target.tree_logits(PROMPT, tree), law, len(PROMPT), TokenCounts(PROMPT)).token_ids
+        for tree in (data.draw(trees(V)), data.draw(trees(V)))
+    )
+    shared = min(len(one), len(other))
+    assert one[:shared] == other[:shared]
+
+
+@given(law=laws(V), model_seed=st.integers(0, 99), tree=trees(V))
+@settings(deadline=None)
+def test_what_the_target_thinks_of_refused_nodes_is_never_looked_at(law, model_seed, tree):
+    target = ToyTarget(model_seed)
+    logits = target.tree_logits(PROMPT, tree)
+    verdict = verify_tree(tree, logits, law, len(PROMPT), TokenCounts(PROMPT))
+    refused = [node + 1 for node in range(tree.num_draft_tokens) if node not in verdict.accepted_nodes]
+    logits[refused] = torch.nan
+    assert verify_tree(tree, logits, law, len(PROMPT), TokenCounts(PROMPT)) == verdict
+    assert verify_trees([tree], logits, [law], [len(PROMPT)], [TokenCounts(PROMPT)]) == [verdict]
+
+
+def test_another_seed_gives_another_text_and_the_same_seed_the_same():
+    texts = [decode_plainly(ToyTarget(3), TokenLaw(temperature=2.0, seed=seed), 20) for seed in (1, 2, 1)]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_decoding_without_drafts_is_verification_of_empty_trees():
+    law = LAWS["sampled, everything"]
+    assert decode_with_drafts(ToyTarget(4), law, lambda _: EMPTY_TREE) == decode_plainly(ToyTarget(4), law)
