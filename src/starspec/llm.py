@@ -1,0 +1,215 @@
+"""The offline API: one process, a target and a hub that take turns on one thread. Like vLLM's `LLM`.
+
+from starspec import LLM, SamplingParams
+
+llm = LLM(model="path/to/target", speculative_config={"model": "path/to/draft", "quantization": "int4"})
+for result in llm.generate(["Hello"], SamplingParams(temperature=0.0, max_tokens=32)):
+    print(result.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, build
+from starspec.errors import ConfigError, RequestError
+from starspec.ids import RequestId
+from starspec.local_star import local_drafts
+from starspec.models.load import load_runner
+from starspec.models.vocabulary import load_tokenizer
+from starspec.sampling_params import SamplingParams
+from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.target.engine import TargetEngine
+from starspec.target.request import choice_specs
+from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
+
+Prompt = str | Sequence[int]
+ChatMessage = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
+    stop_reason: int | str | None = None
+    metrics: RequestStats = field(default_factory=RequestStats)
+
+    def add(self, emission: Emission) -> None:
+        """Take in what one round added."""
+        self.text += emission.text
+        self.token_ids += emission.token_ids
+        if emission.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *emission.logprobs]
+        self.finish_reason, self.stop_reason = emission.finish_reason, emission.stop_reason
+        if emission.stats is not None:
+            self.metrics = emission.stats
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answers to one prompt."""
+
+    prompt: str | None  # None if token ids were given
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+    @property
+    def metrics(self) -> RequestStats:
+        """Statistics of all answers together."""
+        return RequestStats.sum_of([each.metrics for each in self.outputs])
+
+
+class LLM:
+    """A target, and if asked for a draft beside it, in this process.
+
+    Args:
+        model: Hugging Face folder, hub id, .gguf file, or "synthetic:...".
+        speculative_config: vLLM's keys and ours; None decodes plainly.
+        max_num_seqs: sequences decoded at once; more wait.
+        **model_options: other fields of ModelConfig (dtype, device, max_model_len, num_threads, numerics, fused).
+
+    Raises: ConfigError for an option that is unknown or does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        max_num_seqs: int = 8,
+        prefill_chunk: int = 256,
+        **model_options: Any,
+    ) -> None:
+        if isinstance(speculative_config, Mapping):
+            speculative_config = SpeculativeConfig.from_mapping(speculative_config)
+        config = _model_config(model, max_num_seqs, model_options)
+        target_config = TargetConfig(name="llm", max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
+        self.tokenizer = load_tokenizer(model)
+        self.stats = TargetStats()
+        drafts = local_drafts(config, speculative_config, self.stats, self.tokenizer)
+        self.engine = TargetEngine(load_runner(config), self.tokenizer, drafts, target_config, self.stats)
+        self._request_numbers = itertools.count(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the hub. Idempotent."""
+        self.engine.drafts.shutdown()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt, all at once as far as the cache has rows.
+
+        Args:
+            prompts: text or token ids, one or several.
+            sampling_params: for all prompts or one each; default SamplingParams().
+        Returns: one result a prompt, in the caller's order.
+        Raises: RequestError if a prompt can never run; no prompt has been answered then.
+        """
+        several = _as_list(prompts)
+        params = _params_for(several, sampling_params)
+        results, answers = [], dict[RequestId, CompletionOutput]()
+        specs = []
+        for prompt, each in zip(several, params, strict=True):
+            token_ids = self._token_ids(prompt)
+            outputs = [CompletionOutput(choice) for choice in range(each.n)]
+            results.append(RequestOutput(prompt if isinstance(prompt, str) else None, token_ids, outputs))
+            for output, spec in zip(outputs, choice_specs(token_ids, each, self._eos_token_ids), strict=True):
+                request_id = RequestId(f"llm-{next(self._request_numbers)}")
+                answers[request_id] = output
+                specs.append((request_id, spec))
+        for _, spec in specs:
+            self.engine.check(spec)
+        self._run(specs, answers)
+        return results
+
+    def chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template. As `generate` otherwise."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        if not self.tokenizer.chat_template:
+            raise RequestError("this model has no chat template; use generate", "messages")
+        prompts: list[Prompt] = [
+            self.tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=True, return_dict=False)
+            for each in conversations
+        ]
+        return self.generate(prompts, sampling_params)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Emission]:
+        """Answer one prompt piece by piece. Closing the iterator aborts the request."""
+        params = sampling_params or SamplingParams()
+        if params.n != 1:
+            raise RequestError("stream answers one choice at a time; set n to 1", "n")
+        request_id = RequestId(f"llm-{next(self._request_numbers)}")
+        (spec,) = choice_specs(self._token_ids(prompt), params, self._eos_token_ids)
+        self.engine.submit(request_id, spec)
+        try:
+            while self.engine.has_work:
+                yield from (each for each in self.engine.step() if each.request_id == request_id)
+        finally:
+            self.engine.abort(request_id)
+
+    @property
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        return self.engine.runner.info.eos_token_ids
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self.tokenizer.encode(prompt))
+        return list(prompt)
+
+    def _run(self, specs: list[tuple[RequestId, RequestSpec]], answers: dict[RequestId, CompletionOutput]) -> None:
+        """Feed the waiting line as it empties; on an exception, abort what is left."""
+        waiting = iter(specs)
+        upcoming = next(waiting, None)
+        try:
+            while upcoming is not None or self.engine.has_work:
+                while upcoming is not None and self.engine.has_room:
+                    self.engine.submit(*upcoming)
+                    upcoming = next(waiting, None)
+                for emission in self.engine.step():
+                    answers[emission.request_id].add(emission)
+        finally:
+            for request_id in answers:
+                self.engine.abort(request_id)
+
+
+def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
+    return build(ModelConfig, {"model": model, "num_rows": max_num_seqs, **options}, "LLM")
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]  # a list of ids is one prompt
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise ConfigError(f"{len(prompts)} prompts but {len(params)} sampling_params")
+    return params

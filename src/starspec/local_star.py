@@ -1,0 +1,67 @@
+"""A star within one process: a target whose hub runs on the same thread, in the time that the target waits for it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.draft.admission import admit
+from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_of
+from starspec.draft.loop import HubLoop
+from starspec.errors import ConfigError
+from starspec.ids import TargetId
+from starspec.length.policy import FixedLength
+from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab_fingerprint
+from starspec.speculation.stats import TargetStats
+from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.memory import MemoryHub
+from starspec.wire.messages import PROTOCOL_VERSION, Hello
+
+NO_DEADLINE_S = 3600.0  # nobody else could act while the target does not wait for its own hub
+
+
+def local_drafts(
+    target: ModelConfig, speculative: SpeculativeConfig | None, stats: TargetStats, tokenizer: Any
+) -> Drafts:
+    """The drafts of a target that has no hub elsewhere.
+
+    Args:
+        tokenizer: the target's, to be compared with the draft's.
+    Raises: ConfigError if the config names a hub elsewhere or no draft; VocabularyMismatch; ModelError.
+    """
+    if speculative is None:
+        return NoDrafts()
+    policy = FixedLength(speculative.num_speculative_tokens)
+    if speculative.method == "ngram":
+        return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+    if speculative.remote.endpoint is not None:
+        raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
+    if speculative.model is None:
+        raise ConfigError("speculative config: give the draft's model")
+    check_vocabularies(tokenizer, load_tokenizer(speculative.model))
+    hub_config = HubConfig(max_draft_tokens=max(1, speculative.num_speculative_tokens))
+    loaded = _load_draft(target, speculative)
+    transport = MemoryHub(partial(admit, terms_of(loaded, hub_config)), is_coded=False)
+    loop = HubLoop(build_hub(loaded.drafter, hub_config), transport, time.monotonic)
+    hello = Hello(PROTOCOL_VERSION, TargetId("llm"), len(tokenizer), vocab_fingerprint(tokenizer))
+    link = transport.connect(hello, partial(loop.turn, 0.0))
+    return RemoteDrafts(link, policy, stats, time.monotonic, deadline_s=NO_DEADLINE_S)
+
+
+def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDrafter:
+    """The draft runs as the target does, but for its weights; it has a row for each of the target's."""
+    assert speculative.model is not None
+    model = ModelConfig(
+        model=speculative.model,
+        dtype=target.dtype,
+        device=target.device,
+        quantization=speculative.quantization,
+        numerics="fast",  # a draft's last bits decide nothing
+        max_model_len=speculative.max_model_len or target.max_model_len,
+        num_rows=target.num_rows,
+        fused=target.fused,
+    )
+    return load_drafter(speculative, model, target.num_rows)
