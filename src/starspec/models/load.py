@@ -43,10 +43,13 @@ def load_runner(config: ModelConfig) -> ModelRunner:
 
 def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunner:
     from starspec.models.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
+    from starspec.models.fused import FusedRunner, why_not_fused  # noqa: PLC0415
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
     from starspec.models.packing import make_packer, swap_linears  # noqa: PLC0415
 
     pack = make_packer(config, info.vocab_size)
+    if config.fused and why_not_fused(model) is None:
+        return FusedRunner(model, config, info, pack)
     if config.fused or config.quantization != "none":
         swap_linears(model, pack)
     expected = own_logits(model)
