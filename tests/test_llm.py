@@ -1,0 +1,93 @@
+"""The offline API, over synthetic models: real engine, real hub, no weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from starspec import LLM, ConfigError, RequestError, SamplingParams
+
+TARGET = "synthetic:role=target,step_ms=0"
+DRAFT = "synthetic:role=draft,step_ms=0,alpha=0.8"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SPECULATIVE = {
+    "plain": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
+    "draft": {"model": DRAFT, "num_speculative_tokens": 4},
+    "long draft": {"model": DRAFT, "num_speculative_tokens": 16},
+}
+
+
+def llm_of(name: str, **options: object) -> LLM:
+    return LLM(TARGET, speculative_config=SPECULATIVE[name], max_model_len=256, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft", "long draft"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_changes_no_token(name: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=24)
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9] * 8]
+    plain = llm_of("plain").generate(prompts, params)
+    drafted = llm_of(name, max_num_seqs=2).generate(prompts, params)
+    assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
+    assert [each.outputs[0].text for each in drafted] == [each.outputs[0].text for each in plain]
+
+
+def test_a_good_draft_saves_forwards() -> None:
+    (result,) = llm_of("draft").generate([[1, 2, 3]], GREEDY)
+    assert result.metrics.acceptance.block_efficiency > 2.0
+    assert result.metrics.acceptance.num_emitted_tokens == 24
+    assert sum(result.metrics.acceptance_histogram) == result.metrics.acceptance.num_drafts
+
+
+def test_one_prompt_of_text_or_ids_is_one_result() -> None:
+    llm = llm_of("plain")
+    ids = llm.tokenizer.encode("hello")
+    (of_text,), (of_ids,) = llm.generate("hello", GREEDY), llm.generate(ids, GREEDY)
+    assert of_text.prompt == "hello"
+    assert of_ids.prompt is None
+    assert of_text.outputs[0].token_ids == of_ids.outputs[0].token_ids
+
+
+def test_answers_of_one_prompt_have_seeds_of_their_own() -> None:
+    (result,) = llm_of("draft").generate([[1, 2]], SamplingParams(n=3, seed=1, temperature=100.0, max_tokens=12))
+    assert len({tuple(each.token_ids) for each in result.outputs}) == 3
+    single = llm_of("plain").generate([[1, 2]], SamplingParams(seed=2, temperature=100.0, max_tokens=12))
+    assert single[0].outputs[0].token_ids == result.outputs[1].token_ids
+
+
+def test_more_prompts_than_the_waiting_line_holds_are_all_answered() -> None:
+    results = llm_of("draft", max_num_seqs=4).generate([[each % 50 + 1] for each in range(300)], GREEDY)
+    assert all(each.outputs[0].finish_reason == "length" for each in results)
+
+
+def test_streamed_pieces_join_to_the_answer_and_closing_frees_the_row() -> None:
+    llm = llm_of("draft")
+    (whole,) = llm.generate([[3, 4]], GREEDY)
+    pieces = list(llm.stream([3, 4], GREEDY))
+    assert "".join(each.text for each in pieces) == whole.outputs[0].text
+    assert pieces[-1].finish_reason == "length"
+    stream = llm.stream([3, 4], GREEDY)
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_work
+    llm.engine.check_integrity()
+
+
+def test_logprobs_are_the_targets_own_whatever_was_drafted() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=10, logprobs=2)
+    plain, drafted = (llm_of(name).generate([[9]], params)[0].outputs[0] for name in ("plain", "draft"))
+    assert plain.logprobs == drafted.logprobs
+    assert [each.token_id for each in plain.logprobs or []] == plain.token_ids
+
+
+def test_bad_options_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="dtpye.*did you mean 'dtype'"):
+        LLM(TARGET, dtpye="float32")
+    with pytest.raises(ConfigError, match="num_spec_tokens"):
+        LLM(TARGET, speculative_config={"num_spec_tokens": 3})
+    with pytest.raises(ConfigError, match="give the draft's model"):
+        LLM(TARGET, speculative_config={"method": "draft_model"})
+    with pytest.raises(RequestError, match="empty"):
+        llm_of("plain").generate([[]], GREEDY)
+    with pytest.raises(ConfigError, match="2 prompts but 1"):
+        llm_of("plain").generate([[1], [2]], [GREEDY])
