@@ -155,6 +155,12 @@ class GatewayConfig:
     keys: str | None = None
     insecure: bool = False
     max_body_bytes: int = 4 * 1024 * 1024
+    generation_config: Literal["auto", "ignore"] = "auto"  # whether the model's generation_config.json gives defaults
+    keep_alive_s: float = 15.0  # a stream without a token for so long gets an SSE comment
+    shutdown_timeout_s: float = 30.0  # answers in flight may end for so long after `stop`
+
+    def __post_init__(self) -> None:
+        _one_of("generation_config", self.generation_config, ("auto", "ignore"))
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:

@@ -16,6 +16,7 @@ from starspec.sampling_params import SamplingParams
 from starspec.wire.messages import RequestSpec
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
+SEEDS: Final = 2**63  # any integer is a seed; those that differ by a multiple of this are the same
 SPECULATIVE_KEYS: Final = ["num_speculative_tokens"]
 
 
@@ -76,7 +77,7 @@ class Translator:
         }
         return SamplingParams(
             max_tokens=max_tokens,
-            seed=request.seed,
+            seed=None if request.seed is None else request.seed % SEEDS,
             stop=tuple(stop),
             stop_token_ids=tuple(end_ids),
             logit_bias=self._logit_bias(request.logit_bias or {}),
@@ -121,7 +122,6 @@ class Translator:
     ) -> Order:
         for prompt in prompts:
             self._check_prompt(prompt, param, max_model_len)
-        laws = params.laws(self._codec.eos_token_ids)
         num_draft_tokens = speculation_length(request.speculative)
         specs = tuple(
             RequestSpec(
@@ -135,7 +135,7 @@ class Translator:
                 num_draft_tokens=num_draft_tokens,
             )
             for prompt in prompts
-            for law in laws
+            for law in params.laws(self._codec.eos_token_ids)
         )
         return Order(specs=specs, num_prompts=len(prompts), options=_reply_options(request, params))
 
@@ -163,7 +163,7 @@ def speculation_length(speculative: bool | dict[str, Any] | None) -> int | None:
     for key in speculative:
         if key not in SPECULATIVE_KEYS:
             hint = nearest(key, SPECULATIVE_KEYS)
-            raise RequestError(f"speculative: unknown key {ascii(key)}{hint}", "speculative")
+            raise RequestError(f"speculative: unknown key {key!a}{hint}", "speculative")
     length = speculative.get("num_speculative_tokens")
     if length is None:
         return None

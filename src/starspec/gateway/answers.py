@@ -1,0 +1,87 @@
+"""One answer as it grows at the gateway, and the sums over the answers of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starspec.gateway.replies import FinishReason, RequestMetrics, SpeculativeMetrics, Usage
+from starspec.speculation.stats import RequestStats
+from starspec.wire.messages import Emission, TokenLogprob
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything that was emitted for one choice."""
+
+    index: int
+    prompt_token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    stats: RequestStats | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was emitted yet."""
+        return not self.token_ids and self.finish_reason is None
+
+    def add(self, emission: Emission) -> None:
+        self.text += emission.text
+        self.token_ids.extend(emission.token_ids)
+        self.logprobs.extend(emission.logprobs or ())
+        self.finish_reason = finish_reason_of(emission)
+        self.stop_reason = emission.stop_reason
+        self.stats = emission.stats or self.stats
+
+
+def finish_reason_of(emission: Emission) -> FinishReason | None:
+    """Of an emission that the router let pass: broken-off answers never come this far."""
+    reason = emission.finish_reason
+    assert reason in (None, "stop", "length")
+    return reason
+
+
+def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> Usage:
+    """Each prompt counts once, however many answers it gets."""
+    num_completion_tokens = sum(len(answer.token_ids) for answer in answers)
+    return Usage(num_prompt_tokens, num_completion_tokens, num_prompt_tokens + num_completion_tokens)
+
+
+def metrics_of(answers: Sequence[Answer]) -> RequestMetrics:
+    """What the answers cost and gained."""
+    stats = [answer.stats for answer in answers if answer.stats is not None]
+    speculative = speculative_metrics(stats)
+    if len(answers) != 1 or not stats:
+        return RequestMetrics(speculative_decoding=speculative)
+    return _timed(speculative, stats[0], len(answers[0].token_ids))
+
+
+def speculative_metrics(stats: Sequence[RequestStats]) -> SpeculativeMetrics:
+    """Sums; rates are of the sums."""
+    total = RequestStats.sum_of(stats)
+    histogram = total.acceptance_histogram
+    histogram += [0] * (total.num_spec_tokens + 1 - len(histogram))
+    return SpeculativeMetrics(
+        mean_acceptance_length=total.acceptance.acceptance_length,
+        draft_acceptance_rate=total.acceptance.acceptance_rate,
+        acceptance_histogram=histogram,
+        num_spec_steps=total.acceptance.num_drafts,
+        num_accepted_draft_tokens=total.acceptance.num_accepted_tokens,
+        num_draft_tokens=total.acceptance.num_draft_tokens,
+        num_spec_tokens=total.num_spec_tokens,
+    )
+
+
+def _timed(speculative: SpeculativeMetrics, stats: RequestStats, num_tokens: int) -> RequestMetrics:
+    gaps = num_tokens - 1
+    return RequestMetrics(
+        speculative_decoding=speculative,
+        time_to_first_token_ms=max(0.0, stats.time_to_first_token_s - stats.queue_s) * 1e3,
+        generation_time_ms=stats.generation_s * 1e3,
+        queue_time_ms=stats.queue_s * 1e3,
+        mean_itl_ms=stats.generation_s * 1e3 / gaps if gaps > 0 else None,
+        tokens_per_second=gaps / stats.generation_s if gaps > 0 and stats.generation_s > 0 else None,
+    )

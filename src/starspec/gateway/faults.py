@@ -1,0 +1,103 @@
+"""From an exception to what a client is told: `{"error": {message, type, param, code}}` and an HTTP status."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from starspec.errors import CapacityError, LinkError, RequestError
+
+RETRY_AFTER_LOST_S: Final = 1.0  # a supervisor restarts a target within seconds
+TYPES: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a request did not go well, in the client's words."""
+
+    status: int
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> bytes:
+        """The JSON of an error response, or of the event that ends a broken stream. ASCII, whatever was quoted."""
+        kind = TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        return json.dumps({"error": error}).encode("ascii")
+
+    def response(self) -> Response:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(self.body(), self.status, headers, media_type="application/json")
+
+
+def fault_of(error: Exception) -> Fault:
+    """What to tell the client. Never quotes an unexpected exception: its text may hold paths or prompts.
+
+    Effects: an unexpected exception is logged.
+    """
+    match error:
+        case RequestError():
+            return Fault(error.status, str(error), error.param)
+        case CapacityError():
+            return Fault(503, str(error), None, error.retry_after_s)
+        case LinkError():
+            return Fault(503, str(error), None, RETRY_AFTER_LOST_S)
+        case RequestValidationError():
+            return _of_validation(error.errors())
+        case HTTPException():
+            return Fault(error.status_code, str(error.detail))
+    log.error("a request failed", exc_info=error)
+    return Fault(500, "internal error; the gateway's log says more")
+
+
+def _of_validation(errors: Sequence[Any]) -> Fault:
+    """The first thing that is wrong with a body, naming the parameter as in `messages[0].content`."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Fault(400, f"the body is no valid JSON: {first.get('ctx', {}).get('error', 'cannot be read')}")
+    path = [part for part in first["loc"] if part != "body"]
+    if not path:
+        return Fault(400, "the body must be a JSON object, sent as application/json")
+    param = _dotted(path)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return Fault(400, f"{param} is required", param)
+    return Fault(400, f"{param}: {message[:1].lower()}{message[1:]}", param)
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    """`("messages", 0, "content", "str")` -> `messages[0].content`: what follows a union's field names its branch."""
+    dotted = ""
+    for part in path:
+        if isinstance(part, int):
+            dotted += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
+            dotted += f".{part}" if dotted else part
+        else:
+            break
+    return dotted

@@ -1,0 +1,81 @@
+"""The answers of one HTTP request while they are made, and the promise that none outlives its client."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from starspec.errors import StarspecError
+from starspec.gateway.order import Order
+from starspec.gateway.router import Router, Spoke
+from starspec.ids import RequestId
+from starspec.wire.messages import Emission
+
+
+class Progress(NamedTuple):
+    """What one round added to one answer."""
+
+    choice: int
+    emission: Emission
+
+
+class Generation:
+    """A context manager: entering submits every answer, leaving aborts those that are not finished, however it is left.
+
+    The queue inside is bounded by the answers' own lengths, which the targets bound by their context.
+    """
+
+    def __init__(self, router: Router, order: Order, reply_id: str) -> None:
+        self._router = router
+        self._order = order
+        self._reply_id = reply_id
+        self._placed: list[tuple[Spoke, RequestId]] = []
+        self._events: asyncio.Queue[tuple[int, Emission | StarspecError]] = asyncio.Queue()
+        self._num_unfinished = len(order.specs)
+
+    def __enter__(self) -> Self:
+        """Raises: CapacityError if no target can take an answer; those already submitted are aborted."""
+        try:
+            for index, spec in enumerate(self._order.specs):
+                spoke = self._router.pick(len(spec.prompt_token_ids))
+                request_id = RequestId(f"{self._reply_id}-{index}")
+                self._placed.append((spoke, request_id))
+                spoke.submit(request_id, spec, partial(self._note, index))
+        except StarspecError:
+            self._abandon()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abandon()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_unfinished == 0
+
+    async def next(self, timeout_s: float | None = None) -> Progress | None:
+        """The next progress of any answer; None if `timeout_s` passes without one.
+
+        Raises: StarspecError if an answer was refused or broke off: the request as a whole has failed then.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                choice, event = await self._events.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, StarspecError):
+            raise event
+        if event.finish_reason is not None:
+            self._num_unfinished -= 1
+        return Progress(choice, event)
+
+    def _note(self, choice: int, event: Emission | StarspecError) -> None:
+        self._events.put_nowait((choice, event))
+
+    def _abandon(self) -> None:
+        for spoke, request_id in self._placed:
+            spoke.abandon(request_id)

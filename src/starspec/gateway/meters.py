@@ -1,0 +1,95 @@
+"""What the gateway counts of itself, next to what it knows of targets and hub."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from starspec.observe.metrics import PREFIX, StatusCollector, StatusSnapshot
+
+LATENCY_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+COUNTED_ROUTES: Final = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/metrics"}
+)
+
+
+class Meters:
+    """Counters of one gateway in a registry of its own, together with the status collector."""
+
+    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(StatusCollector(snapshot))
+        self.requests = Counter(
+            f"{PREFIX}gateway_requests", "HTTP requests answered.", ["route", "status"], registry=self.registry
+        )
+        self.in_flight = Gauge(f"{PREFIX}gateway_requests_in_flight", "Being answered now.", registry=self.registry)
+        self.disconnects = Counter(
+            f"{PREFIX}gateway_disconnects", "Clients that left before their answer ended.", registry=self.registry
+        )
+        self.prompt_tokens = Counter(f"{PREFIX}prompt_tokens", "Prompt tokens accepted.", registry=self.registry)
+        self.time_to_first_token = Histogram(
+            f"{PREFIX}time_to_first_token_seconds",
+            "Arrival at the gateway to the first token.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.latency = Histogram(
+            f"{PREFIX}e2e_request_latency_seconds",
+            "Arrival at the gateway to the last token.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+
+
+class RequestMeter:
+    """ASGI middleware that counts requests by route and status."""
+
+    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+        self._app = app
+        self._meters = meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = "none"  # the client left before there was one
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        route = scope["path"] if scope["path"] in COUNTED_ROUTES else "other"
+        with self._meters.in_flight.track_inprogress():
+            try:
+                await self._app(scope, receive, noted)
+            finally:
+                self._meters.requests.labels(route, status).inc()
+
+
+class Stopwatch:
+    """Times one generation request."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+        self._started_s = time.monotonic()
+        self._is_first = True
+
+    def progress(self) -> None:
+        """A token came."""
+        if self._is_first:
+            self._is_first = False
+            self._meters.time_to_first_token.observe(time.monotonic() - self._started_s)
+
+    def finish(self) -> None:
+        """The last token came."""
+        self._meters.latency.observe(time.monotonic() - self._started_s)
+
+    def abandon(self) -> None:
+        """The client left."""
+        self._meters.disconnects.inc()

@@ -1,0 +1,114 @@
+"""What the routes answer with: OpenAI's objects and vLLM's additions, as they go over HTTP."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class SpeculativeMetrics(Struct, frozen=True, kw_only=True):
+    """vLLM's `metrics.speculative_decoding`; sums over the answers of a request."""
+
+    mean_acceptance_length: float  # with the target's own token
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # [accepted tokens] -> speculative rounds
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int  # the speculation length
+
+
+class RequestMetrics(Struct, frozen=True, kw_only=True):
+    """vLLM's `metrics`. Times describe one answer, so they are null for several."""
+
+    speculative_decoding: SpeculativeMetrics
+    time_to_first_token_ms: float | None = None  # from the cache row to the first token
+    generation_time_ms: float | None = None  # first token to last
+    queue_time_ms: float | None = None  # arrival at the target to the cache row
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None  # after the first token
+
+
+class TokenAlternative(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatTokenLogprob]
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """Base of whole and partial choices."""
+
+    index: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Choice, frozen=True, kw_only=True):
+    text: str
+    logprobs: CompletionLogprobs | None = None
+
+
+class AssistantMessage(Struct, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Choice, frozen=True, kw_only=True):
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+
+
+class Delta(Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatDeltaChoice(Choice, frozen=True, kw_only=True):
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+
+
+AnyChoice = CompletionChoice | ChatChoice | ChatDeltaChoice
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    """A whole response, or one chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[AnyChoice]
+    usage: Usage | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET

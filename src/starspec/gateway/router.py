@@ -1,0 +1,231 @@
+"""Which target answers, and whether it still lives.
+
+A `Spoke` is the gateway's view of one target: its link, its last status, the requests that are open there. The
+`Router` picks the least loaded one. Nothing here waits for a target: sending never blocks, and a target that is gone
+or silent fails the requests that it held, and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import structlog
+
+from starspec.errors import CapacityError, OurBug, PeerLost, RequestError, StarspecError
+from starspec.ids import RequestId
+from starspec.wire.messages import (
+    Abort,
+    Ask,
+    Emission,
+    GatewayToTarget,
+    Rejected,
+    RequestSpec,
+    Submit,
+    TargetStatus,
+    TargetToGateway,
+)
+
+ASK_INTERVAL_S: Final = 0.5  # between questions for a target's status; each also renews the lease there
+SILENCE_S: Final = 30.0  # a connected target that says nothing for so long hangs; one step may take seconds
+PAUSE_S: Final = 8.0  # this process slept for longer: targets may have ended our leases (10 s) without a word
+
+log = structlog.get_logger()
+
+Sink = Callable[[Emission | StarspecError], None]
+"""Takes what happens to one request; after an error or a finish reason nothing follows."""
+
+
+class TargetLink(Protocol):
+    """One connection to one target; reconnects by itself."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the target is, for logs and metrics."""
+        ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def send(self, message: GatewayToTarget) -> None:
+        """Hand a message over without waiting; dropped while not connected."""
+        ...
+
+    async def receive(self) -> TargetToGateway:
+        """The next message, whenever it comes.
+
+        Raises: PeerLost once each time the connection breaks; what was in flight is gone.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Spoke:
+    """One target as this gateway sees it."""
+
+    def __init__(self, link: TargetLink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link = link
+        self._clock = clock
+        self._open: dict[RequestId, Sink] = {}
+        self._num_others = 0  # requests there that are not ours
+        self._heard_s = clock()
+        self._asked_s = clock()
+        self.status: TargetStatus | None = None
+        self.last_assigned = 0
+
+    @property
+    def endpoint(self) -> str:
+        return self._link.endpoint
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has told its status and the link stands."""
+        return self.status is not None and self._link.is_connected
+
+    @property
+    def load(self) -> int:
+        """Requests there, running and waiting: ours as of now, the others' as of the last status."""
+        return self._num_others + len(self._open)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
+        """Start a request; what becomes of it goes to `sink`."""
+        self._open[request_id] = sink
+        self._link.send(Submit(request_id, spec))
+
+    def abandon(self, request_id: RequestId) -> None:
+        """Nobody waits any more: abort the request if it is still open. Never blocks, never raises."""
+        if self._open.pop(request_id, None) is not None:
+            self._link.send(Abort(request_id))
+
+    async def listen(self) -> None:
+        """Hand out what the target says, for ever."""
+        while True:
+            try:
+                message = await self._link.receive()
+            except PeerLost as error:
+                self._lose(str(error))
+            else:
+                self._heard_s = self._clock()
+                self._handle(message)
+
+    async def ask(self) -> None:
+        """Ask for the status, for ever, and notice silence."""
+        while True:
+            self.check()
+            self._link.send(Ask())
+            await asyncio.sleep(ASK_INTERVAL_S)
+
+    def check(self) -> None:
+        """Judge silence, the target's or this process's own."""
+        now = self._clock()
+        if now - self._asked_s > PAUSE_S:
+            self._lose("the gateway was paused for longer than targets keep requests")
+        elif self.status is not None and now - self._heard_s > SILENCE_S:
+            self._lose(f"target {self.status.target_id} has said nothing for {SILENCE_S:.0f} s")
+        self._asked_s = now
+
+    def close(self) -> None:
+        """Abort everything that is open and free the link."""
+        for request_id in list(self._open):
+            self.abandon(request_id)
+        self._link.close()
+
+    def _handle(self, message: TargetToGateway) -> None:
+        match message:
+            case TargetStatus():
+                if self.status is None:
+                    log.info("target connected", target=message.target_id, endpoint=self.endpoint)
+                self.status = message
+                self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
+            case Rejected(request_id=request_id) if request_id in self._open:
+                self._open.pop(request_id)(_refusal(message))
+            case Emission(request_id=request_id) if request_id in self._open:
+                is_last = message.finish_reason is not None
+                sink = self._open.pop(request_id) if is_last else self._open[request_id]
+                sink(_broken_off(message) or message)
+            case _:
+                pass  # about a request that was abandoned while this was on its way
+
+    def _lose(self, why: str) -> None:
+        """Fail every open request; the target is skipped until it tells its status again."""
+        if self.status is not None:
+            log.warning("target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
+        lost, self._open = self._open, {}
+        self.status = None
+        self._num_others = 0
+        for sink in lost.values():
+            sink(PeerLost(f"the target of this request is lost: {why}"))
+
+
+class Router:
+    """All targets of this gateway. Use as an async context manager: its tasks live inside."""
+
+    def __init__(self, links: Sequence[TargetLink], clock: Callable[[], float] = time.monotonic) -> None:
+        self.spokes = tuple(Spoke(link, clock) for link in links)
+        self._num_assigned = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        for spoke in self.spokes:
+            self._tasks += [asyncio.create_task(spoke.listen()), asyncio.create_task(spoke.ask())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for spoke in self.spokes:
+            spoke.close()
+
+    @property
+    def statuses(self) -> tuple[TargetStatus, ...]:
+        """Of the targets that live."""
+        return tuple(spoke.status for spoke in self.spokes if spoke.is_live and spoke.status is not None)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest context that a living target has; None if none lives."""
+        return max((status.max_model_len for status in self.statuses), default=None)
+
+    def pick(self, prompt_len: int) -> Spoke:
+        """The least loaded living target whose context holds the prompt; of equals, the longest without a request.
+
+        Raises: CapacityError if there is none.
+        """
+        fit = [spoke for spoke in self.spokes if spoke.is_live and _holds(spoke, prompt_len)]
+        if not fit:
+            raise CapacityError("no target is connected that could take this request")
+        spoke = min(fit, key=lambda each: (each.load, each.last_assigned))
+        self._num_assigned += 1
+        spoke.last_assigned = self._num_assigned
+        return spoke
+
+
+def _holds(spoke: Spoke, prompt_len: int) -> bool:
+    return spoke.status is not None and prompt_len < spoke.status.max_model_len
+
+
+def _refusal(rejected: Rejected) -> StarspecError:
+    is_capacity = rejected.status == 429 or rejected.status >= 500
+    if is_capacity:
+        return CapacityError(rejected.message, rejected.retry_after_s or 1.0)
+    return RequestError(rejected.message, rejected.param, rejected.status)
+
+
+def _broken_off(emission: Emission) -> StarspecError | None:
+    """The error that a last emission stands for, if it ended neither by stop nor by length."""
+    if emission.finish_reason == "abort":
+        return CapacityError("the target gave this request up; it may be shutting down")
+    if emission.finish_reason == "error":
+        return OurBug("the target failed on this request; its log says more")
+    return None

@@ -1,0 +1,118 @@
+"""What the routes accept: OpenAI's request bodies with vLLM's additions.
+
+Types are strict, so that `"temperature": "hot"` is a 400 that names `temperature`. Ranges of sampling parameters are
+checked in one place, `SamplingParams`. What is not a field here lands in `model_extra`: `unsupported.py` judges it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_COUNT: Final = 2**31 - 1  # of any count or token id
+MAX_PROMPTS: Final = 64  # of one completions request
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair; UTF-8 cannot, and neither can a tokenizer."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode text") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+TokenIds = list[Count]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A JSON object; null means absent; unknown keys are kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Body):
+    """What both kinds of completion share."""
+
+    model: Text | None = None
+    n: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = None
+    seed: int | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: bool | dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None  # accepted for compatibility: nothing depends on who asks
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Text | list[Text] | TokenIds | list[TokenIds]
+    logprobs: Count | None = None
+    add_special_tokens: bool | None = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(Body):
+    role: Annotated[Text, Field(min_length=1)]
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
+
+
+class ChatPrompt(Body):
+    """What the chat template sees."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(ChatPrompt, SamplingFields):
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    max_completion_tokens: Count | None = None
+
+
+class TokenizeRequest(Body):
+    """A prompt, or messages for the chat template."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    model: Text | None = None
+    tokens: TokenIds

@@ -1,0 +1,193 @@
+"""Answers in OpenAI's two forms: text completions and chat completions, whole or as stream chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import UNSET, UnsetType
+
+from starspec.gateway.answers import Answer, finish_reason_of
+from starspec.gateway.logprobs import chat_logprobs, completion_logprobs
+from starspec.gateway.order import ReplyOptions
+from starspec.gateway.replies import (
+    AnyChoice,
+    AssistantMessage,
+    ChatChoice,
+    ChatDeltaChoice,
+    CompletionChoice,
+    Delta,
+    Reply,
+    RequestMetrics,
+    Usage,
+)
+from starspec.gateway.token_text import TokenText
+from starspec.wire.messages import Emission
+
+
+class Shape(Protocol):
+    """One of the two forms."""
+
+    whole_object: str
+    chunk_object: str
+
+    def opening(self, answer: Answer) -> AnyChoice | None:
+        """What a stream says of an answer before its first text."""
+        ...
+
+    def part(self, answer: Answer, emission: Emission) -> AnyChoice | None:
+        """What a stream says of one emission, which `answer` already holds; None if there is nothing to say."""
+        ...
+
+    def whole(self, answer: Answer) -> AnyChoice:
+        """A finished answer."""
+        ...
+
+
+class CompletionShape:
+    """`/v1/completions`."""
+
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, options: ReplyOptions, tokens: TokenText) -> None:
+        self._options = options
+        self._tokens = tokens
+        self._offsets: dict[int, int] = {}  # answer -> characters of its tokens so far
+
+    def opening(self, answer: Answer) -> AnyChoice | None:  # noqa: ARG002 (the form has none)
+        return None
+
+    def part(self, answer: Answer, emission: Emission) -> AnyChoice | None:
+        if _says_nothing(emission, self._options):
+            return None
+        logprobs = None
+        if self._options.num_top_logprobs is not None:
+            offset = self._offsets.get(answer.index, 0)
+            logprobs, self._offsets[answer.index] = completion_logprobs(emission.logprobs or [], self._tokens, offset)
+        return CompletionChoice(
+            index=answer.index,
+            text=emission.text,
+            logprobs=logprobs,
+            finish_reason=finish_reason_of(emission),
+            stop_reason=emission.stop_reason,
+            token_ids=_token_ids(emission.token_ids, self._options),
+            prompt_token_ids=_prompt_token_ids(answer, emission, self._options),
+        )
+
+    def whole(self, answer: Answer) -> AnyChoice:
+        logprobs = None
+        if self._options.num_top_logprobs is not None:
+            logprobs, _ = completion_logprobs(answer.logprobs, self._tokens, 0)
+        return CompletionChoice(
+            index=answer.index,
+            text=answer.text,
+            logprobs=logprobs,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=_token_ids(answer.token_ids, self._options),
+            prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
+        )
+
+
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, options: ReplyOptions, tokens: TokenText) -> None:
+        self._options = options
+        self._tokens = tokens
+
+    def opening(self, answer: Answer) -> AnyChoice | None:
+        return ChatDeltaChoice(
+            index=answer.index,
+            delta=Delta("assistant", ""),
+            prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
+        )
+
+    def part(self, answer: Answer, emission: Emission) -> AnyChoice | None:
+        if _says_nothing(emission, self._options):
+            return None
+        logprobs = None
+        if self._options.num_top_logprobs is not None:
+            logprobs = chat_logprobs(emission.logprobs or [], self._tokens, self._options.num_top_logprobs)
+        return ChatDeltaChoice(
+            index=answer.index,
+            delta=Delta(content=emission.text) if emission.text else Delta(),
+            logprobs=logprobs,
+            finish_reason=finish_reason_of(emission),
+            stop_reason=emission.stop_reason,
+            token_ids=_token_ids(emission.token_ids, self._options),
+        )
+
+    def whole(self, answer: Answer) -> AnyChoice:
+        logprobs = None
+        if self._options.num_top_logprobs is not None:
+            logprobs = chat_logprobs(answer.logprobs, self._tokens, self._options.num_top_logprobs)
+        return ChatChoice(
+            index=answer.index,
+            message=AssistantMessage(answer.text),
+            logprobs=logprobs,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=_token_ids(answer.token_ids, self._options),
+            prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
+        )
+
+
+class Envelope:
+    """What all chunks of one reply have in common."""
+
+    def __init__(self, reply_id: str, model: str, fingerprint: str, shape: Shape) -> None:
+        self.reply_id = reply_id
+        self.shape = shape
+        self._model = model
+        self._fingerprint = fingerprint
+        self._created_s = int(time.time())
+
+    def chunk(
+        self,
+        choices: list[AnyChoice],
+        usage: Usage | UnsetType | None = UNSET,
+        metrics: RequestMetrics | UnsetType = UNSET,
+    ) -> Reply:
+        return self._reply(self.shape.chunk_object, choices, usage, metrics)
+
+    def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Reply:
+        return self._reply(self.shape.whole_object, [self.shape.whole(answer) for answer in answers], usage, metrics)
+
+    def _reply(
+        self,
+        kind: str,
+        choices: list[AnyChoice],
+        usage: Usage | UnsetType | None,
+        metrics: RequestMetrics | UnsetType,
+    ) -> Reply:
+        return Reply(
+            id=self.reply_id,
+            object=kind,
+            created=self._created_s,
+            model=self._model,
+            system_fingerprint=self._fingerprint,
+            choices=choices,
+            usage=usage,
+            metrics=metrics,
+        )
+
+
+def _says_nothing(emission: Emission, options: ReplyOptions) -> bool:
+    """Tokens whose text is held back, or special ones, make no chunk unless the client asked for tokens."""
+    wants_tokens = options.num_top_logprobs is not None or options.has_token_ids
+    return not emission.text and emission.finish_reason is None and not wants_tokens
+
+
+def _token_ids(token_ids: list[int], options: ReplyOptions) -> list[int] | UnsetType:
+    return token_ids if options.has_token_ids else UNSET
+
+
+def _prompt_token_ids(answer: Answer, emission: Emission, options: ReplyOptions) -> list[int] | UnsetType:
+    """Told once, with an answer's first tokens."""
+    is_first = len(answer.token_ids) == len(emission.token_ids)
+    return answer.prompt_token_ids if options.has_token_ids and is_first else UNSET

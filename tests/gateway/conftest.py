@@ -1,0 +1,252 @@
+"""A toy target behind the link protocol, a toy byte-level tokenizer, and a real gateway on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from starspec.config import GatewayConfig
+from starspec.errors import PeerLost
+from starspec.gateway.server import GatewayServer
+from starspec.ids import RequestId, TargetId
+from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.wire.messages import (
+    Abort,
+    Ask,
+    Emission,
+    GatewayToTarget,
+    Rejected,
+    RequestSpec,
+    Submit,
+    TargetStatus,
+    TargetToGateway,
+    TokenLogprob,
+)
+
+PATIENCE_S = 20.0  # a test that waits for longer has failed
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'villain' %}{{ raise_exception('no villains') }}{% endif %}"
+    "<s>{{ message['role'] }}\n{{ message['content'] }}{% if not loop.last or not continue_final_message %}</s>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<s>assistant\n{{ mood | default('') }}{% endif %}"
+)
+EOS, MAX_MODEL_LEN = 257, 64
+
+
+class ToyTarget:
+    """A target without a model: what each request gets is written in `script`, or given by hand with `emit`.
+
+    It reads like the wire: messages in by `send`, messages out by `receive`, both in order.
+    """
+
+    def __init__(self, name: str, encode: Callable[[str], list[int]]) -> None:
+        self.endpoint = f"toy://{name}"
+        self.is_connected = True
+        self.script: Callable[[RequestSpec], list[str]] | None = lambda spec: ["Hel", "lo, ", "wörld"]
+        self.refusal: Rejected | None = None
+        self.num_busy = 0  # requests of others
+        self.submitted: dict[RequestId, RequestSpec] = {}
+        self.open: dict[RequestId, RequestSpec] = {}
+        self.aborted: list[RequestId] = []
+        self.is_closed = False
+        self._name = TargetId(name)
+        self._encode = encode
+        self._outbox: asyncio.Queue[TargetToGateway | PeerLost] = asyncio.Queue()
+        self._changed = asyncio.Event()
+
+    def send(self, message: GatewayToTarget) -> None:
+        if not self.is_connected:
+            return
+        match message:
+            case Ask():
+                self._outbox.put_nowait(self.status())
+            case Abort(request_id=request_id):
+                self.aborted.append(request_id)
+                self.open.pop(request_id, None)
+            case Submit(request_id=request_id, spec=spec):
+                self._submit(request_id, spec)
+        self._changed.set()
+
+    async def receive(self) -> TargetToGateway:
+        message = await self._outbox.get()
+        if isinstance(message, PeerLost):
+            raise message
+        return message
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def status(self) -> TargetStatus:
+        running = len(self.open) + self.num_busy
+        stats = TargetStats()
+        stats.acceptance.add_round(4, 2, 3)
+        return TargetStatus(self._name, "toy", MAX_MODEL_LEN, running, 0, 8, 8 - running, True, stats)
+
+    def emit(
+        self, request_id: RequestId, text: str, *, finish: str | None = None, stop_reason: int | str | None = None
+    ) -> None:
+        """One emission with the tokens of a text; the last one carries eos if it ends by stop."""
+        spec = self.submitted[request_id]
+        ends_with_eos = finish == "stop" and stop_reason is None
+        token_ids = self._encode(text) + ([EOS] if ends_with_eos else [])
+        if finish is not None:
+            self.open.pop(request_id, None)
+        self._outbox.put_nowait(
+            Emission(
+                request_id=request_id,
+                token_ids=token_ids,
+                text=text,
+                logprobs=None if spec.logprobs is None else [self._logprob(each, spec.logprobs) for each in token_ids],
+                finish_reason=finish,
+                stop_reason=stop_reason,
+                stats=toy_stats(spec) if finish is not None else None,
+            )
+        )
+
+    def lose(self) -> None:
+        """The connection breaks; what was open is gone."""
+        self.is_connected = False
+        self.open.clear()
+        self._outbox.put_nowait(PeerLost("connection closed"))
+
+    def restore(self) -> None:
+        self.is_connected = True
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a message has made `condition` true."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _submit(self, request_id: RequestId, spec: RequestSpec) -> None:
+        self.submitted[request_id] = spec
+        if self.refusal is not None:
+            refusal = self.refusal
+            self._outbox.put_nowait(
+                Rejected(request_id, refusal.message, refusal.param, refusal.status, refusal.retry_after_s)
+            )
+            return
+        self.open[request_id] = spec
+        if self.script is not None:
+            parts = self.script(spec)
+            for part in parts[:-1]:
+                self.emit(request_id, part)
+            self.emit(request_id, parts[-1], finish="stop")
+
+    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+        top = [(token_id, -0.5), *((other, -2.0 - other) for other in range(64))]
+        return TokenLogprob(token_id, -0.5, top[:num_top])
+
+
+def toy_stats(spec: RequestSpec) -> RequestStats:
+    """Two speculative rounds of 4 draft tokens, 3 and 1 accepted, unless speculation is off."""
+    num_spec_tokens = 4 if spec.num_draft_tokens is None else spec.num_draft_tokens
+    stats = RequestStats(num_spec_tokens=num_spec_tokens, queue_s=0.25, time_to_first_token_s=0.75, generation_s=2.0)
+    if num_spec_tokens:
+        stats.add_round(num_spec_tokens, min(3, num_spec_tokens), 4)
+        stats.add_round(num_spec_tokens, 1, 2)
+    return stats
+
+
+@dataclass
+class RunningGateway:
+    """A gateway that serves, and clients of it."""
+
+    url: str
+    server: GatewayServer
+    targets: list[ToyTarget]
+    serving: asyncio.Task[None]
+    client: AsyncOpenAI
+    http: httpx.AsyncClient
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def target(self) -> ToyTarget:
+        return self.targets[0]
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def healthy(self, num_targets: int) -> None:
+        """Wait until the gateway has heard of its targets."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.http.get("/health")).json().get("num_targets", 0) != num_targets:
+                await asyncio.sleep(0)  # each turn is a whole HTTP exchange
+
+
+StartGateway = Callable[..., Awaitable[RunningGateway]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte (`€` is three), and <s>, </s> = 256, 257."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that a gateway reads of a model."""
+    folder = tmp_path_factory.mktemp("models") / "toy-model"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": EOS}))
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "eos_token_id": [EOS]}))
+    return folder
+
+
+@pytest.fixture
+def make_target(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], ToyTarget]:
+    return lambda name: ToyTarget(name, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.fixture
+async def start_gateway(model_folder: Path, make_target: Callable[[str], ToyTarget]) -> AsyncIterator[StartGateway]:
+    """Starts gateways on ephemeral loopback ports; stops them at the end of the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(num_targets: int = 1, ask_hub: Any = None, **config: Any) -> RunningGateway:
+            targets = [make_target(f"t{index}") for index in range(num_targets)]
+            server = GatewayServer(GatewayConfig(port=0, model=str(model_folder), **config), targets, ask_hub)
+            serving = asyncio.create_task(server.serve())
+            stack.push_async_callback(asyncio.wait_for, serving, PATIENCE_S)
+            stack.callback(server.stop)
+            key = config.get("api_key", "unused")
+            client = AsyncOpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
+            headers = {"Authorization": f"Bearer {key}"}
+            http = httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False, headers=headers)
+            await stack.enter_async_context(client)
+            await stack.enter_async_context(http)
+            running = RunningGateway(server.address, server, targets, serving, client, http)
+            await running.healthy(num_targets)
+            return running
+
+        yield start
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway) -> RunningGateway:
+    """One gateway over one target."""
+    return await start_gateway()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield

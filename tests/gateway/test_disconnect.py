@@ -1,0 +1,110 @@
+"""A client may leave at any moment: every answer that it waited for is aborted, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class RudeClient:
+    """A bare socket that sends one request and hangs up when told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def post(cls, url: str, path: str, body: dict[str, Any]) -> RudeClient:
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        payload = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+        writer.write(head.encode() + payload)
+        await writer.drain()
+        return cls(reader, writer)
+
+    async def hang_up(self) -> None:
+        self._writer.transport.abort()  # a reset: not even a FIN
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_leaves_before_the_first_token_aborts_all_its_answers(
+    gateway: Any, stream: bool, n: int
+) -> None:
+    target = gateway.target
+    target.script = None
+    client = await RudeClient.post(gateway.url, "/v1/chat/completions", CHAT | {"stream": stream, "n": n})
+    await target.until(lambda: len(target.open) == n)
+    await client.hang_up()
+    await target.until(lambda: not target.open)
+    assert sorted(target.aborted) == sorted(target.submitted)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_between_tokens_aborts_what_is_unfinished_only(gateway: Any, stream: bool) -> None:
+    target = gateway.target
+    target.script = None
+    client = await RudeClient.post(gateway.url, "/v1/completions", {"prompt": "hi", "stream": stream, "n": 2})
+    await target.until(lambda: len(target.open) == 2)
+    finished, unfinished = target.open
+    target.emit(finished, "all of it", finish="stop")
+    target.emit(unfinished, "the beg")
+    if stream:
+        await client.reader.readuntil(b"the beg")
+    else:  # the status that answers the next question comes after both emissions
+        await gateway.http.get("/health")
+        await settle()
+    await client.hang_up()
+    await target.until(lambda: not target.open)
+    assert target.aborted == [unfinished]
+
+
+async def settle() -> None:
+    """Let everything that is ready on the loop run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_leaving_is_counted_and_others_go_on(gateway: Any) -> None:
+    target = gateway.target
+    target.script = None
+    staying = asyncio.create_task(gateway.post("/v1/completions", prompt="stay"))
+    await target.until(lambda: len(target.open) == 1)
+    (stays,) = target.open
+    client = await RudeClient.post(gateway.url, "/v1/completions", {"prompt": "leave", "stream": True})
+    await target.until(lambda: len(target.open) == 2)
+    await client.hang_up()
+    await target.until(lambda: len(target.open) == 1)
+    target.emit(stays, "here", finish="stop")
+    assert (await staying).json()["choices"][0]["text"] == "here"
+    metrics = (await gateway.http.get("/metrics")).text
+    assert "starspec_gateway_disconnects_total 1.0" in metrics
+
+
+async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(gateway: Any) -> None:
+    address = urlsplit(gateway.url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+    await writer.drain()
+    writer.transport.abort()
+    assert (await gateway.post("/v1/completions", prompt="hi")).status_code == 200
+    assert len(gateway.target.submitted) == 1
+
+
+async def test_a_shutdown_that_cannot_wait_aborts_what_is_open(start_gateway: Any) -> None:
+    gateway = await start_gateway(shutdown_timeout_s=1.0)
+    target = gateway.target
+    target.script = None
+    client = await RudeClient.post(gateway.url, "/v1/completions", {"prompt": "hi", "stream": True})
+    await target.until(lambda: len(target.open) == 1)
+    gateway.server.stop()
+    await target.until(lambda: not target.open)
+    assert target.aborted == list(target.submitted)
+    await client.hang_up()

@@ -1,0 +1,180 @@
+"""Routing, and what becomes of requests whose target is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from starspec.errors import CapacityError, PeerLost, StarspecError
+from starspec.gateway.generation import Generation
+from starspec.gateway.order import Order, ReplyOptions
+from starspec.gateway.router import PAUSE_S, SILENCE_S, Router
+from starspec.ids import RequestId
+from starspec.speculation.law import TokenLaw
+from starspec.wire.messages import Emission, RequestSpec
+
+SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw())
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def order(num_answers: int = 1) -> Order:
+    return Order(specs=(SPEC,) * num_answers, num_prompts=1, options=ReplyOptions())
+
+
+async def connected(router: Router, num_targets: int) -> None:
+    async with asyncio.timeout(20):
+        while len(router.statuses) < num_targets:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def targets(make_target: Callable[[str], Any]) -> list[Any]:
+    made = [make_target(name) for name in ("a", "b", "c")]
+    for target in made:
+        target.script = None
+    return made
+
+
+async def test_requests_spread_over_idle_targets_in_turn(targets: list[Any]) -> None:
+    async with Router(targets) as router:
+        await connected(router, 3)
+        with Generation(router, order(6), "r"):
+            assert [len(target.open) for target in targets] == [2, 2, 2]
+
+
+async def test_the_least_loaded_target_is_picked_whoever_loads_the_others(targets: list[Any]) -> None:
+    targets[0].num_busy, targets[1].num_busy, targets[2].num_busy = 5, 1, 3
+    async with Router(targets) as router:
+        await connected(router, 3)
+        with Generation(router, order(4), "r"):
+            assert [len(target.open) for target in targets] == [0, 3, 1]
+
+
+async def test_of_equals_the_one_longest_without_a_request_is_picked(targets: list[Any]) -> None:
+    async with Router(targets) as router:
+        await connected(router, 3)
+        picked = []
+        for turn in range(4):
+            with Generation(router, order(), f"r{turn}"):
+                picked += [index for index, target in enumerate(targets) if target.open]
+        assert picked == [0, 1, 2, 0]
+
+
+async def test_a_lost_target_is_skipped_until_it_tells_its_status_again(targets: list[Any]) -> None:
+    async with Router(targets) as router:
+        await connected(router, 3)
+        targets[0].lose()
+        with Generation(router, order(4), "r"):
+            assert [len(target.open) for target in targets] == [0, 2, 2]
+        targets[0].restore()
+        await connected(router, 3)
+        with Generation(router, order(3), "s"):
+            assert len(targets[0].open) == 1
+
+
+async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: list[Any]) -> None:
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        with Generation(router, order(), "x") as first, Generation(router, order(), "y") as second:
+            targets[0].lose()
+            with pytest.raises(PeerLost, match="connection closed"):
+                await first.next(20)
+            targets[1].emit(RequestId("y-0"), "fine", finish="stop")
+            assert (await second.next(20)).emission.text == "fine"
+            assert second.is_finished
+
+
+async def test_one_lost_answer_fails_the_request_and_aborts_its_other_answers(targets: list[Any]) -> None:
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        with pytest.raises(PeerLost), Generation(router, order(2), "r") as generation:
+            targets[0].lose()
+            await generation.next(20)
+        assert targets[1].aborted == ["r-1"]
+
+
+async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any]) -> None:
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        targets[0].lose()
+        with pytest.raises(CapacityError) as refused, Generation(router, order(), "r"):
+            pass
+        assert refused.value.retry_after_s > 0
+
+
+async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_target(targets: list[Any]) -> None:
+    long = RequestSpec(prompt_token_ids=[1] * 1000, law=TokenLaw())
+    mixed = Order(specs=(SPEC, long), num_prompts=2, options=ReplyOptions())
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        with pytest.raises(CapacityError), Generation(router, mixed, "r"):
+            pass
+        assert targets[0].aborted == ["r-0"]
+
+
+async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:
+    clock = Clock()
+    router = Router(targets[:1], clock)
+    (spoke,) = router.spokes
+    async with router:
+        await connected(router, 1)
+        events: list[Emission | StarspecError] = []
+        spoke.submit(RequestId("r"), SPEC, events.append)
+        clock.now_s += PAUSE_S  # the gateway itself was not asleep: it looks in between
+        spoke.check()
+        assert not events
+        while clock.now_s <= SILENCE_S:
+            clock.now_s += PAUSE_S
+            spoke.check()
+        assert [type(event) for event in events] == [PeerLost]
+        assert not spoke.is_live
+
+
+async def test_a_gateway_that_was_paused_gives_its_requests_up(targets: list[Any]) -> None:
+    clock = Clock()
+    router = Router(targets[:1], clock)
+    (spoke,) = router.spokes
+    async with router:
+        await connected(router, 1)
+        events: list[Emission | StarspecError] = []
+        spoke.submit(RequestId("r"), SPEC, events.append)
+        clock.now_s += PAUSE_S + 1
+        spoke.check()
+        assert "paused" in str(events[0])
+
+
+async def test_what_comes_after_an_abort_is_dropped(targets: list[Any]) -> None:
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        (spoke,) = router.spokes
+        events: list[Emission | StarspecError] = []
+        spoke.submit(RequestId("r"), SPEC, events.append)
+        spoke.abandon(RequestId("r"))
+        spoke.abandon(RequestId("r"))
+        targets[0].emit(RequestId("r"), "too late", finish="stop")
+        spoke.submit(RequestId("s"), SPEC, events.append)
+        targets[0].emit(RequestId("s"), "in time", finish="stop")
+        async with asyncio.timeout(20):
+            while not events:
+                await asyncio.sleep(0)
+        assert [event.text for event in events] == ["in time"]
+        assert targets[0].aborted == ["r"]
+        assert spoke.num_open == 0
+
+
+async def test_leaving_the_router_aborts_what_is_open_and_closes_the_links(targets: list[Any]) -> None:
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        router.spokes[0].submit(RequestId("r"), SPEC, lambda event: None)
+    assert targets[0].aborted == ["r"]
+    assert targets[0].is_closed
