@@ -20,7 +20,7 @@ from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer
+from starspec.models.vocabulary import load_tokenizer, prompt_ids_of_chat
 from starspec.sampling_params import SamplingParams
 from starspec.speculation.stats import RequestStats, TargetStats
 from starspec.target.engine import TargetEngine
@@ -148,12 +148,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template. As `generate` otherwise."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        if not self.tokenizer.chat_template:
-            raise RequestError("this model has no chat template; use generate", "messages")
-        prompts: list[Prompt] = [
-            self.tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=True, return_dict=False)
-            for each in conversations
-        ]
+        prompts: list[Prompt] = [prompt_ids_of_chat(self.tokenizer, each) for each in conversations]
         return self.generate(prompts, sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Emission]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from starspec.errors import ModelError, VocabularyMismatch
+from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.models.foreign import first_line, reading
 from starspec.models.locate import is_synthetic, locate
 
@@ -36,6 +36,19 @@ def load_tokenizer(model: str) -> Any:
 
     with reading(f"'{model}' has no tokenizer that can be read"):
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+
+
+def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The prompt of a conversation under the model's own template, up to where the answer begins.
+
+    Raises: RequestError if the model has no chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError("this model has no chat template; send plain prompts", "messages")
+    # transformers would return a mapping by default
+    return list(
+        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False)
+    )
 
 
 def vocab_fingerprint(tokenizer: HasVocabulary) -> str:
