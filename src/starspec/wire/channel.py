@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from starspec.errors import PeerProtocolError
+from starspec.errors import LinkError
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import Message
 
@@ -51,10 +51,10 @@ class Channel(Generic[M]):
         self.num_rejected = 0  # messages that did not survive the codec
 
     def put(self, message: M, now_s: float) -> None:
-        """Send through the codec and the faults. A message that does not decode is dropped and counted."""
+        """Send through the codec and the faults. A message that does not pass is dropped and counted."""
         try:
             arrived = message if self._decoder is None else self._decoder.decode(encode(message))
-        except PeerProtocolError:
+        except LinkError:
             self.num_rejected += 1
             return
         if self._random.random() < self._faults.drop:

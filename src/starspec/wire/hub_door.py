@@ -1,0 +1,190 @@
+"""The hub's public port: where strangers say who they are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import zmq
+
+from starspec.errors import ConfigError, PeerProtocolError
+from starspec.ids import SessionId
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
+from starspec.wire.hub_session import FAULT_INTERVAL_S, READ_BURST, HubSession
+from starspec.wire.keys import Keys
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Ask,
+    Fault,
+    HandshakeMessage,
+    Hello,
+    HubPublicReply,
+    Refused,
+    Welcome,
+)
+from starspec.wire.sockets import Context, Socket, bind, make_socket
+from starspec.wire.transport import Admit, HubTransportStats, Report
+
+MAX_FREE_PORT_TRIES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Opens the ports of one hub.
+
+    Args:
+        data_ports: inclusive range of the targets' own ports; None = any free ones.
+    """
+
+    context: Context
+    host: str
+    keys: Keys | None
+    data_ports: tuple[int, int] | None
+
+    def open(self, port: int, max_frame_bytes: int) -> tuple[Socket, int]:
+        """A listening ROUTER socket and its port. Raises: ConfigError if it cannot listen there."""
+        socket = make_socket(self.context, zmq.ROUTER, max_frame_bytes)
+        try:
+            if self.keys is not None:
+                self.keys.secure_server(socket)
+            return socket, bind(socket, self.host, port, "the hub")
+        except BaseException:
+            socket.close()
+            raise
+
+    def open_data_port(self) -> tuple[Socket, int]:
+        """A port for one target. Raises: ConfigError if none is free."""
+        if self.data_ports is None:
+            return self.open(0, MAX_FRAME_BYTES)
+        first, last = self.data_ports
+        for port in itertools.islice(range(first, last + 1), MAX_FREE_PORT_TRIES):
+            try:
+                return self.open(port, MAX_FRAME_BYTES)
+            except ConfigError:
+                continue
+        raise ConfigError(f"every port from {first} to {last} is taken")
+
+
+class _AnyHello(msgspec.Struct, tag_field="type", tag="hello"):
+    """The one field that a Hello of every version has."""
+
+    protocol_version: int
+
+
+class Door:
+    """Answers Hello and Ask. Used by the transport's own thread only.
+
+    Args:
+        socket: bound to the public port; the door closes it.
+    """
+
+    def __init__(self, socket: Socket, ports: Ports, admit: Admit, report: Report, stats: HubTransportStats) -> None:
+        self.socket = socket
+        self._ports = ports
+        self._admit = admit
+        self._report = report
+        self._stats = stats
+        self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
+        self._guests: dict[bytes, HubSession] = {}  # by connection, so that a Hello said twice gets one session
+        self._fault_at = -math.inf
+
+    def read(self, sessions: Iterable[HubSession], now: float) -> list[HubSession]:
+        """Answer who has called. Returns: the sessions begun. Effects: may end a session that greets anew."""
+        held = set(sessions)
+        self._guests = {caller: session for caller, session in self._guests.items() if session in held}
+        begun: list[HubSession] = []
+        for _ in range(READ_BURST):
+            try:
+                caller, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            reply = self._answer(caller, frames, len(held) + len(begun), now, begun)
+            if reply is not None:
+                self._send(caller, reply)
+        return begun
+
+    def close(self) -> None:
+        """Free the public port."""
+        self.socket.close()
+
+    def _answer(
+        self, caller: bytes, frames: list[bytes], num_sessions: int, now: float, begun: list[HubSession]
+    ) -> HubPublicReply | None:
+        try:
+            if len(frames) != 1:
+                raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
+            message = self._decode(frames[0])
+        except PeerProtocolError as error:
+            return self._fault(error, now)
+        match message:
+            case Ask():
+                return self._report()
+            case Refused():
+                return message
+            case Hello():
+                return self._greet(caller, message, num_sessions, now, begun)
+
+    def _decode(self, frame: bytes) -> Hello | Ask | Refused:
+        """The message, or what to tell one of another version. Raises: PeerProtocolError."""
+        try:
+            return self._decoder.decode(frame)
+        except PeerProtocolError:
+            if (refused := _refuse_other_version(frame)) is not None:
+                return refused
+            raise
+
+    def _greet(
+        self, caller: bytes, hello: Hello, num_sessions: int, now: float, begun: list[HubSession]
+    ) -> Welcome | Refused:
+        guest = self._guests.get(caller)
+        if guest is not None and guest.left is None:
+            if guest.hello == hello:
+                return guest.welcome_again(now)
+            guest.end("greeted anew")
+        answer = self._admit(hello, num_sessions)
+        if isinstance(answer, Welcome):
+            answer = self._begin(caller, hello, answer, now, begun)
+        if isinstance(answer, Refused):
+            self._stats.num_refused += 1
+        return answer
+
+    def _begin(
+        self, caller: bytes, hello: Hello, terms: Welcome, now: float, begun: list[HubSession]
+    ) -> Welcome | Refused:
+        try:
+            socket, port = self._ports.open_data_port()
+        except ConfigError as error:
+            return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
+        welcome = msgspec.structs.replace(terms, session_id=SessionId(secrets.token_hex(16)), port=port)
+        session = self._guests[caller] = HubSession(socket, hello, welcome, self._stats, now)
+        begun.append(session)
+        return welcome
+
+    def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:
+        self._stats.num_frames_rejected += 1
+        if now - self._fault_at < FAULT_INTERVAL_S:
+            return None
+        self._fault_at = now
+        return Fault(str(error))
+
+    def _send(self, caller: bytes, reply: HubPublicReply) -> None:
+        try:
+            self.socket.send_multipart([caller, encode(reply)], zmq.NOBLOCK)
+        except zmq.ZMQError:  # the caller is gone or does not read: it asks again if it still cares
+            self._stats.num_dropped += 1
+
+
+def _refuse_other_version(frame: bytes) -> Refused | None:
+    try:
+        version = msgspec.msgpack.decode(frame, type=_AnyHello).protocol_version
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    if version == PROTOCOL_VERSION:
+        return None
+    versions = f"this hub speaks protocol version {PROTOCOL_VERSION}, the target {version}"
+    return Refused("version", f"{versions}: install the same starspec release on both machines")

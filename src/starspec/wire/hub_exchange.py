@@ -1,0 +1,70 @@
+"""What the hub's thread and its I/O thread share. Neither ever waits for the other."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from starspec.ids import SessionId
+from starspec.wire.transport import Arrival, HubTransportStats, Left
+
+MAX_REPLIES: Final = 65536  # handed over and not yet sent
+
+
+class Exchange:
+    """Queues, a wake-up, and counts that one side writes and the other reads."""
+
+    def __init__(self, arrivals: queue.SimpleQueue[list[Arrival] | None], stats: HubTransportStats) -> None:
+        self.arrivals = arrivals
+        self.replies: deque[tuple[SessionId, list[bytes]]] = deque()
+        self.num_taken: dict[SessionId, int] = {}  # written by the hub's thread
+        self.is_stopping = False
+        self.failure: BaseException | None = None
+        self._stats = stats
+        self._is_awake = False
+        self.wake, self._alarm = socket.socketpair()
+        self.wake.setblocking(False)
+        self._alarm.setblocking(False)
+
+    def put_reply(self, session_id: SessionId, frames: list[bytes]) -> None:
+        """Hub's side: leave what is to be sent. Dropped, and counted, beyond MAX_REPLIES."""
+        if len(self.replies) >= MAX_REPLIES:
+            self._stats.num_dropped += len(frames)
+            return
+        self.replies.append((session_id, frames))
+        self._wake_up()
+
+    def count_taken(self, arrivals: Sequence[Arrival]) -> None:
+        """Hub's side: these have left the queue."""
+        for arrival in arrivals:
+            if isinstance(arrival.message, Left):
+                self.num_taken.pop(arrival.session_id, None)
+            else:
+                self.num_taken[arrival.session_id] = self.num_taken.get(arrival.session_id, 0) + 1
+
+    def stop(self) -> None:
+        """Hub's side: the I/O thread is to end."""
+        self.is_stopping = True
+        self._is_awake = False
+        self._wake_up()
+
+    def doze(self) -> None:
+        """I/O side: take back the wake-up. A reply put before this is seen now; a later one rings again."""
+        with contextlib.suppress(BlockingIOError):
+            self.wake.recv(64)
+        self._is_awake = False
+
+    def close(self) -> None:
+        """I/O side: nobody listens any more."""
+        self.wake.close()
+        self._alarm.close()
+
+    def _wake_up(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is there
+                self._alarm.send(b"!")

@@ -1,0 +1,165 @@
+"""CURVE keys: who may speak to whom, and when keys are not needed.
+
+`generate_keys` writes one key pair for each role into a folder: NAME.secret (readable by its owner only) and
+NAME.public. A machine needs its own role's secret and the public keys of the roles that it speaks with. A server takes
+in every client whose public key lies in its folder under the right role (`target.public`, `target-anything.public`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import zmq
+from zmq.utils import z85
+
+from starspec.errors import ConfigError
+
+KeyRole = Literal["hub", "target", "gateway"]
+ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway")
+CALLERS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
+ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+KEY_LEN: Final = 40  # characters of a z85 key
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one process knows of keys. Keys are z85 text, 40 bytes."""
+
+    folder: Path
+    role: KeyRole
+    public: bytes
+    secret: bytes
+
+    def secure_server(self, socket: zmq.Socket[bytes]) -> None:
+        """Let the socket speak only with peers that a Doorkeeper of its context lets in. Call before `bind`."""
+        socket.curve_server = True
+        socket.curve_secretkey = self.secret
+        socket.curve_publickey = self.public
+        socket.zap_domain = b"starspec"
+
+    def secure_client(self, socket: zmq.Socket[bytes], server: KeyRole) -> None:
+        """Let the socket speak only with a `server` that holds the known key. Call before `connect`.
+
+        Raises: ConfigError if this folder has no public key of the server.
+        """
+        socket.curve_serverkey = _read(self.folder / f"{server}.public")
+        socket.curve_secretkey = self.secret
+        socket.curve_publickey = self.public
+
+    def allowed(self) -> frozenset[bytes]:
+        """The public keys of those who may call this process."""
+        paths = [path for caller in CALLERS.get(self.role, ()) for path in self.folder.glob(f"{caller}*.public")]
+        return frozenset(_read(path) for path in paths)
+
+
+def generate_keys(folder: Path) -> list[Path]:
+    """Make a key pair for every role.
+
+    Returns: the files made.
+    Raises: ConfigError if any of them exists, or if the folder cannot be written.
+    Effects: creates the folder (mode 700), secrets of mode 600 and public keys of mode 644.
+    """
+    paths = [folder / f"{role}.{kind}" for role in ROLES for kind in ("secret", "public")]
+    if existing := [path.name for path in paths if path.exists()]:
+        raise ConfigError(f"{folder} already holds {', '.join(existing)}: choose another folder or remove them first")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for role in ROLES:
+            public, secret = zmq.curve_keypair()
+            _write(folder / f"{role}.secret", secret, 0o600)
+            _write(folder / f"{role}.public", public, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write keys to {folder}: {error.strerror}") from error
+    return paths
+
+
+def load_keys(folder: str | Path | None, role: KeyRole) -> Keys | None:
+    """The keys of one role.
+
+    Returns: None if no folder is given: links on loopback need no keys.
+    Raises: ConfigError naming the file that is missing, malformed or open to other users.
+    """
+    if folder is None:
+        return None
+    path = Path(folder) / f"{role}.secret"
+    secret = _read(path)
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"other users can read {path}: run `chmod 600 {path}`")
+    return Keys(Path(folder), role, zmq.curve_public(secret), secret)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host can only mean this machine. Names other than localhost are not resolved, so they are not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> None:
+    """The rule: whatever leaves this machine is encrypted, unless the operator says otherwise.
+
+    Args:
+        what: subject of the sentence, such as "the hub would listen on".
+    Raises: ConfigError if `host` is not loopback and there are neither keys nor `is_insecure`.
+    """
+    if keys is None and not is_insecure and not is_loopback(host):
+        remedy = (
+            "make keys with `starspec keygen FOLDER` and pass --keys FOLDER, or pass --insecure on a trusted network"
+        )
+        raise ConfigError(f"{what} {host} without keys: {remedy}")
+
+
+class Doorkeeper:
+    """Answers, on a thread of its own, whether a client's key is allowed (ZeroMQ's ZAP, RFC 27).
+
+    Serves every socket of `context` that `Keys.secure_server` prepared; ends when the context is terminated.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[bytes]) -> None:
+        self._allowed = allowed
+        socket = context.socket(zmq.REP)
+        socket.linger = 0
+        socket.bind(ZAP_ENDPOINT)
+        threading.Thread(target=self._serve, args=(socket,), name="starspec-keys", daemon=True).start()
+
+    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+        with socket:
+            while True:
+                try:
+                    request = socket.recv_multipart()
+                except zmq.ContextTerminated:
+                    return
+                socket.send_multipart(self._answer(request))
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        # version, request id, domain, address, identity, mechanism, credentials (CURVE: the client's public key)
+        is_allowed = len(request) == 7 and request[5] == b"CURVE" and z85.encode(request[6]) in self._allowed
+        verdict = [b"200", b"OK"] if is_allowed else [b"400", b"unknown key"]
+        return [b"1.0", request[1], *verdict, b"", b""]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from error
+    try:
+        is_key = len(key) == KEY_LEN and len(z85.decode(key)) == 32
+    except (ValueError, KeyError):
+        is_key = False
+    if not is_key:
+        raise ConfigError(f"{path} holds no key: it must be the {KEY_LEN} characters that `starspec keygen` wrote")
+    return key
+
+
+def _write(path: Path, key: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(key + b"\n")

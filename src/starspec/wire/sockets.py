@@ -1,0 +1,116 @@
+"""ZeroMQ sockets with every queue, frame and silence bounded, and their errors as sentences."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from starspec.errors import ConfigError
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+HIGH_WATER: Final = 512  # multiparts queued in either direction of one connection
+HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
+HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
+HANDSHAKE_MS: Final = 2000  # a peer that accepts but does not speak
+GOODBYE_MS: Final = 200  # at most, to get the last messages out when a socket closes
+
+LOST: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+HANDSHAKE_FAILED: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
+    """A socket that neither blocks, nor queues, nor waits without bound.
+
+    Args:
+        kind: zmq.ROUTER or zmq.DEALER.
+        max_frame_bytes: a peer that sends a longer frame is cut off before it is read.
+    """
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = HIGH_WATER
+    socket.maxmsgsize = max_frame_bytes
+    socket.heartbeat_ivl = HEARTBEAT_MS
+    socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+    socket.handshake_ivl = HANDSHAKE_MS
+    socket.tcp_keepalive = 1
+    if kind == zmq.ROUTER:
+        socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
+    else:
+        socket.immediate = 1  # messages wait for a peer at the sender, not in a connection that may never be
+    return socket
+
+
+def bind(socket: Socket, host: str, port: int, what: str) -> int:
+    """Listen.
+
+    Args:
+        port: 0 = any free one.
+        what: who listens, for the error's sentence, such as "the hub".
+    Returns: the port.
+    Raises: ConfigError that says what to do if the port is taken or the interface does not exist.
+    """
+    address = "127.0.0.1" if host == "localhost" else host
+    if ":" in address:
+        socket.ipv6 = True
+        address = f"[{address.strip('[]')}]"
+    try:
+        socket.bind(f"tcp://{address}:{port or '*'}")
+    except zmq.ZMQError as error:
+        raise ConfigError(_why_not_bound(error, host, port, what)) from error
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
+
+
+def _why_not_bound(error: zmq.ZMQError, host: str, port: int, what: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{what} cannot listen on {host}:{port}: the port is in use; stop who listens there or choose another"
+    if error.errno == errno.EACCES:
+        return f"{what} may not listen on {host}:{port}: choose a port above 1023"
+    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL):
+        return f"{what} cannot listen on {host}: this machine has no such address"
+    return f"{what} cannot listen on {host}:{port}: {error.strerror}"
+
+
+def host_of(endpoint: str, what: str) -> str:
+    """The host in tcp://host:port. Raises: ConfigError if the endpoint is of another form."""
+    scheme, _, address = endpoint.partition("://")
+    host, _, port = address.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{what} is at '{endpoint}', which is not of the form tcp://host:port")
+    return host
+
+
+def connect(socket: Socket, endpoint: str) -> None:
+    """Begin to connect; never waits."""
+    if "[" in endpoint:
+        socket.ipv6 = True
+    socket.connect(endpoint)
+
+
+class Watch:
+    """The connection events of one socket."""
+
+    def __init__(self, socket: Socket, events: int) -> None:
+        self._watched = socket
+        self.socket: Socket = socket.get_monitor_socket(events)
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """(event, value) pairs since the last call; never waits."""
+        while self.socket.poll(0):
+            message = recv_monitor_message(self.socket)
+            yield message["event"], message["value"]
+
+    def close(self) -> None:
+        """Close the watched socket and the watch. Call it instead of closing the socket."""
+        self._watched.disable_monitor()
+        self._watched.close()
+        self.socket.close(linger=0)

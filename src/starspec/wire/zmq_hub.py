@@ -1,0 +1,109 @@
+"""The hub's end of the draft link over ZeroMQ.
+
+Receiving, drafting and sending are decoupled (StarSD section 4.1, appendix E.3): one thread owns every socket, the
+hub's own thread takes arrivals from a queue and leaves replies in another, and neither ever waits for the other.
+
+      targets ──> sockets ──> [I/O thread] ──> arrivals ──> receive()  ┐
+                                                                       │ the hub's thread
+      targets <── sockets <── [I/O thread] <── replies  <── send()     ┘
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import zmq
+
+from starspec.errors import OurBug
+from starspec.ids import SessionId
+from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
+from starspec.wire.hub_door import Door, Ports
+from starspec.wire.hub_exchange import Exchange
+from starspec.wire.hub_loop import HubLoop
+from starspec.wire.keys import Doorkeeper, Keys, require_keys
+from starspec.wire.messages import HubToTarget
+from starspec.wire.transport import Admit, Arrival, HubTransportStats, Report
+
+CLOSE_S: Final = 5.0
+
+
+class ZmqHub:
+    """Implements HubTransport. Listening has begun when the constructor returns.
+
+    Args:
+        host: interface to listen on.
+        port: public port, 0 = any free one; see the attribute `port`.
+        admit: answers a Hello; called on the I/O thread.
+        report: answers an Ask; called on the I/O thread.
+        data_ports: inclusive range of the targets' own ports; None = any free ones.
+        keys: of role "hub".
+        is_insecure: allow a host that is not loopback without keys.
+    Raises: ConfigError if it cannot or must not listen there.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        admit: Admit,
+        report: Report,
+        *,
+        data_ports: tuple[int, int] | None = None,
+        keys: Keys | None = None,
+        is_insecure: bool = False,
+    ) -> None:
+        require_keys(host, keys, is_insecure, "the hub would listen on")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.stats = HubTransportStats()
+        try:
+            if keys is not None:
+                Doorkeeper(self._context, keys.allowed())
+            ports = Ports(self._context, host, keys, data_ports)
+            public, self.port = ports.open(port, MAX_PUBLIC_FRAME_BYTES)
+        except BaseException:
+            self._context.term()
+            raise
+        self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
+        self._exchange = Exchange(self._arrivals, self.stats)
+        door = Door(public, ports, admit, report, self.stats)
+        self._thread = threading.Thread(target=self._run, args=(door,), name="starspec-hub-io", daemon=True)
+        self._thread.start()
+
+    def receive(self, timeout_s: float) -> list[Arrival]:
+        """As HubTransport. Raises: OurBug if the I/O thread has died of a fault of its own."""
+        arrivals: list[Arrival] = []
+        try:
+            batch = self._arrivals.get(timeout_s > 0, timeout_s if timeout_s > 0 else None)
+            while True:
+                if batch is None:
+                    raise OurBug("the hub's I/O thread has died") from self._exchange.failure
+                arrivals += batch
+                batch = self._arrivals.get_nowait()
+        except queue.Empty:
+            pass
+        self._exchange.count_taken(arrivals)
+        return arrivals
+
+    def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
+        """As HubTransport; callable from any thread."""
+        if messages:
+            self._exchange.put_reply(session_id, [encode(message) for message in messages])
+
+    def close(self) -> None:
+        self._exchange.stop()
+        self._thread.join(CLOSE_S)
+
+    def _run(self, door: Door) -> None:
+        """The I/O thread. A supervisor: whatever it dies of reaches the hub's thread through `receive`."""
+        loop = HubLoop(door, self._exchange, self.stats)
+        try:
+            loop.run()
+        except BaseException as error:
+            self._exchange.failure = error
+            self._arrivals.put(None)
+        finally:
+            loop.close()
+            self._context.term()
