@@ -1,0 +1,159 @@
+"""Two decodings of the same requests: are they the same, and if not, where and by how little do they part?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starspec.bench.decode import Answer, Job
+from starspec.speculation.adjust import adjust
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.noise import gumbel
+from starspec.speculation.sampling import support
+
+NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
+NUM_CONTENDERS = 64  # likeliest tokens among which the runner-up of a draw is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where an answer first differs from its reference."""
+
+    prompt: str
+    position: int  # index of the token within the answer
+    expected: int | None  # token ids; None: the reference had ended
+    found: int | None  # None: this answer had ended
+    logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How some answers compare with their references."""
+
+    num_answers: int
+    num_identical: int
+    num_tokens: int  # of the references
+    num_bitwise: int | None  # tokens, of those before any divergence, decided by bitwise equal logits; None: unknown
+    num_compared: int  # tokens before any divergence
+    first: Divergence | None  # of the first answer, in the order of the requests, that differs
+
+    @property
+    def exact_match_rate(self) -> float:
+        """Share of answers that are token for token the same."""
+        return self.num_identical / self.num_answers if self.num_answers else 1.0
+
+    @property
+    def is_identical(self) -> bool:
+        return self.num_identical == self.num_answers
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether every compared token was decided by the very same bits."""
+        return self.num_bitwise == self.num_compared
+
+    def plus(self, other: Comparison) -> Comparison:
+        """Both as one, this one's answers first."""
+        known = self.num_bitwise is not None and other.num_bitwise is not None
+        return Comparison(
+            num_answers=self.num_answers + other.num_answers,
+            num_identical=self.num_identical + other.num_identical,
+            num_tokens=self.num_tokens + other.num_tokens,
+            num_bitwise=(self.num_bitwise or 0) + (other.num_bitwise or 0) if known else None,
+            num_compared=self.num_compared + other.num_compared,
+            first=self.first or other.first,
+        )
+
+
+def compare(
+    jobs: Sequence[Job],
+    expected: Sequence[Answer],
+    found: Sequence[Answer],
+    expected_logits: Sequence[Sequence[Tensor]] | None = None,
+    found_logits: Sequence[Sequence[Tensor]] | None = None,
+) -> Comparison:
+    """Compare answers with their references, token by token.
+
+    Args:
+        expected_logits: for each reference, the logits [V] that decided each token; None = not recorded. A token
+            without logits counts as decided by other bits.
+        found_logits: likewise, for each answer; bits are compared if both are there.
+    """
+    first: Divergence | None = None
+    num_identical = num_bitwise = num_compared = 0
+    for index, (job, reference, answer) in enumerate(zip(jobs, expected, found, strict=True)):
+        at = first_difference(reference.token_ids, answer.token_ids)
+        num_identical += at is None
+        length = len(reference.token_ids) if at is None else at
+        num_compared += length
+        if expected_logits is not None and found_logits is not None:
+            pairs = zip(expected_logits[index][:length], found_logits[index][:length], strict=False)
+            num_bitwise += sum(_same_bits(one, other) for one, other in pairs)
+        if at is not None and first is None:
+            first = _divergence(job, reference, answer, at, expected_logits[index] if expected_logits else None)
+    has_bits = expected_logits is not None and found_logits is not None
+    return Comparison(
+        num_answers=len(jobs),
+        num_identical=num_identical,
+        num_tokens=sum(len(each.token_ids) for each in expected),
+        num_bitwise=num_bitwise if has_bits else None,
+        num_compared=num_compared,
+        first=first,
+    )
+
+
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    """The first index at which two sequences differ, one being shorter included; None if they are equal."""
+    for index, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return index
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+
+
+def decision_gap(logits: Tensor, law: TokenLaw, position: int) -> float:
+    """By how much, in logits, the drawn token beat the next one: what it would take to change the token.
+
+    Args:
+        logits: [V], the target's own.
+        law: without penalties and min_tokens.
+        position: absolute index of the drawn token.
+    Returns: infinity if no other token could be drawn. For a sampled law the runner-up is looked for among the
+        likeliest tokens only.
+    """
+    adjusted = adjust(logits, law, position, None)
+    if law.is_greedy:
+        best = adjusted.topk(2).values
+        return float(best[0] - best[1])
+    likely = adjusted.topk(min(NUM_CONTENDERS, len(adjusted))).indices
+    scaled = (adjusted - adjusted.max()) / law.temperature
+    tokens = support(scaled, law)
+    inside = torch.isin(tokens.token_ids, likely)
+    scores = tokens.scaled[inside] + gumbel(law.seed, position, tokens.token_ids[inside])
+    if len(scores) < 2:
+        return float("inf")
+    best = scores.topk(2).values
+    return float(best[0] - best[1]) * law.temperature
+
+
+def is_near_tie(logits: Tensor, law: TokenLaw, position: int) -> bool:
+    """Whether a few rounding steps could change the drawn token: what kernels that round differently may do.
+
+    Args: as decision_gap.
+    """
+    step = torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    return decision_gap(logits, law, position) <= NEAR_TIE_STEPS * step
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def _divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Sequence[Tensor] | None) -> Divergence:
+    expected = reference.token_ids[at] if at < len(reference.token_ids) else None
+    found = answer.token_ids[at] if at < len(answer.token_ids) else None
+    gap = None
+    if logits is not None and at < len(logits) and expected is not None and found is not None:
+        gap = float(logits[at][expected].double() - logits[at][found].double())
+    return Divergence(job.name, at, expected, found, gap)

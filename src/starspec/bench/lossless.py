@@ -1,0 +1,198 @@
+"""Is decoding with drafts the same as decoding without? The comparison behind `verify` and the certificate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from starspec.bench.compare import Comparison, Divergence, compare, is_near_tie
+from starspec.bench.datasets import Prompt
+from starspec.bench.decode import Answer, Job
+from starspec.bench.provenance import hash_token_ids
+from starspec.bench.workbench import Recorded, Sampling, Workbench
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import AcceptanceStats
+from starspec.target.drafts import Drafts, NoDrafts
+from starspec.target.sequence import Sequence as TargetSequence
+
+CHUNK = 24  # requests whose logits are held at once
+SEEDS_APART = 100_000  # between the seeds of two ways of sampling
+
+Reference = Callable[[Sequence[Job]], list[Answer]]
+Advance = Callable[[str], None]
+
+
+def no_progress(_: str) -> None:
+    """For callers that show none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way of decoding that must not change a token."""
+
+    name: str
+    batch_size: int
+    drafts: Drafts = field(default_factory=NoDrafts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LosslessRow:
+    """How one contender compares with the reference, under one way of sampling."""
+
+    sampling: str
+    contender: str
+    batch_size: int
+    num_prompts: int
+    num_identical: int
+    exact_match_rate: float
+    num_tokens: int
+    num_compared_tokens: int  # before any divergence
+    num_bitwise_tokens: int | None  # of those, decided by bitwise the same logits as plain decoding alone
+    num_near_ties: int  # reference tokens that a few rounding steps could have changed
+    first_divergence: Divergence | None
+    acceptance_length: float
+    acceptance_rate: float
+    seconds: float
+    output_sha256: str
+
+    @property
+    def is_identical(self) -> bool:
+        return self.num_identical == self.num_prompts
+
+    @property
+    def is_bitwise(self) -> bool:
+        return self.num_bitwise_tokens == self.num_compared_tokens
+
+
+class Truths:
+    """What plain decoding said, for a drafter that mixes truth and lies."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[tuple[int, ...], TokenLawKey], list[int]] = {}
+
+    def learn(self, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
+        for job, answer in zip(jobs, answers, strict=True):
+            self._answers[job.prompt_token_ids, _key(job.law)] = answer.token_ids
+
+    def __call__(self, sequence: TargetSequence) -> Sequence[int]:
+        prompt = tuple(sequence.spec.prompt_token_ids)
+        return self._answers.get((prompt, _key(sequence.law)), [])[sequence.num_output_tokens :]
+
+
+TokenLawKey = tuple[float, float, int]
+
+
+def _key(law: TokenLaw) -> TokenLawKey:
+    return law.temperature, law.top_p, law.seed
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One row in the making."""
+
+    comparison: Comparison | None = None
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    num_near_ties: int = 0
+    seconds: float = 0.0
+    outputs: list[list[int]] = field(default_factory=list)
+
+
+def compare_with_plain(
+    bench: Workbench,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    contenders: Sequence[Contender],
+    max_tokens: int,
+    *,
+    reference: Reference | None = None,
+    truths: Truths | None = None,
+    advance: Advance = no_progress,
+) -> list[LosslessRow]:
+    """Decode every prompt plainly and alone, then with every contender, and compare tokens and deciding logits.
+
+    Requests join and leave in the middle of a contender's batches: they are of different lengths, join one a step,
+    and are allowed different numbers of tokens (`max_tokens`, or up to a third less).
+
+    Args:
+        reference: whose tokens must be matched; None: our own plain decoding, alone. With one, the plain decoding
+            is a row as well.
+        truths: learns every reference answer before the contenders run.
+        advance: called with a contender's name after each of its chunks of prompts.
+    Returns: one row for each way of sampling and contender, in this order.
+    """
+    tallies: dict[tuple[str, int], _Tally] = {}
+    rows = [] if reference is None else [Contender("off", 1)]
+    rows += contenders
+    for number, sampling in enumerate(samplings):
+        for jobs in _chunks(_jobs(bench, prompts, sampling, max_tokens, number * SEEDS_APART)):
+            started_s = time.perf_counter()
+            plain = bench.record(jobs)
+            plain_s = time.perf_counter() - started_s
+            advance("plain, alone")
+            expected = plain.answers if reference is None else reference(jobs)
+            num_near_ties = _count_near_ties(jobs, plain)
+            if truths is not None:
+                truths.learn(jobs, expected)
+            for index, contender in enumerate(rows):
+                started_s = time.perf_counter()
+                is_plain = reference is not None and index == 0
+                found = plain if is_plain else bench.record(jobs, contender.drafts, contender.batch_size)
+                tally = tallies.setdefault((sampling.name, index), _Tally())
+                tally.seconds += plain_s if is_plain else time.perf_counter() - started_s
+                _add(tally, compare(jobs, expected, found.answers, plain.logits, found.logits), found, num_near_ties)
+                advance(contender.name)
+    return [_row(name, rows[index], tally) for (name, index), tally in tallies.items()]
+
+
+def _jobs(
+    bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int
+) -> list[Job]:
+    """The requests; every third one ends earlier than the one before it."""
+    jobs = bench.jobs(prompts, sampling, max_tokens, first_seed)
+    return [
+        Job(job.name, job.prompt_token_ids, job.law, max(1, max_tokens - index % 3 * max_tokens // 6))
+        for index, job in enumerate(jobs)
+    ]
+
+
+def _chunks(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    for start in range(0, len(jobs), CHUNK):
+        yield jobs[start : start + CHUNK]
+
+
+def _count_near_ties(jobs: Sequence[Job], plain: Recorded) -> int:
+    return sum(
+        is_near_tie(logits, job.law, len(job.prompt_token_ids) + index)
+        for job, decisions in zip(jobs, plain.logits, strict=True)
+        for index, logits in enumerate(decisions)
+    )
+
+
+def _add(tally: _Tally, comparison: Comparison, found: Recorded, num_near_ties: int) -> None:
+    tally.comparison = comparison if tally.comparison is None else tally.comparison.plus(comparison)
+    tally.acceptance.add(found.acceptance)
+    tally.num_near_ties += num_near_ties
+    tally.outputs += [answer.token_ids for answer in found.answers]
+
+
+def _row(sampling: str, contender: Contender, tally: _Tally) -> LosslessRow:
+    comparison = tally.comparison
+    assert comparison is not None
+    return LosslessRow(
+        sampling=sampling,
+        contender=contender.name,
+        batch_size=contender.batch_size,
+        num_prompts=comparison.num_answers,
+        num_identical=comparison.num_identical,
+        exact_match_rate=comparison.exact_match_rate,
+        num_tokens=comparison.num_tokens,
+        num_compared_tokens=comparison.num_compared,
+        num_bitwise_tokens=comparison.num_bitwise,
+        num_near_ties=tally.num_near_ties,
+        first_divergence=comparison.first,
+        acceptance_length=round(tally.acceptance.acceptance_length, 3),
+        acceptance_rate=round(tally.acceptance.acceptance_rate, 3),
+        seconds=round(tally.seconds, 2),
+        output_sha256=hash_token_ids(tally.outputs),
+    )
