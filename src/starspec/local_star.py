@@ -48,7 +48,7 @@ def local_drafts(
     loop = HubLoop(build_hub(loaded.drafter, hub_config), transport, time.monotonic)
     hello = Hello(PROTOCOL_VERSION, TargetId("llm"), len(tokenizer), vocab_fingerprint(tokenizer))
     link = transport.connect(hello, partial(loop.turn, 0.0))
-    return RemoteDrafts(link, policy, stats, time.monotonic, deadline_s=NO_DEADLINE_S)
+    return RemoteDrafts(link, policy, stats, deadline_s=NO_DEADLINE_S)
 
 
 def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDrafter:

@@ -10,6 +10,7 @@ from starspec.config import TargetConfig
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
 from starspec.models.runner import ModelRunner, Segment
+from starspec.observe.trace import Trace
 from starspec.speculation.stats import TargetStats
 from starspec.target.detokenize import Decodes, Detokenizer
 from starspec.target.drafts import Drafts
@@ -35,6 +36,8 @@ class TargetEngine:
         config: TargetConfig,
         stats: TargetStats,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        trace: Trace | None = None,
     ) -> None:
         self.runner = runner
         self.drafts = drafts
@@ -42,7 +45,8 @@ class TargetEngine:
         self._tokenizer = tokenizer
         self._config = config
         self._clock = clock
-        self._rounds = RoundRunner(runner, drafts, stats, clock)
+        self._trace = trace
+        self._rounds = RoundRunner(runner, drafts, stats, clock, trace)
         self._sequences: dict[RequestId, Sequence] = {}  # in order of arrival
         self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
 
@@ -195,8 +199,11 @@ class TargetEngine:
         start = cache.lengths[sequence.row]
         chunk = sequence.token_ids[start : min(start + self._config.prefill_chunk, sequence.prompt_len - 1)]
         if chunk:
+            started_s = self._clock()
             self.runner.forward([Segment(sequence.row, chunk, num_logits=0)])
             cache.append(sequence.row, len(chunk))
+            if self._trace is not None:
+                self._trace.slice("verify", "prefill", started_s, self._clock(), num_tokens=len(chunk))
         if cache.lengths[sequence.row] == sequence.prompt_len - 1:
             sequence.state = SequenceState.RUNNING
 

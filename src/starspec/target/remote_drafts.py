@@ -8,6 +8,7 @@ So a hub can make a target faster, never stop it, and never change a token.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class RemoteDrafts:
         transport: TargetTransport,
         policy: LengthPolicy,
         stats: TargetStats,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
         *,
         fallback: NgramDrafts | None = None,
         deadline_s: float | None = None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from starspec.models.runner import ModelRunner, Segment
+from starspec.observe.trace import Trace
 from starspec.speculation.logprobs import top_logprobs
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import DraftTree
@@ -26,7 +27,7 @@ class RoundRunner:
     drafts: Drafts
     stats: TargetStats
     clock: Callable[[], float]
-    last_start_s: float = field(default=0.0)
+    trace: Trace | None = None
 
     def run(self, batch: Rows[Sequence]) -> list[Emission]:
         """One round: every sequence of the batch gains at least one token, or ends.
@@ -47,11 +48,7 @@ class RoundRunner:
         emitted = self._commit(batch, trees, verdicts, logits)
         verified_s = self.clock()
         self.drafts.report(batch, emitted)
-        self.stats.num_rounds += 1
-        self.stats.wait.add(collected_s - started_s)
-        self.stats.t_v.add(verified_s - collected_s)
-        self.stats.round.add(verified_s - started_s)
-        self.drafts.note_round(verified_s - started_s, verified_s - collected_s)
+        self._time(started_s, collected_s, verified_s)
         return [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
 
     def _commit(
@@ -72,6 +69,16 @@ class RoundRunner:
             self._count(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
             emitted.append(added)
         return emitted
+
+    def _time(self, started_s: float, collected_s: float, verified_s: float) -> None:
+        self.stats.num_rounds += 1
+        self.stats.wait.add(collected_s - started_s)
+        self.stats.t_v.add(verified_s - collected_s)
+        self.stats.round.add(verified_s - started_s)
+        self.drafts.note_round(verified_s - started_s, verified_s - collected_s)
+        if self.trace is not None:
+            self.trace.slice("wire", "wait", started_s, collected_s)
+            self.trace.slice("verify", "verify", collected_s, verified_s)
 
     def _count(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
         now = self.clock()

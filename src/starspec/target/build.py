@@ -1,0 +1,70 @@
+"""From configs to a target server: model, drafts, engine, sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.errors import ConfigError
+from starspec.ids import TargetId
+from starspec.length.policy import FixedLength
+from starspec.models.load import load_runner
+from starspec.models.runner import ModelRunner
+from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.observe.trace import Trace
+from starspec.speculation.stats import TargetStats
+from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
+from starspec.target.engine import TargetEngine
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.target.server import TargetServer
+from starspec.wire.keys import load_keys
+from starspec.wire.messages import PROTOCOL_VERSION, Hello
+from starspec.wire.serving import ServingServer
+from starspec.wire.zmq_target import ZmqTarget
+
+
+def build_server(
+    config: TargetConfig, model: ModelConfig, speculative: SpeculativeConfig | None, trace: Trace | None = None
+) -> TargetServer:
+    """Bind the serving port, load the model, and make the server that joins them.
+
+    Raises: ConfigError if the port is taken, keys are missing or the speculative config does not fit a target;
+        ModelError if the model cannot be served.
+    """
+    keys = load_keys(config.keys, "target") if config.keys else None
+    serving = ServingServer(config.host, config.port, keys, config.insecure)
+    try:
+        tokenizer = load_tokenizer(model.model)
+        runner = load_runner(model)
+        stats = TargetStats()
+        drafts = make_drafts(config, speculative, runner, tokenizer, stats)
+    except BaseException:
+        serving.close()
+        raise
+    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
+    return TargetServer(config, engine, serving)
+
+
+def make_drafts(
+    config: TargetConfig, speculative: SpeculativeConfig | None, runner: ModelRunner, tokenizer: Any, stats: TargetStats
+) -> Drafts:
+    """The drafts of a target server: a hub's, prompt lookup in this process, or none."""
+    if speculative is None:
+        return NoDrafts()
+    policy = FixedLength(speculative.num_speculative_tokens)
+    ngram = NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+    remote = speculative.remote
+    if remote.endpoint is None:
+        if speculative.method == "ngram":
+            return ngram
+        raise ConfigError("a target server needs the hub's address: give --hub or remote.endpoint")
+    hello = Hello(PROTOCOL_VERSION, TargetId(config.name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
+    keys = load_keys(remote.keys, "target") if remote.keys else None
+    transport = ZmqTarget(remote.endpoint, hello, keys, remote.insecure)
+    return RemoteDrafts(
+        transport,
+        policy,
+        stats,
+        fallback=ngram if remote.fallback == "ngram" else None,
+        deadline_s=None if remote.deadline_ms is None else remote.deadline_ms / 1e3,
+    )
