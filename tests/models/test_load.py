@@ -1,0 +1,207 @@
+import json
+import shutil
+
+import pytest
+import torch
+from tiny import VOCAB_SIZE, decode_greedily, generate, make_model, plain_logits, prefill, prompt_ids
+
+from starspec.config import ModelConfig
+from starspec.errors import ConfigError, ModelError
+from starspec.models.fused import FusedRunner
+from starspec.models.hf import TransformersRunner
+from starspec.models.load import load_runner
+from starspec.models.runner import Segment
+
+
+@pytest.fixture
+def llama(tmp_path, save_with_tokenizer):
+    """A folder with a tiny Llama."""
+    return save_with_tokenizer(make_model("llama"), tmp_path / "llama")
+
+
+@pytest.fixture
+def gpt2(tmp_path, save_with_tokenizer):
+    """A folder with a tiny model of an architecture that has no fused path."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2)
+    return save_with_tokenizer(GPT2LMHeadModel(config).eval(), tmp_path / "gpt2")
+
+
+def load(folder, **changes):
+    return load_runner(ModelConfig(**{"model": str(folder), "dtype": "float32", **changes}))
+
+
+def refusal(folder, **changes):
+    with pytest.raises(ConfigError) as raised:
+        load(folder, **changes)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("fused", "kind"), [(True, FusedRunner), (False, TransformersRunner)])
+def test_a_folder_decodes_as_transformers_does(llama, fused, kind):
+    runner = load(llama, fused=fused)
+    assert isinstance(runner, kind)
+    prompt = prompt_ids(20, seed=4)
+    assert decode_greedily(runner, prompt, 30) == generate(make_model("llama"), prompt, 30)
+
+
+def test_an_architecture_without_fused_path_runs_its_own_code_over_packed_linears(gpt2):
+    from transformers import AutoModelForCausalLM
+
+    runner = load(gpt2)
+    assert isinstance(runner, TransformersRunner)
+    prompt = prompt_ids(20, seed=5)
+    model = AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.float32)
+    assert decode_greedily(runner, prompt, 20) == generate(model, prompt, 20)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_quantized_weights_are_near_and_fewer_bytes(tmp_path, save_with_tokenizer, quantization, fused):
+    model = make_model("llama", intermediate_size=128, vocab_size=144)  # shapes that both kernels take
+    folder = save_with_tokenizer(model, tmp_path / "even")
+    runner, dense = load(folder, quantization=quantization, fused=fused), load(folder)
+    prompt = prompt_ids(30)
+    row = prefill(runner, prompt[:-1])
+    logits = runner.forward([Segment(row, prompt[-1:], 1)])[0]
+    expected = plain_logits(model, prompt)[-1]
+    error = (logits - expected).norm() / (expected - expected.mean()).norm()
+    assert error < {"int8": 0.05, "int4": 0.35}[quantization]
+    assert runner.info.num_weight_bytes < {"int8": 0.4, "int4": 0.25}[quantization] * dense.info.num_weight_bytes
+
+
+def test_both_paths_count_the_same_bytes_of_a_step(tmp_path, save_with_tokenizer):
+    folder = save_with_tokenizer(make_model("llama", intermediate_size=128, vocab_size=144), tmp_path / "even")
+    for quantization in ("int8", "int4"):
+        fused, unfused = (
+            load(folder, quantization=quantization, fused=each).info.num_weight_bytes for each in (True, False)
+        )
+        assert fused == pytest.approx(unfused, rel=0.1)  # norms, and the head's rows that are read again
+
+
+def test_info_says_what_was_loaded(llama):
+    runner = load(llama, num_rows=3)
+    model = make_model("llama")
+    assert runner.info.name == "llama"
+    assert runner.info.vocab_size == VOCAB_SIZE
+    assert runner.info.num_parameters == model.num_parameters()
+    assert runner.info.eos_token_ids == (0, 2)  # of the tokenizer and of config.json
+    assert runner.cache.num_rows == 3
+
+
+def test_the_length_is_the_models_unless_it_is_longer_than_4096(llama):
+    assert load(llama).info.max_model_len == 256
+    edit_config(llama, max_position_embeddings=100_000)
+    assert load(llama, num_rows=1).info.max_model_len == 4096
+
+
+def test_more_than_the_models_length_is_refused(llama):
+    assert "max_model_len 257 is more than the 256 tokens" in refusal(llama, max_model_len=257)
+
+
+def test_missing_weights_are_not_made_up(llama):
+    edit_config(llama, num_hidden_layers=3)
+    sentence = refusal(llama)
+    assert "weights are missing, the first is model.layers.2" in sentence
+
+
+def test_a_truncated_safetensors_file_is_one_sentence(llama):
+    weights = llama / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    assert "the weights of" in refusal(llama)
+
+
+def test_a_folder_without_weights_is_one_sentence(llama):
+    (llama / "model.safetensors").unlink()
+    assert "the weights of" in refusal(llama)
+
+
+def test_pickled_weights_are_not_read(llama):
+    (llama / "model.safetensors").unlink()
+    torch.save(make_model("llama").state_dict(), llama / "pytorch_model.bin")
+    assert "the weights of" in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"model_type": 5}', '{"hidden_size": 3}', '{"model_type": "nonsense"}'],
+)
+def test_a_corrupt_config_is_one_sentence(llama, content):
+    (llama / "config.json").write_text(content)
+    assert "config.json of" in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": "wide"}, {"hidden_size": 95}, {"vocab_size": 7}, {"num_attention_heads": 0}]
+)
+def test_a_config_that_does_not_fit_its_weights_is_one_sentence(llama, changes):
+    edit_config(llama, **changes)
+    with pytest.raises(ModelError):
+        load(llama)
+
+
+def test_a_missing_folder_names_its_nearest_sibling(llama):
+    assert f"did you mean '{llama}'" in refusal(llama.with_name("lama"))
+
+
+def test_a_missing_folder_far_from_all_others_names_none(llama):
+    assert refusal(llama.with_name("quite-another")) == f"there is no model at '{llama.with_name('quite-another')}'"
+
+
+def test_a_folder_in_a_missing_folder_names_the_missing_one(tmp_path):
+    assert f"'{tmp_path / 'none'}' is no folder" in refusal(tmp_path / "none" / "model")
+
+
+def test_a_folder_without_config_is_no_model(tmp_path):
+    assert "it has no config.json" in refusal(tmp_path)
+
+
+def test_a_file_of_another_kind_is_no_model(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert "is a file but no .gguf" in refusal(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize("hub_id", ["nobody/nothing", "gpt2"])
+def test_offline_a_hub_id_that_is_not_cached_says_so(hub_id):
+    sentence = refusal(hub_id)
+    assert f"'{hub_id}' is no folder here" in sentence
+    assert "HF_HUB_OFFLINE" in sentence
+
+
+def test_a_hub_id_is_found_in_the_local_hub_cache(llama, tmp_path, monkeypatch):
+    commit = "a" * 40
+    repo = tmp_path / "hub" / "models--some--llama"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    shutil.copytree(llama, repo / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert load("some/llama").info.name == "some/llama"
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("gpu", "device 'gpu' is unknown"),
+        ("cuda:x", "device 'cuda:x' is unknown"),
+        ("cuda:99", "device 'cuda:99' is not there"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_sentence(llama, device, why):
+    assert why in refusal(llama, device=device)
+
+
+def test_threads_are_set_as_asked(llama):
+    before = torch.get_num_threads()
+    try:
+        load(llama, num_threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
