@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,8 +181,9 @@ class RunningGateway:
     async def healthy(self, num_targets: int) -> None:
         """Wait until the gateway has heard of its targets."""
         async with asyncio.timeout(PATIENCE_S):
-            while (await self.http.get("/health")).json().get("num_targets", 0) != num_targets:
-                await asyncio.sleep(0)  # each turn is a whole HTTP exchange
+            while True:
+                if (await self.http.get("/health")).json().get("num_targets", 0) == num_targets:
+                    return
 
 
 StartGateway = Callable[..., Awaitable[RunningGateway]]
@@ -247,6 +248,5 @@ async def gateway(start_gateway: StartGateway) -> RunningGateway:
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield

@@ -12,6 +12,11 @@ import pytest
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
+def head_of(path: str, length: int) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
+    return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+
+
 class RudeClient:
     """A bare socket that sends one request and hangs up when told to."""
 
@@ -24,8 +29,7 @@ class RudeClient:
         address = urlsplit(url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-        writer.write(head.encode() + payload)
+        writer.write(head_of(path, len(payload)) + payload)
         await writer.drain()
         return cls(reader, writer)
 
@@ -91,7 +95,7 @@ async def test_leaving_is_counted_and_others_go_on(gateway: Any) -> None:
 async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(gateway: Any) -> None:
     address = urlsplit(gateway.url)
     _, writer = await asyncio.open_connection(address.hostname, address.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+    writer.write(head_of("/v1/completions", 99) + b"{")
     await writer.drain()
     writer.transport.abort()
     assert (await gateway.post("/v1/completions", prompt="hi")).status_code == 200

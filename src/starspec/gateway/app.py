@@ -114,6 +114,7 @@ class Routes:
     async def _deliver(
         self, order: Order, shape: Shape, reply_id: str, request: Request, stopwatch: Stopwatch
     ) -> Response:
+        self._meters.prompt_tokens.inc(order.num_prompt_tokens)
         identity = self._services.identity
         generation = Generation(self._services.router, order, reply_id)
         envelope = Envelope(reply_id, identity.model, identity.fingerprint, shape)

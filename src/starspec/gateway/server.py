@@ -79,6 +79,10 @@ class GatewayServer:
             self._uvicorn.force_exit = True
         self._uvicorn.should_exit = True
 
+    def close(self) -> None:
+        """Free the port of a server that never ran."""
+        self._socket.close()
+
 
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the process that it runs in: a drained gateway exits with 0."""
@@ -122,6 +126,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(_why_not_listening(error, host, port)) from error
     listening.setblocking(False)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: chunks go out at once
     if not ipaddress.ip_address(listening.getsockname()[0]).is_loopback:
         log.warning("the gateway speaks plain HTTP to other machines; put TLS before it and set an api key", host=host)
     return listening

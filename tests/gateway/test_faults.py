@@ -1,0 +1,198 @@
+"""Every error has one shape, and names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from starspec.errors import RequestError
+from starspec.gateway.faults import fault_of
+
+USER = {"role": "user", "content": "hi"}
+
+
+def error_of(reply: Any) -> dict[str, Any]:
+    """The error object, after a look at its shape."""
+    body = reply.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == reply.status_code
+    assert isinstance(error["message"], str)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "hi", "temperature": "hot"}, "temperature"),
+        ({"prompt": "hi", "temperature": True}, "temperature"),
+        ({"prompt": "hi", "temperature": -0.1}, "temperature"),
+        ({"prompt": "hi", "top_p": 0}, "top_p"),
+        ({"prompt": "hi", "top_k": -2}, "top_k"),
+        ({"prompt": "hi", "top_k": 1.5}, "top_k"),
+        ({"prompt": "hi", "min_p": 1.5}, "min_p"),
+        ({"prompt": "hi", "repetition_penalty": 0}, "repetition_penalty"),
+        ({"prompt": "hi", "presence_penalty": 3}, "presence_penalty"),
+        ({"prompt": "hi", "frequency_penalty": -3}, "frequency_penalty"),
+        ({"prompt": "hi", "n": 0}, "n"),
+        ({"prompt": "hi", "n": 9}, "n"),
+        ({"prompt": "hi", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "hi", "max_tokens": 10**30}, "max_tokens"),
+        ({"prompt": "hi", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "hi", "min_tokens": 99}, "min_tokens"),
+        ({"prompt": "hi", "stop": [""]}, "stop"),
+        ({"prompt": "hi", "stop": ["x"] * 17}, "stop"),
+        ({"prompt": "hi", "stop": 7}, "stop"),
+        ({"prompt": "hi", "stop_token_ids": [258]}, "stop_token_ids"),
+        ({"prompt": "hi", "stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"prompt": "hi", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "hi", "logit_bias": {"258": 1}}, "logit_bias"),
+        ({"prompt": "hi", "logit_bias": {"1": 101}}, "logit_bias"),
+        ({"prompt": "hi", "logprobs": 21}, "logprobs"),
+        ({"prompt": "hi", "logprobs": True}, "logprobs"),
+        ({"prompt": "hi", "seed": "x"}, "seed"),
+        ({"prompt": "hi", "stream": "yes"}, "stream"),
+        ({"prompt": "hi", "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"prompt": "hi", "speculative": "on"}, "speculative"),
+        ({"prompt": "hi", "speculative": {"num_speculative_tokens": 65}}, "speculative.num_speculative_tokens"),
+        ({"prompt": "hi", "speculative": {"num_speculative_tokens": True}}, "speculative.num_speculative_tokens"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [999]}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": ["a"] * 65}, "prompt"),
+        ({"prompt": "x" * 64}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "hi", "echo": True}, "echo"),
+        ({"prompt": "hi", "suffix": "!"}, "suffix"),
+        ({"prompt": "hi", "best_of": 2}, "best_of"),
+        ({"prompt": "hi", "prompt_logprobs": 0}, "prompt_logprobs"),
+    ],
+)
+async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, body: Any, param: str) -> None:
+    reply = await gateway.http.post(
+        "/v1/completions", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert reply.status_code == 400, reply.text
+    error = error_of(reply)
+    assert error["param"] == param
+    assert re.split(r"[.[]", param)[0] in error["message"]
+    assert not gateway.target.submitted
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "villain", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
+        ({"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [USER], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": [USER], "logprobs": 2}, "logprobs"),
+        ({"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": [USER], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [USER], "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
+        ({"messages": [USER], "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+        (
+            {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_a_bad_chat_parameter_is_a_400_that_names_it(gateway: Any, body: Any, param: str) -> None:
+    reply = await gateway.post("/v1/chat/completions", **body)
+    assert reply.status_code == 400, reply.text
+    error = error_of(reply)
+    assert error["param"] == param
+    assert not gateway.target.submitted
+
+
+async def test_an_unknown_speculative_key_names_the_nearest_one(gateway: Any) -> None:
+    reply = await gateway.post("/v1/completions", prompt="hi", speculative={"num_spec_tokens": 3})
+    assert "num_speculative_tokens" in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": None},
+        {"tools": []},
+        {"response_format": {"type": "text"}},
+        {"echo": False},
+        {"best_of": 1},
+        {"suffix": None},
+        {"user": "someone"},
+        {"a_name_that_nobody_knows": [1, 2]},
+    ],
+)
+async def test_what_asks_for_nothing_is_accepted(gateway: Any, extra: dict[str, Any]) -> None:
+    assert (await gateway.post("/v1/completions", prompt="hi", **extra)).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"null", b"\xff", b'{"prompt": "hi"', b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_a_400(gateway: Any, body: bytes) -> None:
+    reply = await gateway.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    error_of(reply)
+
+
+async def test_other_errors_of_http_have_the_same_shape(gateway: Any) -> None:
+    missing = await gateway.http.get("/v1/nowhere")
+    assert (missing.status_code, error_of(missing)["type"]) == (404, "NotFoundError")
+    wrong_method = await gateway.http.get("/v1/completions")
+    assert (wrong_method.status_code, error_of(wrong_method)["type"]) == (405, "MethodNotAllowedError")
+    assert wrong_method.headers["allow"] == "POST"
+    no_model = await gateway.http.get("/v1/models/some/other")
+    assert (no_model.status_code, error_of(no_model)["param"]) == (404, "model")
+
+
+async def test_a_body_above_the_limit_is_a_413(start_gateway: Any) -> None:
+    gateway = await start_gateway(max_body_bytes=1000)
+    declared = await gateway.post("/v1/completions", prompt="x" * 1000)
+    assert (declared.status_code, error_of(declared)["type"]) == (413, "RequestTooLargeError")
+
+    async def chunks() -> Any:
+        for _ in range(4):
+            yield b"x" * 300
+
+    chunked = await gateway.http.post("/v1/completions", content=chunks(), headers={"content-type": "application/json"})
+    assert (chunked.status_code, error_of(chunked)["type"]) == (413, "RequestTooLargeError")
+    assert (await gateway.post("/v1/completions", prompt="hi")).status_code == 200
+
+
+async def test_without_a_target_everything_that_needs_one_is_a_503(gateway: Any) -> None:
+    gateway.target.lose()
+    health = await gateway.http.get("/health")
+    assert (health.status_code, error_of(health)["type"]) == (503, "ServiceUnavailableError")
+    reply = await gateway.post("/v1/completions", prompt="hi")
+    assert (reply.status_code, error_of(reply)["code"]) == (503, 503)
+    assert int(reply.headers["retry-after"]) >= 1
+    assert (await gateway.http.get("/v1/models")).status_code == 200
+
+
+def test_an_unexpected_error_tells_the_log_and_not_the_client() -> None:
+    with capture_logs() as logs:
+        fault = fault_of(ValueError("/secret/path and a prompt"))
+    assert fault.status == 500
+    assert "secret" not in fault.message
+    assert "secret" in str(logs[0]["exc_info"])
+
+
+def test_a_quoted_surrogate_can_be_sent() -> None:
+    assert b"\\ud800" in fault_of(RequestError("the model '\ud800' does not exist", "model", 404)).body()

@@ -1,0 +1,25 @@
+"""The gateway knows the hub when it answers, and does not mind when it does not."""
+
+from __future__ import annotations
+
+from starspec.errors import PeerLost
+from starspec.gateway.hub_watch import HubWatch
+from starspec.speculation.stats import HubStats
+from starspec.wire.messages import HubStatus
+
+
+async def test_a_silent_hub_leaves_no_stale_status() -> None:
+    answers: list[HubStatus | PeerLost] = [HubStatus("tiny", HubStats()), PeerLost("silent"), PeerLost("silent")]
+
+    async def ask() -> HubStatus:
+        answer = answers.pop(0)
+        if isinstance(answer, PeerLost):
+            raise answer
+        return answer
+
+    watch = HubWatch(ask)
+    await watch.refresh()
+    assert watch.status is not None
+    await watch.refresh()
+    await watch.refresh()
+    assert watch.status is None
