@@ -1,0 +1,21 @@
+import pytest
+from tiny import make_config, make_info, make_model
+
+from starspec.errors import ModelError
+from starspec.models.agreement import check_agreement, own_logits
+from starspec.models.hf import TransformersRunner
+
+
+def test_a_runner_of_the_same_model_agrees_and_gives_its_row_back():
+    model = make_model()
+    expected = own_logits(model)
+    runner = TransformersRunner(model, make_config(), make_info())
+    check_agreement("tiny", runner, expected)
+    assert runner.cache.num_free_rows == runner.cache.num_rows
+
+
+def test_a_model_that_computes_something_else_is_refused():
+    expected = own_logits(make_model(rope_parameters={"rope_type": "default", "rope_theta": 3.0}))
+    runner = TransformersRunner(make_model(), make_config(), make_info())
+    with pytest.raises(ModelError, match="not plain causal attention"):
+        check_agreement("tiny", runner, expected)

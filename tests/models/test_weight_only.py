@@ -1,0 +1,119 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from starspec.config import ModelConfig
+from starspec.models.packing import make_packer
+from starspec.models.prepack import PlainLinear, PrepackedLinear, can_prepack, pack_dense
+from starspec.models.quantize import quantize_int4, quantize_int8
+from starspec.models.weight_only import MAX_QUANTIZED_ROWS, Int4Linear, Int8Linear, NarrowOrWide, RefinedHead
+
+VOCAB_SIZE = 1024
+SHAPE = (64, 96)
+
+
+def random_linear(num_outputs=SHAPE[0], num_inputs=SHAPE[1], dtype=torch.bfloat16, bias=False):
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype) * 0.1
+    return weight, torch.randn(num_outputs, generator=generator).to(dtype) if bias else None
+
+
+def random_rows(num_rows, num_inputs=SHAPE[1], dtype=torch.bfloat16):
+    return torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+def relative_gap(out, expected):
+    return ((out.float() - expected.float()).norm() / expected.float().norm()).item()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 17])
+@pytest.mark.parametrize(("kind", "quantize"), [(Int8Linear, quantize_int8), (Int4Linear, quantize_int4)])
+def test_the_kernel_multiplies_by_what_the_codes_stand_for(kind, quantize, num_rows, dtype, bias):
+    weight, shift = random_linear(dtype=dtype, bias=bias)
+    rows = random_rows(num_rows, dtype=dtype)
+    out = kind(weight, shift)(rows)
+    codes = quantize(weight.bfloat16()).dequantized()
+    expected = F.linear(rows.bfloat16().float(), codes, None if shift is None else shift.float())
+    assert out.dtype == dtype
+    assert relative_gap(out, expected) < 0.01  # bfloat16 sums
+
+
+@pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+def test_a_quantized_row_does_not_depend_on_the_others(kind):
+    linear, rows = kind(*random_linear()), random_rows(16)
+    whole = linear(rows)
+    assert all(torch.equal(linear(rows[:n]), whole[:n]) for n in range(1, 16))
+
+
+def test_the_refined_head_gives_its_best_candidates_their_dense_logits():
+    weight, bias = random_linear(VOCAB_SIZE, bias=True)
+    rows = random_rows(3)
+    rough, dense = Int4Linear(weight, bias), F.linear(rows, weight, bias)
+    out = RefinedHead(rough, weight, bias)(rows)
+    best = dense.topk(4).indices
+    torch.testing.assert_close(out.gather(1, best), dense.gather(1, best), atol=0.02, rtol=0.01)
+    assert relative_gap(rough(rows).gather(1, best), dense.gather(1, best)) > relative_gap(
+        out.gather(1, best), dense.gather(1, best)
+    )
+    assert relative_gap(out, dense) < 0.2  # the others stay as rough as they were
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 2, 33])
+def test_a_dense_linear_is_the_linear(dtype, bias, num_rows):
+    weight, shift = random_linear(dtype=dtype, bias=bias)
+    rows = random_rows(num_rows, dtype=dtype)
+    out = pack_dense(weight, shift)(rows)
+    assert relative_gap(out, F.linear(rows, weight, shift)) < {torch.float32: 1e-6}.get(dtype, 0.01)
+
+
+def test_only_what_onednn_multiplies_natively_is_prepacked():
+    weight = random_linear(dtype=torch.float32)[0]
+    assert isinstance(pack_dense(weight, None), PrepackedLinear)
+    assert isinstance(pack_dense(weight.to("meta"), None), PlainLinear)
+    assert not can_prepack(weight.double())
+
+
+def pack(quantization, numerics, shape, bias=False):
+    config = ModelConfig(model="tiny", quantization=quantization, numerics=numerics)
+    return make_packer(config, VOCAB_SIZE)(*random_linear(*shape, bias=bias))
+
+
+@pytest.mark.parametrize("shape", [(60, 96), (64, 80), (64, 33)], ids=["outputs", "inputs", "odd"])
+def test_a_weight_that_the_int4_kernel_does_not_take_stays_dense(shape):
+    linear = pack("int4", "invariant", shape, bias=True)
+    weight, bias = random_linear(*shape, bias=True)
+    rows = random_rows(3, shape[1])
+    assert relative_gap(linear(rows), F.linear(rows, weight, bias)) < 0.01
+
+
+def test_a_weight_that_the_int8_kernel_would_read_past_stays_dense():
+    weight, _ = random_linear(64, 40)
+    assert isinstance(pack("int8", "invariant", (64, 40)), type(pack_dense(weight, None)))
+
+
+def test_with_fast_numerics_many_rows_are_dense_and_few_are_not():
+    linear = pack("int4", "fast", SHAPE)
+    weight, _ = random_linear()
+    few, many = random_rows(MAX_QUANTIZED_ROWS), random_rows(MAX_QUANTIZED_ROWS + 1)
+    assert isinstance(linear, NarrowOrWide)
+    assert relative_gap(linear(many), F.linear(many, weight)) < 0.01 < relative_gap(linear(few), F.linear(few, weight))
+
+
+def test_with_invariant_numerics_a_row_never_depends_on_the_others():
+    linear, rows = pack("int4", "invariant", SHAPE), random_rows(32)
+    assert all(torch.equal(linear(rows[:n]), linear(rows)[:n]) for n in (1, MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS + 1))
+
+
+def test_the_output_layer_is_refined_and_no_other():
+    assert isinstance(pack("int4", "invariant", (VOCAB_SIZE, 96)), RefinedHead)
+    assert isinstance(pack("int4", "invariant", SHAPE), Int4Linear)
+
+
+def test_int4_is_five_bits_a_weight_and_int8_is_eight():
+    num_weights = SHAPE[0] * SHAPE[1]
+    assert pack("int4", "invariant", SHAPE).num_bytes == num_weights * 5 // 8
+    assert pack("int8", "invariant", SHAPE).num_bytes == num_weights + 2 * SHAPE[0]
