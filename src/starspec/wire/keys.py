@@ -12,7 +12,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import zmq
 from zmq.utils import z85
@@ -42,7 +42,7 @@ class Keys:
         socket.curve_publickey = self.public
         socket.zap_domain = b"starspec"
 
-    def secure_client(self, socket: zmq.Socket[bytes], server: KeyRole) -> None:
+    def secure_client(self, socket: zmq.Socket[Any], server: KeyRole) -> None:
         """Let the socket speak only with a `server` that holds the known key. Call before `connect`.
 
         Raises: ConfigError if this folder has no public key of the server.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -13,6 +13,7 @@ from starspec.errors import ConfigError
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
+S = TypeVar("S", bound=zmq.Socket[Any])
 
 HIGH_WATER: Final = 512  # multiparts queued in either direction of one connection
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
@@ -27,13 +28,17 @@ HANDSHAKE_FAILED: Final = (
 
 
 def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
-    """A socket that neither blocks, nor queues, nor waits without bound.
+    """A ROUTER or DEALER socket with `set_limits`."""
+    return set_limits(context.socket(kind), max_frame_bytes)
+
+
+def set_limits(socket: S, max_frame_bytes: int) -> S:
+    """Let a ROUTER or DEALER socket neither block, nor queue, nor wait without bound.
 
     Args:
-        kind: zmq.ROUTER or zmq.DEALER.
         max_frame_bytes: a peer that sends a longer frame is cut off before it is read.
+    Returns: the socket.
     """
-    socket = context.socket(kind)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = HIGH_WATER
     socket.maxmsgsize = max_frame_bytes
@@ -41,7 +46,7 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
     socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
-    if kind == zmq.ROUTER:
+    if socket.socket_type == zmq.ROUTER:
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
         socket.immediate = 1  # messages wait for a peer at the sender, not in a connection that may never be
@@ -89,7 +94,7 @@ def host_of(endpoint: str, what: str) -> str:
     return host
 
 
-def connect(socket: Socket, endpoint: str) -> None:
+def connect(socket: zmq.Socket[Any], endpoint: str) -> None:
     """Begin to connect; never waits."""
     if "[" in endpoint:
         socket.ipv6 = True
