@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -11,6 +12,8 @@ from structlog.testing import capture_logs
 
 from starspec.errors import RequestError
 from starspec.gateway.faults import fault_of
+from starspec.ids import RequestId
+from starspec.wire.messages import Rejected
 
 USER = {"role": "user", "content": "hi"}
 
@@ -196,3 +199,29 @@ def test_an_unexpected_error_tells_the_log_and_not_the_client() -> None:
 
 def test_a_quoted_surrogate_can_be_sent() -> None:
     assert b"\\ud800" in fault_of(RequestError("the model '\ud800' does not exist", "model", 404)).body()
+
+
+async def test_a_refusal_of_the_target_names_the_parameter_as_the_client_calls_it(gateway: Any) -> None:
+    gateway.target.refusal = Rejected(RequestId(""), "the prompt is too long", "prompt", 400)
+    assert error_of(await gateway.post("/v1/chat/completions", messages=[USER]))["param"] == "messages"
+    assert error_of(await gateway.post("/v1/completions", prompt="hi"))["param"] == "prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_ends_its_own_request_only(gateway: Any, stream: bool) -> None:
+    script, gateway.target.script = gateway.target.script, None
+    waiting = asyncio.create_task(gateway.post("/v1/completions", prompt="wait"))
+    await gateway.target.until(lambda: gateway.target.open)
+    (waits,) = gateway.target.open
+
+    def broken(spec: Any) -> list[str]:
+        raise ZeroDivisionError("a bug")
+
+    gateway.target.script = broken
+    failed = await gateway.post("/v1/completions", prompt="hi", stream=stream)
+    assert (failed.status_code, error_of(failed)["type"]) == (500, "InternalServerError")
+    assert "bug" not in failed.text
+    gateway.target.script = script
+    assert (await gateway.post("/v1/completions", prompt="hi")).status_code == 200
+    gateway.target.emit(waits, "served", finish="stop")
+    assert (await waiting).json()["choices"][0]["text"] == "served"

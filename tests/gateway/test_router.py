@@ -28,7 +28,7 @@ class Clock:
 
 
 def order(num_answers: int = 1) -> Order:
-    return Order(specs=(SPEC,) * num_answers, num_prompts=1, options=ReplyOptions())
+    return Order(specs=(SPEC,) * num_answers, num_prompts=1, prompt_param="prompt", options=ReplyOptions())
 
 
 async def connected(router: Router, num_targets: int) -> None:
@@ -115,7 +115,7 @@ async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any])
 
 async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_target(targets: list[Any]) -> None:
     long = RequestSpec(prompt_token_ids=[1] * 1000, law=TokenLaw())
-    mixed = Order(specs=(SPEC, long), num_prompts=2, options=ReplyOptions())
+    mixed = Order(specs=(SPEC, long), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
         with pytest.raises(CapacityError), Generation(router, mixed, "r"):

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from starspec.errors import StarspecError
+from starspec.errors import RequestError, StarspecError
 from starspec.gateway.order import Order
 from starspec.gateway.router import Router, Spoke
 from starspec.ids import RequestId
@@ -67,6 +67,8 @@ class Generation:
                 choice, event = await self._events.get()
         except TimeoutError:
             return None
+        if isinstance(event, RequestError) and event.param == "prompt":
+            raise RequestError(str(event), self._order.prompt_param, event.status)
         if isinstance(event, StarspecError):
             raise event
         if event.finish_reason is not None:

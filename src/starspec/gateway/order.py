@@ -24,6 +24,7 @@ class Order:
 
     specs: tuple[RequestSpec, ...]
     num_prompts: int
+    prompt_param: str  # what the client calls the prompt
     options: ReplyOptions
 
     @property

@@ -137,7 +137,7 @@ class Translator:
             for prompt in prompts
             for law in params.laws(self._codec.eos_token_ids)
         )
-        return Order(specs=specs, num_prompts=len(prompts), options=_reply_options(request, params))
+        return Order(specs=specs, num_prompts=len(prompts), prompt_param=param, options=_reply_options(request, params))
 
     def _check_prompt(self, prompt: TokenIds, param: str, max_model_len: int | None) -> None:
         if not prompt:
