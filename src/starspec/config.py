@@ -139,6 +139,7 @@ class TargetConfig:
     max_num_queued_reqs: int = 256  # waiting line; beyond it requests are rejected with 503
     prefill_chunk: int = 256  # prompt tokens of one forward
     lease_s: float = 10.0  # requests of a gateway silent for longer are aborted
+    shutdown_timeout_s: float = 10.0  # running requests may take so long after SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

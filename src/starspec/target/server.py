@@ -66,17 +66,23 @@ class TargetServer:
         self._is_stopping = threading.Event()
         self._stop_by_s = float("inf")
 
+    @property
+    def address(self) -> str:
+        """Where gateways find this target, with the port that was really taken."""
+        return f"tcp://{self._config.host}:{self._serving.port}"
+
     def run(self) -> None:
         """Serve until `stop`, then until the last request ended or the drain time is over."""
         try:
             while not self._is_done():
                 self._turn()
         finally:
+            self._engine.drafts.shutdown()
             self._serving.close()
 
-    def stop(self, drain_s: float) -> None:
-        """Refuse new requests from now on; end in `drain_s` seconds at the latest. Callable from a signal handler."""
-        self._stop_by_s = self._clock() + drain_s
+    def stop(self) -> None:
+        """Refuse new requests from now on, let the running ones end for `shutdown_timeout_s`. For signal handlers too."""
+        self._stop_by_s = self._clock() + self._config.shutdown_timeout_s
         self._is_stopping.set()
 
     def _is_done(self) -> bool:
@@ -149,15 +155,20 @@ class TargetServer:
                 del self._owners[emission.request_id]
                 del self._gateways[peer].requests[theirs]
         for peer, messages in by_peer.items():
-            self._serving.send(peer, messages)
+            if not self._serving.send(peer, messages):
+                self._forget(peer)
 
     def _expire_gateways(self) -> None:
         limit_s = self._clock() - self._config.lease_s
         for peer, gateway in list(self._gateways.items()):
             if gateway.heard_s < limit_s:
-                for request_id in list(gateway.requests.values()):
-                    self._drop(request_id)
-                del self._gateways[peer]
+                self._forget(peer)
+
+    def _forget(self, peer: bytes) -> None:
+        """A gateway is gone: abort what it asked for."""
+        for request_id in list(self._gateways[peer].requests.values()):
+            self._drop(request_id)
+        del self._gateways[peer]
 
     def _status(self) -> TargetStatus:
         engine = self._engine

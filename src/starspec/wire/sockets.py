@@ -46,7 +46,7 @@ def set_limits(socket: S, max_frame_bytes: int) -> S:
     socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
-    if socket.socket_type == zmq.ROUTER:
+    if socket.type == zmq.ROUTER:
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
         socket.immediate = 1  # messages wait for a peer at the sender, not in a connection that may never be
