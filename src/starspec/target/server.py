@@ -81,7 +81,7 @@ class TargetServer:
             self._serving.close()
 
     def stop(self) -> None:
-        """Refuse new requests from now on, let the running ones end for `shutdown_timeout_s`. For signal handlers too."""
+        """Refuse new requests; let those that run end, for `shutdown_timeout_s` at most. Callable from a handler."""
         self._stop_by_s = self._clock() + self._config.shutdown_timeout_s
         self._is_stopping.set()
 
