@@ -1,0 +1,110 @@
+"""The global request buffer (StarSD 4.1): who owes growth, who holds a row, and the layer that comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starspec.draft.grow import Drafter, Growth
+from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView, TagKey, choose_layer
+from starspec.draft.session import DraftSession
+from starspec.errors import OurBug
+
+
+class RequestBuffer:
+    """Sessions that owe growth, first come first served, and the rows that sessions grow in.
+
+    Args:
+        drafter: owns the rows.
+        prefill_chunk: prompt tokens in one layer, at most.
+        decode_width: tokens that one verdict adds, at most; whoever misses more is in prefill.
+    """
+
+    def __init__(self, drafter: Drafter, *, prefill_chunk: int, decode_width: int) -> None:
+        self._drafter = drafter
+        self._prefill_chunk = prefill_chunk
+        self._decode_width = decode_width
+        self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
+        self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
+        self._in_flight: list[DraftSession] = []
+
+    @property
+    def owes_growth(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def update(self, session: DraftSession) -> None:
+        """Take in what the session owes now. One that waits already keeps its place in the line.
+
+        Effects: a session that can never grow again gives its row back.
+        """
+        if not session.room:
+            self._free(session)
+        if session.request is None:
+            self._waiting.pop(session.key, None)
+        else:
+            self._waiting[session.key] = session
+
+    def remove(self, session: DraftSession) -> None:
+        """Forget the session and free its row."""
+        self._free(session)
+        self._waiting.pop(session.key, None)
+
+    def run_layer(self, now: float) -> tuple[Layer, list[DraftSession]]:
+        """Choose the next layer and forward it.
+
+        Returns: the layer and the sessions in it, in order. They stay in flight until `land`.
+        Raises: whatever the drafter raises; the sessions are then still in flight.
+        """
+        layer = choose_layer(self._snapshot())
+        for key in layer.evicted:
+            self._free(self._holders[key])
+        growths = [self._begin(portion, now) for portion in layer.portions]
+        self._drafter.grow(growths)
+        return layer, self._in_flight
+
+    def land(self) -> list[DraftSession]:
+        """End the layer in flight. Returns: its sessions."""
+        landed, self._in_flight = self._in_flight, []
+        return landed
+
+    def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
+        """Raises: OurBug unless the line and the rows are those of exactly these sessions."""
+        sessions = list(sessions)
+        self._drafter.check_integrity(sessions)
+        if self._waiting != {session.key: session for session in sessions if session.request is not None}:
+            raise OurBug(f"the buffer holds {list(self._waiting)}, which is not who waits")
+        if self._holders != {session.key: session for session in sessions if session.row is not None}:
+            raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
+
+    def _snapshot(self) -> LayerSnapshot:
+        num_free = self._drafter.num_free_rows
+        num_seeking = sum(session.row is None for session in self._waiting.values())
+        # idle sessions matter only when rows are short; there may be many of them
+        victims = self._holders.values() if num_seeking > num_free else ()
+        return LayerSnapshot(
+            waiting=tuple(self._view(session) for session in self._waiting.values()),
+            idle=tuple(self._view(session) for session in victims if session.request is None),
+            num_free_rows=num_free,
+            prefill_chunk=self._prefill_chunk,
+            decode_width=self._decode_width,
+        )
+
+    def _view(self, session: DraftSession) -> SessionView:
+        num_missing = self._drafter.num_missing(session)
+        return SessionView(session.key, session.row is not None, num_missing, session.last_used_s)
+
+    def _begin(self, portion: Portion, now: float) -> Growth:
+        session = self._waiting[portion.key]
+        self._in_flight.append(session)
+        if session.row is None:
+            self._drafter.lease(session)
+            self._holders[session.key] = session
+        session.begin(now, portion.is_prefill)
+        return Growth(session, portion.num_tokens)
+
+    def _free(self, session: DraftSession) -> None:
+        self._drafter.free(session)
+        self._holders.pop(session.key, None)

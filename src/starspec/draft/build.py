@@ -1,0 +1,70 @@
+"""From configs to a drafter and its hub."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.draft.admission import HubTerms
+from starspec.draft.grow import CausalDrafter, Drafter
+from starspec.draft.hub import DraftHub
+from starspec.draft.ledger import Trace
+from starspec.draft.ngram import NgramDrafter
+from starspec.errors import ConfigError
+from starspec.models.load import load_runner
+from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDrafter:
+    """A drafter, and what must be known of it from outside."""
+
+    drafter: Drafter
+    vocab_fingerprint: str | None  # None: any vocabulary will do
+    num_rows: int  # sessions that can grow at once
+    num_cache_bytes: int  # when every slot of every row is in use
+
+
+def load_drafter(speculative: SpeculativeConfig, model: ModelConfig | None, num_ngram_rows: int) -> LoadedDrafter:
+    """Load what the method asks for.
+
+    Args:
+        model: the draft model and how it runs; unused by method 'ngram'.
+        num_ngram_rows: sessions whose n-gram index is kept; unused by others.
+    Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported.
+    """
+    if speculative.method == "ngram":
+        lookup = (speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+        return LoadedDrafter(NgramDrafter(*lookup, num_ngram_rows), None, num_ngram_rows, 0)
+    if model is None:
+        raise ConfigError("method 'draft_model' needs a draft model")
+    runner = load_runner(model)
+    fingerprint = vocab_fingerprint(load_tokenizer(model.model))
+    return LoadedDrafter(CausalDrafter(runner), fingerprint, runner.cache.num_rows, runner.cache.num_bytes)
+
+
+def build_hub(
+    drafter: Drafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Trace | None = None
+) -> DraftHub:
+    """A hub with the config's limits."""
+    return DraftHub(
+        drafter,
+        clock,
+        max_tags=config.max_tags,
+        max_draft_tokens=config.max_draft_tokens,
+        prefill_chunk=config.prefill_chunk,
+        trace=trace,
+    )
+
+
+def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:
+    """What the hub offers to targets that say Hello."""
+    return HubTerms(
+        draft_name=loaded.drafter.name,
+        vocab_fingerprint=loaded.vocab_fingerprint,
+        max_targets=config.max_targets,
+        max_draft_tokens=config.max_draft_tokens,
+        lease_s=config.lease_s,
+    )

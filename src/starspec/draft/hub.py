@@ -1,0 +1,249 @@
+"""The hub without sockets: messages in, draft layers, proposals out (StarSD Algorithm 1, lines 7-23; appendix E).
+
+`handle` changes state and never drafts. `step` either hands over what is ready to be sent, or runs one batched
+forward over all sessions that owe growth; so a reply never waits for a forward that it does not need. A session is
+found by (target's session, tag) and lives from `Open` to `Close`, or until its target leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+from starspec.draft.buffer import RequestBuffer
+from starspec.draft.grow import Drafter
+from starspec.draft.ledger import Ledger, Trace
+from starspec.draft.scheduler import TagKey
+from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
+from starspec.draft.spoke import Spoke
+from starspec.errors import OurBug, PeerProtocolError
+from starspec.ids import SessionId, Tag, TargetId
+from starspec.speculation.stats import HubStats
+from starspec.wire.messages import (
+    Close,
+    Fault,
+    Goodbye,
+    HubStatus,
+    HubToTarget,
+    Open,
+    Ping,
+    Pong,
+    Proposal,
+    Reopen,
+    TargetToHub,
+    Verdict,
+)
+from starspec.wire.session import TagSession
+
+FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
+
+Reply = tuple[SessionId, HubToTarget]
+
+
+class DraftHub:
+    """One drafter shared by many targets.
+
+    Args:
+        drafter: what makes draft tokens.
+        clock: read at the end of each layer; every `now` is a time of the same clock, in seconds.
+        max_tags: sessions held at once; one beyond it is answered with empty proposals.
+        max_draft_tokens: tokens of one proposal, at most.
+        prefill_chunk: prompt tokens in one layer, at most.
+        trace: records layers and idle gaps.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        clock: Callable[[], float],
+        *,
+        max_tags: int,
+        max_draft_tokens: int,
+        prefill_chunk: int,
+        trace: Trace | None = None,
+    ) -> None:
+        self.stats = HubStats()
+        self._drafter = drafter
+        self._clock = clock
+        self._max_tags = max_tags
+        self._limits = DraftLimits(drafter.max_len, drafter.vocab_size, max_draft_tokens)
+        self._buffer = RequestBuffer(drafter, prefill_chunk=prefill_chunk, decode_width=max_draft_tokens + 1)
+        self._ledger = Ledger(self.stats, clock(), trace)
+        self._spokes: dict[SessionId, Spoke] = {}
+        self._sessions: dict[TagKey, DraftSession] = {}
+        self._outbox: list[Reply] = []
+        self._paused_until_s = float("-inf")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._outbox) or self._buffer.owes_growth
+
+    def join(self, session_id: SessionId, target_id: TargetId) -> None:
+        """Begin a target's session, without tags. Raises: OurBug if the session exists."""
+        if session_id in self._spokes:
+            raise OurBug(f"session {session_id} of target {target_id} joins twice")
+        self._spokes[session_id] = Spoke(target_id)
+        self.stats.num_targets = len(self._spokes)
+
+    def leave(self, session_id: SessionId, now: float) -> None:
+        """End a target's session and free everything of it. Idempotent."""
+        self._spokes.pop(session_id, None)
+        for key in [key for key in self._sessions if key.session_id == session_id]:
+            self._buffer.remove(self._sessions.pop(key))
+        self._outbox = [reply for reply in self._outbox if reply[0] != session_id]
+        self._take_stock(now)
+
+    def handle(self, session_id: SessionId, message: TargetToHub, now: float) -> None:
+        """Take in one message; what it calls for comes out of `step`.
+
+        A message that the protocol forbids is answered with `Fault` and changes nothing. One of a session that has
+        left is dropped: there is nobody to answer.
+
+        Args:
+            now: when it arrived; the queueing time counts from here.
+        """
+        if session_id not in self._spokes:
+            return
+        try:
+            self._dispatch(session_id, message, now)
+        except PeerProtocolError as error:
+            self._reply(session_id, Fault(str(error)))
+        self._take_stock(now)
+
+    def step(self, now: float) -> list[Reply]:
+        """Hand over what is ready to be sent; if nothing is, draft one layer for all sessions that owe growth.
+
+        Returns: replies, each for the target's session that it names; a proposal as soon as its chain is complete.
+        Raises: whatever the drafter raises; call `abandon_layer` then.
+        """
+        if not self._outbox and self._buffer.owes_growth:
+            self._run_layer(now)
+        replies, self._outbox = self._outbox, []
+        return replies
+
+    def abandon_layer(self, now: float) -> None:
+        """After `step` raised: drop the sessions of that layer, and ask their targets to open them anew.
+
+        Effects: for FAILURE_PAUSE_S, tags are answered with empty proposals.
+        """
+        self._paused_until_s = now + FAILURE_PAUSE_S
+        for session in self._buffer.land():
+            self.lose(session.key.session_id, session.key.tag, now)
+
+    def lose(self, session_id: SessionId, tag: Tag, now: float) -> None:
+        """Drop a tag by a fault of ours, and ask its target to open it anew. Nothing happens if it is not held."""
+        if session_id in self._spokes:
+            key = TagKey(session_id, tag)
+            link = self._link(key)
+            self._drop(key)
+            if link.is_held:
+                self._reply(session_id, link.send(Reopen(tag, link.epoch)))
+            self._take_stock(now)
+
+    def status(self, now: float) -> HubStatus:
+        """The statistics up to now, as a copy."""
+        self._ledger.refresh(now)
+        return HubStatus(self._drafter.name, deepcopy(self.stats))
+
+    def check_integrity(self) -> None:
+        """Raises: OurBug unless sessions, rows, links and the request buffer agree."""
+        self._buffer.check_integrity(self._sessions.values())
+        for key, session in self._sessions.items():
+            session.check_integrity()
+            if key.session_id not in self._spokes or key != session.key:
+                raise OurBug(f"session {key} belongs to no target")
+
+    def _dispatch(self, session_id: SessionId, message: TargetToHub, now: float) -> None:
+        match message:
+            case Open():
+                self._open(TagKey(session_id, message.tag), message, now)
+            case Verdict():
+                self._reroot(TagKey(session_id, message.tag), message, now)
+            case Close():
+                key = TagKey(session_id, message.tag)
+                if self._link(key).receive(message):
+                    self._drop(key)
+            case Ping():
+                self._reply(session_id, Pong(message.sequence))
+            case Goodbye():
+                self.leave(session_id, now)
+            case Fault():
+                pass  # the target dropped something of ours and goes on without it; its next message sets us right
+
+    def _open(self, key: TagKey, message: Open, now: float) -> None:
+        link = self._link(key)
+        if link.receive(message) is None:
+            return
+        self._drop(key)
+        if len(self._sessions) >= self._max_tags or now < self._paused_until_s:
+            self._decline(key, link)
+            return
+        session = self._sessions[key] = DraftSession(key, message, link, self._limits, now)
+        self._ask(session, message.num_draft_tokens, now)
+
+    def _decline(self, key: TagKey, link: TagSession) -> None:
+        """Do not hold the tag now: an empty proposal lets the target go on, and its next verdict brings a new Open."""
+        if link.num_wanted:
+            self._reply(key.session_id, link.send(Proposal(link.tag, link.epoch, link.prefix_len, [])))
+        link.lose()
+
+    def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
+        link = self._link(key)
+        if link.receive(message):
+            session = self._sessions[key]
+            self._drafter.reroot(session, message.token_ids)
+            self._ask(session, message.num_draft_tokens, now)
+        elif link.gap:
+            self._drop(key)
+            self._reply(key.session_id, link.send(link.gap))
+
+    def _ask(self, session: DraftSession, num_draft_tokens: int, now: float) -> None:
+        session.ask(num_draft_tokens, now)
+        self._propose_if_complete(session, now)
+        self._buffer.update(session)
+
+    def _run_layer(self, now: float) -> None:
+        layer, sessions = self._buffer.run_layer(now)
+        end = self._clock()
+        self._ledger.add_layer(now, end, layer)
+        for session in sessions:
+            self._propose_if_complete(session, end)
+            self._buffer.update(session)
+        self._buffer.land()
+        self._take_stock(end)
+
+    def _propose_if_complete(self, session: DraftSession, now: float) -> None:
+        if session.request and session.is_complete:
+            self._propose(session, session.request, now)
+
+    def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
+        link = session.link
+        token_ids = session.chain[: session.num_wanted]
+        queue_s, service_s = request.times(now)
+        proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, None, queue_s, service_s)
+        self._reply(session.key.session_id, link.send(proposal))
+        self._ledger.add_proposal(now, len(token_ids))
+        if request.started_s is not None:
+            self._ledger.add_service(queue_s, service_s, request.has_prefill)
+        session.settle(now)
+
+    def _link(self, key: TagKey) -> TagSession:
+        session = self._sessions.get(key)
+        return self._spokes[key.session_id].recall(key.tag) if session is None else session.link
+
+    def _drop(self, key: TagKey) -> None:
+        """Forget a session and free its row, if there is one."""
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            self._buffer.remove(session)
+            self._spokes[key.session_id].remember(session.link)
+
+    def _reply(self, session_id: SessionId, message: HubToTarget) -> None:
+        self._outbox.append((session_id, message))
+
+    def _take_stock(self, now: float) -> None:
+        self.stats.num_targets = len(self._spokes)
+        self.stats.num_tags = len(self._sessions)
+        self.stats.num_waiting = self._buffer.num_waiting
+        self._ledger.mark(now, is_idle=bool(self._sessions) and not self._buffer.owes_growth)

@@ -1,0 +1,105 @@
+"""The hub's account of its time: StarSD's t_s, S, T_idle, R_q and the load, out of what happened when."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, Protocol
+
+from starspec.draft.scheduler import Layer
+from starspec.speculation.stats import HubStats
+
+WINDOW_S = 5.0  # "the last seconds" of load and R_q
+DRAFT_TRACK, IDLE_TRACK = "draft", "idle"
+
+
+class Trace(Protocol):
+    """Where slices of time are recorded."""
+
+    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None: ...
+
+
+class _Span(NamedTuple):
+    start_s: float
+    end_s: float
+
+    def seconds_since(self, since_s: float) -> float:
+        return max(0.0, self.end_s - max(self.start_s, since_s))
+
+
+class Ledger:
+    """Adds up layers, idle gaps and proposals. Times come from outside, in seconds on one clock.
+
+    Args:
+        stats: what is kept up to date; `load`, `proposals_per_s` and `idle_s` by `refresh` only.
+        started_s: the time now.
+        trace: also gets every layer and every idle gap, if given.
+    """
+
+    def __init__(self, stats: HubStats, started_s: float, trace: Trace | None = None) -> None:
+        self._stats = stats
+        self._started_s = started_s
+        self._trace = trace
+        self._busy: deque[_Span] = deque()
+        self._idle: deque[_Span] = deque()
+        self._proposed: deque[_Span] = deque()  # instants
+        self._idle_s = 0.0  # of gaps that are over
+        self._idle_since_s: float | None = None
+
+    def add_layer(self, start_s: float, end_s: float, layer: Layer) -> None:
+        """Count one batched forward. Layers with prefill in them are no sample of t_s."""
+        self._stats.busy_s += end_s - start_s
+        self._stats.num_layers += 1
+        self._stats.sessions_per_layer.add(len(layer.portions))
+        if not layer.has_prefill:
+            self._stats.t_s.add(end_s - start_s)
+        _push(self._busy, _Span(start_s, end_s))
+        if self._trace:
+            num_tokens = sum(portion.num_tokens for portion in layer.portions)
+            name = "prefill" if layer.has_prefill else "draft layer"
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=len(layer.portions), tokens=num_tokens)
+
+    def add_proposal(self, now: float, num_draft_tokens: int) -> None:
+        """Count one proposal sent. Those without a token are no draft round, so not in R_q."""
+        self._stats.num_proposals += 1
+        self._stats.num_draft_tokens += num_draft_tokens
+        if num_draft_tokens:
+            _push(self._proposed, _Span(now, now))
+
+    def add_service(self, queue_s: float, service_s: float, has_prefill: bool) -> None:
+        """Count the layers behind one proposal. With prefill among them they took longer than S(d) = d t_s."""
+        self._stats.queue.add(queue_s)
+        if not has_prefill:
+            self._stats.service.add(service_s)
+
+    def mark(self, now: float, is_idle: bool) -> None:
+        """Say whether the hub has, from now on, tags open and nothing to draft."""
+        if is_idle and self._idle_since_s is None:
+            self._idle_since_s = now
+        elif not is_idle and self._idle_since_s is not None:
+            self._end_idle(_Span(self._idle_since_s, now))
+
+    def refresh(self, now: float) -> None:
+        """Bring the statistics of the last seconds, and the idle time, up to now."""
+        since_s = now - WINDOW_S
+        open_gap = _Span(now if self._idle_since_s is None else self._idle_since_s, now)
+        busy_s = sum(span.seconds_since(since_s) for span in self._busy)
+        idle_s = sum(span.seconds_since(since_s) for span in (*self._idle, open_gap))
+        num_proposals = sum(span.end_s > since_s for span in self._proposed)
+        known_s = min(WINDOW_S, now - self._started_s)
+        self._stats.idle_s = self._idle_s + open_gap.seconds_since(0.0)
+        self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
+        self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
+
+    def _end_idle(self, gap: _Span) -> None:
+        self._idle_since_s = None
+        self._idle_s += gap.end_s - gap.start_s
+        _push(self._idle, gap)
+        if self._trace:
+            self._trace.slice(IDLE_TRACK, "idle", gap.start_s, gap.end_s)
+
+
+def _push(spans: deque[_Span], span: _Span) -> None:
+    """Add a span and drop those that no window can reach any more."""
+    spans.append(span)
+    while spans[0].end_s <= span.end_s - WINDOW_S:
+        spans.popleft()

@@ -1,0 +1,91 @@
+"""The inference loop of StarSD 4.1: drain arrivals, draft one layer, hand over what is ready; over any transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import structlog
+
+from starspec.draft.hub import DraftHub, Reply
+from starspec.ids import SessionId
+from starspec.wire.messages import Close, Fault, HubStatus, HubToTarget, Open, Verdict
+from starspec.wire.transport import Arrival, HubTransport, Joined, Left
+
+log = structlog.get_logger()
+
+
+class HubLoop:
+    """Turns the crank of a hub. One thread; the transport may have others.
+
+    Args:
+        clock: the one of hub and transport.
+    """
+
+    def __init__(self, hub: DraftHub, transport: HubTransport, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hub = hub
+        self._transport = transport
+        self._clock = clock
+
+    def turn(self, idle_wait_s: float = 0.0) -> bool:
+        """Take in what has arrived, then one step of the hub.
+
+        Args:
+            idle_wait_s: longest wait for arrivals; there is none while the hub has work.
+        Returns: whether there was anything to do.
+        """
+        arrivals = self._transport.receive(0.0 if self._hub.has_work else idle_wait_s)
+        for arrival in arrivals:
+            with self._surviving("a message", partial(self._give_up, arrival)):
+                self._handle(arrival)
+        had_work = self._hub.has_work
+        if had_work:
+            with self._surviving("a draft layer", self._abandon_layer):
+                self._deliver(self._hub.step(self._clock()))
+        return bool(arrivals) or had_work
+
+    def status(self) -> HubStatus:
+        """The hub's statistics and the transport's, up to now, as a copy."""
+        status = self._hub.status(self._clock())
+        status.stats.num_frames_rejected = self._transport.stats.num_frames_rejected
+        status.stats.num_leases_expired = self._transport.stats.num_leases_expired
+        return status
+
+    def _handle(self, arrival: Arrival) -> None:
+        match arrival.message:
+            case Joined():
+                log.info("target joined", target=arrival.target_id, session=arrival.session_id)
+                self._hub.join(arrival.session_id, arrival.target_id)
+            case Left(reason=reason):
+                log.info("target left", target=arrival.target_id, session=arrival.session_id, reason=reason)
+                self._hub.leave(arrival.session_id, arrival.arrived_at)
+            case Fault(reason=reason):
+                log.warning("target dropped a message of ours", target=arrival.target_id, reason=reason)
+            case message:
+                self._hub.handle(arrival.session_id, message, arrival.arrived_at)
+
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        """Send each target its replies in one go."""
+        by_session: dict[SessionId, list[HubToTarget]] = {}
+        for session_id, message in replies:
+            by_session.setdefault(session_id, []).append(message)
+        for session_id, messages in by_session.items():
+            self._transport.send(session_id, messages)
+
+    @contextmanager
+    def _surviving(self, what: str, recover: Callable[[], None]) -> Iterator[None]:
+        """The one place where an exception is survived: what it hit is given up, all else goes on."""
+        try:
+            yield
+        except Exception:
+            log.exception(f"{what} failed; its tags are dropped, their targets are asked to open them anew")
+            recover()
+
+    def _give_up(self, arrival: Arrival) -> None:
+        if isinstance(arrival.message, Open | Verdict | Close):
+            self._hub.lose(arrival.session_id, arrival.message.tag, self._clock())
+
+    def _abandon_layer(self) -> None:
+        self._hub.abandon_layer(self._clock())

@@ -1,0 +1,77 @@
+"""Prompt lookup as a drafter: no model, no cache, any vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from starspec.cache.rows import RowPool
+from starspec.draft.grow import Growth
+from starspec.draft.session import DraftSession
+from starspec.errors import OurBug
+from starspec.speculation.ngram import NgramIndex
+
+ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
+
+
+class NgramDrafter:
+    """Drafts a whole chain at once from the session's own tokens.
+
+    Args:
+        min_ngram, max_ngram: shortest and longest run of tokens that is looked up.
+        num_rows: sessions whose indexes are held at once; others are indexed anew when they ask.
+    """
+
+    name = "ngram"
+    max_len = ANY_LEN
+    vocab_size = ANY_TOKEN
+
+    def __init__(self, min_ngram: int, max_ngram: int, num_rows: int) -> None:
+        self._min_ngram = min_ngram
+        self._max_ngram = max_ngram
+        self._rows = RowPool(num_rows)
+        self._indexes: dict[int, NgramIndex] = {}  # row -> the committed tokens of its session
+
+    @property
+    def num_free_rows(self) -> int:
+        return self._rows.num_free
+
+    def lease(self, session: DraftSession) -> None:
+        session.row = self._rows.lease()
+        self._indexes[session.row] = NgramIndex(self._min_ngram, self._max_ngram, session.token_ids)
+
+    def free(self, session: DraftSession) -> None:
+        if session.row is not None:
+            self._rows.free(session.row)
+            del self._indexes[session.row]
+            session.row = None
+            session.forget_chain()
+
+    def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
+        return 1
+
+    def grow(self, layer: Sequence[Growth]) -> None:
+        for session, _ in layer:
+            for token_id in self._index(session).propose(session.num_wanted):
+                session.extend(token_id)
+                if session.is_complete:
+                    break
+            session.is_exhausted = True
+
+    def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
+        session.reroot(token_ids)
+        session.forget_chain()  # with more tokens to look up there may be a better guess
+        if session.row is not None:
+            self._index(session).append(token_ids)
+
+    def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
+        self._rows.check_integrity()
+        lengths = {session.row: len(session.token_ids) for session in sessions if session.row is not None}
+        if lengths != {row: len(index) for row, index in self._indexes.items()}:
+            raise OurBug(f"indexes {self._indexes.keys()} are not those of the sessions in rows {lengths.keys()}")
+        if lengths.keys() != self._rows.leased:
+            raise OurBug(f"rows {sorted(self._rows.leased)} are leased, sessions hold {sorted(lengths)}")
+
+    def _index(self, session: DraftSession) -> NgramIndex:
+        if session.row is None:
+            raise OurBug(f"session {session.key} is to be looked up without a row")
+        return self._indexes[session.row]

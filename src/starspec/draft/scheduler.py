@@ -1,0 +1,110 @@
+"""Which sessions grow in the next draft layer: a pure function of a snapshot.
+
+First come, first served, and all that wait grow together in one batched forward (StarSD serves one at a time):
+
+1. A waiting session without a row takes a free one; else the row of the idle session that was used least recently;
+   else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
+   token ids.
+2. A waiting session that misses only what a verdict leaves (`decode_width` tokens) always grows.
+3. Those that miss more (a prompt, or the past of an evicted session) share `prefill_chunk` tokens a layer: a
+   newcomer delays the others by at most one chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from starspec.ids import SessionId, Tag
+
+
+class TagKey(NamedTuple):
+    """One draft session among those of all targets: a tag is unique within its target's session only."""
+
+    session_id: SessionId
+    tag: Tag
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """What the scheduler may know of one session."""
+
+    key: TagKey
+    has_row: bool
+    num_missing: int  # tokens whose K/V the next draft token needs and no row holds; at least 1
+    last_used_s: float  # when it last sent a request or got a proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSnapshot:
+    """The hub before a layer."""
+
+    waiting: tuple[SessionView, ...]  # sessions that owe a proposal, first come first
+    idle: tuple[SessionView, ...]  # sessions that hold a row and owe nothing
+    num_free_rows: int
+    prefill_chunk: int  # prefill tokens in one layer, at most; at least 1
+    decode_width: int  # whoever misses more than this is in prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """One session's part of a layer: the first `num_tokens` of those that it misses."""
+
+    key: TagKey
+    num_tokens: int
+    is_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The decision: free the rows of `evicted`, then forward the portions together."""
+
+    portions: tuple[Portion, ...] = ()
+    evicted: tuple[TagKey, ...] = ()
+
+    @property
+    def has_prefill(self) -> bool:
+        return any(portion.is_prefill for portion in self.portions)
+
+
+def choose_layer(snapshot: LayerSnapshot) -> Layer:
+    """Choose the next layer.
+
+    Returns: a layer with at least one portion if any session waits; each session at most once; never more rows
+        in use than there are.
+    """
+    rows = _Rows(snapshot)
+    budget = snapshot.prefill_chunk
+    portions: list[Portion] = []
+    for place, session in enumerate(snapshot.waiting):
+        is_prefill = session.num_missing > snapshot.decode_width
+        num_tokens = min(session.num_missing, budget) if is_prefill else session.num_missing
+        if num_tokens and rows.take(place, session):
+            portions.append(Portion(session.key, num_tokens, is_prefill))
+            budget -= num_tokens if is_prefill else 0
+    return Layer(tuple(portions), tuple(rows.evicted))
+
+
+class _Rows:
+    """Free rows, and those that may be taken away, while a layer is chosen."""
+
+    def __init__(self, snapshot: LayerSnapshot) -> None:
+        self._num_free = snapshot.num_free_rows
+        self._idle = sorted(snapshot.idle, key=lambda session: session.last_used_s, reverse=True)
+        self._in_line = [(place, session) for place, session in enumerate(snapshot.waiting) if session.has_row]
+        self.evicted: list[TagKey] = []
+
+    def take(self, place: int, session: SessionView) -> bool:
+        """See that the session at `place` of the line has a row; False if there is none for it in this layer."""
+        if session.has_row:
+            return session.key not in self.evicted
+        if self._num_free:
+            self._num_free -= 1
+            return True
+        if self._idle:
+            self.evicted.append(self._idle.pop().key)
+            return True
+        if self._in_line and self._in_line[-1][0] > place:
+            self.evicted.append(self._in_line.pop()[1].key)
+            return True
+        return False

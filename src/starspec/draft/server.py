@@ -1,0 +1,76 @@
+"""The draft server: drafter, hub, loop and sockets in one process."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import structlog
+
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.draft.admission import admit
+from starspec.draft.build import build_hub, load_drafter, terms_of
+from starspec.draft.ledger import Trace
+from starspec.draft.loop import HubLoop
+from starspec.wire.keys import load_keys
+from starspec.wire.zmq_hub import ZmqHub
+
+IDLE_WAIT_S = 0.1  # between looks at the stop flag while nothing arrives
+
+log = structlog.get_logger()
+
+
+class DraftServer:
+    """Loads the draft, listens, and drafts for whoever comes.
+
+    Args:
+        speculative: method and limits of the drafter.
+        model: the draft model and how it runs; None for method 'ngram'.
+    Raises: ConfigError if it cannot or must not listen there; ModelError if the model cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: HubConfig,
+        speculative: SpeculativeConfig,
+        model: ModelConfig | None,
+        trace: Trace | None = None,
+    ) -> None:
+        loaded = load_drafter(speculative, model, config.max_tags)
+        hub = build_hub(loaded.drafter, config, trace=trace)
+        self._is_stopping = threading.Event()
+        self._host = config.host
+        self._transport = ZmqHub(
+            config.host,
+            config.port,
+            partial(admit, terms_of(loaded, config)),
+            lambda: self._loop.status(),
+            data_ports=config.data_ports,
+            keys=load_keys(config.keys, "hub"),
+            is_insecure=config.insecure,
+        )
+        self._loop = HubLoop(hub, self._transport)
+        log.info(
+            "draft loaded",
+            draft=loaded.drafter.name,
+            rows=loaded.num_rows,
+            cache_mib=round(loaded.num_cache_bytes / 2**20),
+            address=self.address,
+        )
+
+    @property
+    def address(self) -> str:
+        """The public address, with the port that was really taken."""
+        return f"tcp://{self._host}:{self._transport.port}"
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            while not self._is_stopping.is_set():
+                self._loop.turn(IDLE_WAIT_S)
+        finally:
+            self._transport.close()
+
+    def stop(self) -> None:
+        """End after the layer in flight; targets go on alone. Callable from a signal handler or another thread."""
+        self._is_stopping.set()

@@ -1,0 +1,101 @@
+"""The choice of a layer: first come first served, rows never overcommitted, nobody starved."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey, choose_layer
+from starspec.ids import SessionId, Tag
+
+CHUNK, WIDTH = 16, 5
+
+
+def view(tag: int, num_missing: int = 1, *, has_row: bool = True, last_used_s: float = 0.0) -> SessionView:
+    return SessionView(TagKey(SessionId("s"), Tag(tag)), has_row, num_missing, last_used_s)
+
+
+def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, num_free: int = 0) -> tuple[dict, list]:
+    """The layer as {tag: tokens} and [evicted tags]."""
+    layer = choose_layer(
+        LayerSnapshot(
+            waiting=tuple(waiting),
+            idle=tuple(idle or ()),
+            num_free_rows=num_free,
+            prefill_chunk=CHUNK,
+            decode_width=WIDTH,
+        )
+    )
+    return {each.key.tag: each.num_tokens for each in layer.portions}, [key.tag for key in layer.evicted]
+
+
+def test_nobody_waits_so_nobody_grows() -> None:
+    assert choose([], [view(1, 50)]) == ({}, [])
+
+
+def test_all_who_wait_and_hold_rows_grow_together() -> None:
+    assert choose([view(1), view(2, 2), view(3)]) == ({1: 1, 2: 2, 3: 1}, [])
+
+
+def test_prompts_share_the_chunk_in_order_and_decoding_is_not_charged() -> None:
+    waiting = [view(1, 10), view(2, WIDTH), view(3, 40), view(4, 40), view(5, 1)]
+    assert choose(waiting)[0] == {1: 10, 2: WIDTH, 3: 6, 5: 1}
+
+
+def test_a_prompt_that_gets_no_tokens_takes_no_row() -> None:
+    waiting = [view(1, 40), view(2, 40, has_row=False), view(3, 2, has_row=False)]
+    assert choose(waiting, num_free=1) == ({1: CHUNK, 3: 2}, [])
+
+
+def test_free_rows_go_before_anybody_is_evicted() -> None:
+    assert choose([view(1, has_row=False)], [view(2)], num_free=1) == ({1: 1}, [])
+
+
+def test_idle_sessions_are_evicted_in_the_order_of_their_last_use() -> None:
+    idle = [view(7, last_used_s=3.0), view(8, last_used_s=1.0), view(9, last_used_s=2.0)]
+    assert choose([view(1, has_row=False), view(2, has_row=False)], idle) == ({1: 1, 2: 1}, [8, 9])
+
+
+def test_the_first_in_line_takes_the_row_of_the_last_if_nobody_is_idle() -> None:
+    assert choose([view(1, has_row=False), view(2), view(3)]) == ({1: 1, 2: 1}, [3])
+
+
+def test_the_last_in_line_waits_rather_than_take_an_earlier_ones_row() -> None:
+    assert choose([view(1), view(2), view(3, has_row=False)]) == ({1: 1, 2: 1}, [])
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> LayerSnapshot:
+    views = [
+        SessionView(
+            TagKey(SessionId("s"), Tag(tag)), draw(st.booleans()), draw(st.integers(1, 40)), draw(st.floats(0, 9))
+        )
+        for tag in range(draw(st.integers(1, 9)))
+    ]
+    num_waiting = draw(st.integers(1, len(views)))
+    num_held = sum(each.has_row for each in views)
+    return LayerSnapshot(
+        waiting=tuple(views[:num_waiting]),
+        idle=tuple(each for each in views[num_waiting:] if each.has_row),
+        num_free_rows=draw(st.integers(0 if num_held else 1, 3)),
+        prefill_chunk=CHUNK,
+        decode_width=WIDTH,
+    )
+
+
+@given(snapshots())
+def test_every_layer_keeps_the_promises(snapshot: LayerSnapshot) -> None:
+    layer = choose_layer(snapshot)
+    by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
+    grown = [portion.key for portion in layer.portions]
+    new_rows = sum(not by_key[key].has_row for key in grown)
+
+    num_held = sum(each.has_row for each in by_key.values())
+    assert num_held or snapshot.num_free_rows
+    assert snapshot.waiting[0].key in grown, "the first in line always grows"
+    assert len(set(grown)) == len(grown)
+    assert not set(grown) & set(layer.evicted)
+    assert all(by_key[key].has_row for key in layer.evicted)
+    assert new_rows <= snapshot.num_free_rows + len(layer.evicted)
+    assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in layer.portions)
+    assert sum(each.num_tokens for each in layer.portions if each.is_prefill) <= snapshot.prefill_chunk

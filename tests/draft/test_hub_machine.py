@@ -1,0 +1,169 @@
+"""Random lives of many tags: whatever happens, rows are accounted for and each proposal is its own tag's."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from starspec.ids import SessionId, TargetId
+from starspec.speculation.law import TokenLaw
+from starspec.wire.messages import HubToTarget, Proposal
+from starspec.wire.session import TagState
+
+MAX_LEN = 40
+NUM_ROWS = 3
+LAWS = (GREEDY, SAMPLED, TokenLaw(temperature=1.0, seed=3))
+
+dice = st.integers(0, 2**16)
+wanted = st.integers(0, 5)
+
+
+class Life(RuleBasedStateMachine):
+    """Up to three targets with a few tags each share a hub of three rows.
+
+    The model of a tag is its target's own view; the model of a proposal is `reference_chain`, which knows no other
+    tag, no cache and no history.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.star = ToyStar(num_rows=NUM_ROWS, max_len=MAX_LEN, prefill_chunk=6, max_draft_tokens=4, max_tags=64)
+        self.numbers = itertools.count(1)
+        self.tags: dict[str, dict[int, ToyTag]] = {}
+        self.sent: list[tuple[str, object]] = []  # every message ever sent by a target that is still there
+        self.torn: set[ToyTag] = set()  # tags of which a message was lost on the way to the hub
+
+    # ---------------------------------------------------------------- what targets do
+
+    @precondition(lambda self: len(self.tags) < 3)
+    @rule()
+    def join(self) -> None:
+        name = f"t{next(self.numbers)}"
+        self.star.hub.join(SessionId(name), TargetId("target"))
+        self.tags[name] = {}
+
+    @precondition(lambda self: self.tags)
+    @rule(seed=dice, length=st.integers(1, MAX_LEN + 2), law=st.sampled_from(LAWS), wanted=wanted)
+    def open(self, seed: int, length: int, law: TokenLaw, wanted: int) -> None:
+        name, prompt = self._target(seed), random.Random(seed).choices(range(VOCAB_SIZE), k=length)
+        tag = ToyTag(next(self.numbers), prompt, law)
+        self.tags[name][tag.link.tag] = tag
+        self._send(name, tag.open(wanted))
+
+    @precondition(lambda self: self._open_tags())
+    @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
+    def verdict(self, seed: int, num_accepted: int, wanted: int, is_lucky: bool) -> None:
+        """With or without a proposal in hand; `is_lucky`: the target's own token is the draft's next one too."""
+        name, tag = self._tag(seed)
+        if tag.link.is_held:
+            self._send(name, tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted))
+
+    @precondition(lambda self: self._open_tags())
+    @rule(seed=dice, wanted=wanted)
+    def lose_a_verdict(self, seed: int, wanted: int) -> None:
+        _, tag = self._tag(seed)
+        if tag.link.is_held:
+            tag.verdict([seed % VOCAB_SIZE], wanted)
+            self.torn.add(tag)
+
+    @precondition(lambda self: self._open_tags())
+    @rule(seed=dice, wanted=wanted)
+    def open_anew(self, seed: int, wanted: int) -> None:
+        name, tag = self._tag(seed)
+        self.torn.discard(tag)
+        self._send(name, tag.open(wanted))
+
+    @precondition(lambda self: self._open_tags())
+    @rule(seed=dice)
+    def close(self, seed: int) -> None:
+        name, tag = self._tag(seed)
+        self._send(name, tag.close())
+        self.torn.discard(tag)
+        del self.tags[name][tag.link.tag]
+
+    @precondition(lambda self: self.tags)
+    @rule(seed=dice)
+    def leave(self, seed: int) -> None:
+        name = self._target(seed)
+        self.star.hub.leave(SessionId(name), self.star.clock())
+        self.torn -= set(self.tags.pop(name).values())
+        self.sent = [each for each in self.sent if each[0] != name]
+
+    @precondition(lambda self: self.sent)
+    @rule(seed=dice)
+    def repeat_an_old_message(self, seed: int) -> None:
+        self.star.say(*self.sent[seed % len(self.sent)])
+
+    # ---------------------------------------------------------------- what the hub does
+
+    @precondition(lambda self: self.star.hub.has_work)
+    @rule()
+    def step(self) -> None:
+        self.star.clock.advance(1.0)
+        for name, message in self.star.step():
+            self._receive(name, message)
+
+    @rule()
+    def drain(self) -> None:
+        while replies := self.star.drain():
+            for name, message in replies:
+                self._receive(name, message)
+        for _, tag in self._open_tags():
+            assert tag.link.state is not TagState.DRAFTING or tag in self.torn
+
+    @invariant()
+    def rows_are_never_more_than_tags(self) -> None:
+        self.star.hub.check_integrity()
+        assert self.star.num_leased <= min(NUM_ROWS, len(self._open_tags()))
+
+    def teardown(self) -> None:
+        for name in self.tags:
+            self.star.hub.leave(SessionId(name), self.star.clock())
+        self.star.hub.check_integrity()
+        assert self.star.num_leased == 0
+        assert not self.star.hub.has_work
+
+    # ---------------------------------------------------------------- the model
+
+    def _receive(self, name: str, message: HubToTarget) -> None:
+        tag = self.tags[name].get(getattr(message, "tag", -1))
+        if tag is None:
+            return  # closed while the reply was on its way
+        asked = tag.link.num_wanted
+        if not tag.receive(message):
+            return
+        if isinstance(message, Proposal):
+            assert message.token_ids == tag.expected(min(asked, 4), MAX_LEN)
+        else:
+            assert tag in self.torn, "a tag whose messages all arrived is never asked to open again"
+            self.torn.discard(tag)
+            self._send(name, tag.open(asked))
+
+    def _verdict_ids(self, tag: ToyTag, seed: int, num_accepted: int, is_lucky: bool) -> list[int]:
+        proposed = list(tag.proposal.token_ids) if tag.proposal else []
+        accepted = proposed[:num_accepted]
+        following = proposed[len(accepted) :] if tag.proposal else tag.expected(1, MAX_LEN)
+        return [*accepted, following[0] if is_lucky and following else seed % VOCAB_SIZE]
+
+    def _send(self, name: str, message: object) -> None:
+        self.sent.append((name, message))
+        self.star.say(name, message)
+
+    def _target(self, seed: int) -> str:
+        return sorted(self.tags)[seed % len(self.tags)]
+
+    def _open_tags(self) -> list[tuple[str, ToyTag]]:
+        return [(name, tag) for name, tags in self.tags.items() for tag in tags.values()]
+
+    def _tag(self, seed: int) -> tuple[str, ToyTag]:
+        tags = self._open_tags()
+        return tags[seed % len(tags)]
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
