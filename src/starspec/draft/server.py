@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
 import structlog
@@ -12,10 +13,13 @@ from starspec.draft.admission import admit
 from starspec.draft.build import build_hub, load_drafter, terms_of
 from starspec.draft.ledger import Trace
 from starspec.draft.loop import HubLoop
+from starspec.speculation.stats import HubStats
 from starspec.wire.keys import load_keys
+from starspec.wire.messages import HubStatus
 from starspec.wire.zmq_hub import ZmqHub
 
 IDLE_WAIT_S = 0.1  # between looks at the stop flag while nothing arrives
+STATUS_PERIOD_S = 0.1  # age that the published statistics may have
 
 log = structlog.get_logger()
 
@@ -39,17 +43,19 @@ class DraftServer:
         loaded = load_drafter(speculative, model, config.max_tags)
         hub = build_hub(loaded.drafter, config, trace=trace)
         self._is_stopping = threading.Event()
+        self._status = HubStatus(loaded.drafter.name, HubStats())
         self._host = config.host
         self._transport = ZmqHub(
             config.host,
             config.port,
             partial(admit, terms_of(loaded, config)),
-            lambda: self._loop.status(),
+            lambda: self._status,
             data_ports=config.data_ports,
             keys=load_keys(config.keys, "hub"),
             is_insecure=config.insecure,
         )
         self._loop = HubLoop(hub, self._transport)
+        self._publish()
         log.info(
             "draft loaded",
             draft=loaded.drafter.name,
@@ -68,8 +74,15 @@ class DraftServer:
         try:
             while not self._is_stopping.is_set():
                 self._loop.turn(IDLE_WAIT_S)
+                if time.monotonic() >= self._published_s + STATUS_PERIOD_S:
+                    self._publish()
         finally:
             self._transport.close()
+
+    def _publish(self) -> None:
+        """Leave a copy of the statistics for the transport's thread, which answers whoever asks."""
+        self._status = self._loop.status()
+        self._published_s = time.monotonic()
 
     def stop(self) -> None:
         """End after the layer in flight; targets go on alone. Callable from a signal handler or another thread."""
