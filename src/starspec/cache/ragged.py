@@ -60,9 +60,12 @@ class RaggedCache:
         num_slots = -(-max_len // KEY_BLOCK) * KEY_BLOCK
         shape = (num_layers, 2, num_rows, num_kv_heads, num_slots, head_dim)
         self._storage = _lazy_zeros(shape, dtype, torch.device(device))
-        self.layers: tuple[Tensor, ...] = self._storage.unbind(0)  # one [2, B, H, S, D] a layer: keys, then values
-        self.keys = tuple(layer[0] for layer in self.layers)  # one [B, H, S, D] a layer
-        self.values = tuple(layer[1] for layer in self.layers)
+        self.keys: tuple[Tensor, ...] = self._storage[:, 0].unbind(0)  # one [B, H, S, D] a layer
+        self.values: tuple[Tensor, ...] = self._storage[:, 1].unbind(0)
+        self._by_slot: tuple[Tensor, ...] = self._storage.permute(0, 2, 4, 1, 3, 5).unbind(0)  # [B, S, 2, H, D]
+        self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
+        self._row_size = num_kv_heads * num_slots * head_dim  # elements from one row to the next
+        self._window_stride = (0, num_slots * head_dim, head_dim, 1)
         self.lengths = [0] * num_rows  # committed slots of each row
         self.max_len = max_len
         self.rows = RowPool(num_rows)
@@ -128,7 +131,20 @@ class RaggedCache:
 
         Effects: those slots; no length. Trusts the caller as `write` does.
         """
-        self.layers[layer][:, rows, :, slots] = keys_values
+        self._by_slot[layer].index_put_((rows, slots), keys_values)
+
+    def window(self, layer: int, row: int, num_slots: int, num_copies: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a row's first slots, seen `num_copies` times: [num_copies, H, num_slots, D] each.
+
+        Nothing is copied: the first stride is 0. One `as_strided` each, because this runs per layer and row.
+        """
+        shape = (num_copies, self._num_kv_heads, num_slots, self._head_dim)
+        start = row * self._row_size
+        keys, values = self.keys[layer], self.values[layer]
+        return (
+            keys.as_strided(shape, self._window_stride, keys.storage_offset() + start),
+            values.as_strided(shape, self._window_stride, values.storage_offset() + start),
+        )
 
     def append(self, row: int, num_tokens: int) -> None:
         """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.

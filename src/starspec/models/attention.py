@@ -43,6 +43,60 @@ class AttentionCall:
     mask: Tensor | None  # additive; by token [T, 1, 1, S], by chunk [T, S]; None by chunk = causal from slot 0
 
 
+class RaggedAttention:
+    """Attention of one forward, for all its layers.
+
+    Args:
+        cache: where the new keys and values go and all of them are read.
+        calls: which of the R packed rows attend what; rows that no call covers are padding.
+        cache_rows: [T] int64, where the keys and values of the T rows before the padding go.
+        cache_slots: [T] int64.
+        num_rows: R.
+        num_heads: Hq.
+    """
+
+    def __init__(
+        self,
+        cache: RaggedCache,
+        calls: Sequence[AttentionCall],
+        cache_rows: Tensor,
+        cache_slots: Tensor,
+        *,
+        num_rows: int,
+        num_heads: int,
+    ) -> None:
+        num_kv_heads, head_dim = cache.keys[0].shape[1], cache.keys[0].shape[3]
+        group = num_heads // num_kv_heads
+        shape = (num_rows, num_kv_heads, group, head_dim)
+        self._cache = cache
+        self._where = (cache_rows, cache_slots)
+        padded = (num_rows, num_kv_heads, max(group, MIN_QUERY_ROWS), head_dim)
+        queries = torch.zeros(padded, dtype=cache.dtype, device=cache.device)
+        self._query = queries[:, :, :group]  # [R, H, G, D]
+        self._out = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
+        source = {True: queries, False: self._query}  # only small products need the padded group
+        self._calls = [
+            (call, source[call.by_token][call.first : call.last], self._out[call.first : call.last]) for call in calls
+        ]
+
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+        """Write the new keys and values of one layer, then attend.
+
+        Args:
+            query: [R, Hq, D], rotated.
+            keys_values: [R, 2, H, D], keys rotated; what is there for padding is not written.
+        Returns: [R, Hq D], valid until the next layer; zeros for padding.
+        """
+        rows, slots = self._where
+        self._cache.scatter(layer, rows, slots, keys_values[: len(rows)])
+        # Into a buffer of fixed strides: strides that follow the batch would choose the kernel.
+        self._query.copy_(query.view(self._query.shape))
+        for call, part, out in self._calls:
+            attend = _attend_by_token if call.by_token else _attend_by_chunk
+            out.copy_(attend(part, self._cache, layer, call, scaling)[:, :, : out.shape[2]])
+        return self._out.view(len(self._out), -1)
+
+
 def plan_calls(
     row: int,
     first: int,
@@ -75,76 +129,26 @@ def plan_calls(
     return calls
 
 
-def attend(
-    query: Tensor, cache: RaggedCache, layer: int, calls: Sequence[AttentionCall], *, num_heads: int, scaling: float
-) -> Tensor:
-    """Attention of one layer, after the new keys and values were written.
-
-    Args:
-        query: [R, H, M, D] rotated queries of the packed batch as `group_queries` lays them out.
-        num_heads: query heads without padding.
-    Returns: [R, Hq D] contiguous; zeros for rows that no call covers (padding).
-    """
-    num_rows, num_kv_heads, _, head_dim = query.shape
-    group = num_heads // num_kv_heads
-    if len(calls) == 1 and calls[0].last == num_rows:
-        out = _attend_once(query, cache, layer, calls[0], group=group, scaling=scaling)
-    else:
-        out = query.new_zeros(num_rows, num_kv_heads, group, head_dim)
-        for call in calls:
-            part = query[call.first : call.last]
-            out[call.first : call.last] = _attend_once(part, cache, layer, call, group=group, scaling=scaling)
-    return out.reshape(num_rows, num_heads * head_dim).contiguous()
-
-
-def group_queries(query: Tensor, num_kv_heads: int) -> Tensor:
-    """Lay queries out by key head, [R, Hq, D] -> [R, H, M, D], where M >= 4 pads the group with zeros.
-
-    Rows of a group are contiguous: a stride that depends on R would choose the kernel.
-    """
-    num_rows, num_heads, head_dim = query.shape
-    group = num_heads // num_kv_heads
-    grouped = query.contiguous().view(num_rows, num_kv_heads, group, head_dim)
-    return F.pad(grouped, (0, 0, 0, max(0, MIN_QUERY_ROWS - group)))
-
-
-def _attend_once(
-    query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, *, group: int, scaling: float
-) -> Tensor:
-    """[T, H, M, D] -> [T, H, G, D]."""
-    keys = cache.keys[layer][call.row, :, : call.num_slots]  # [H, S, D]
-    values = cache.values[layer][call.row, :, : call.num_slots]
-    if call.by_token:
-        return _attend_by_token(query, keys, values, call.mask, scaling)[:, :, :group]
-    return _attend_by_chunk(query[:, :, :group], keys, values, call.mask, scaling)
-
-
-def _attend_by_token(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """query [T, H, M, D], keys and values [H, S, D] -> [T, H, M, D]."""
-    num_tokens, num_kv_heads = query.shape[:2]
-    if num_tokens * num_kv_heads == 1:
+def _attend_by_token(query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
+    """[T, H, M, D] -> [T, H, M, D]; a batch entry a token."""
+    num_tokens = query.shape[0]
+    if num_tokens * query.shape[1] == 1:
         # one entry on its own would be computed by all threads together, several by one thread each
         query = query.expand(2, -1, -1, -1)
-    num_entries = query.shape[0]
-    out = F.scaled_dot_product_attention(
-        query,
-        keys.expand(num_entries, -1, -1, -1),
-        values.expand(num_entries, -1, -1, -1),
-        attn_mask=mask,
-        scale=scaling,
-    )
+    keys, values = cache.window(layer, call.row, call.num_slots, query.shape[0])  # [T, H, S, D]
+    out = F.scaled_dot_product_attention(query, keys, values, attn_mask=call.mask, scale=scaling)
     return out[:num_tokens]
 
 
-def _attend_by_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """query [T, H, G, D], keys and values [H, S, D] -> [T, H, G, D]."""
-    group = query.shape[2]
+def _attend_by_chunk(query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
+    """[T, H, G, D] -> [T, H, G, D]; a batch entry a key head."""
+    keys, values = cache.window(layer, call.row, call.num_slots, query.shape[2])  # [G, H, S, D]
     out = F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3),  # [H, G, T, D]
-        keys.unsqueeze(1).expand(-1, group, -1, -1),  # [H, G, S, D]
-        values.unsqueeze(1).expand(-1, group, -1, -1),
-        attn_mask=mask,
-        is_causal=mask is None,
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        attn_mask=call.mask,
+        is_causal=call.mask is None,
         scale=scaling,
     )
     return out.permute(2, 0, 1, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import AttentionCall, plan_calls
+from starspec.models.attention import AttentionCall, RaggedAttention, plan_calls
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
@@ -53,9 +54,7 @@ class RaggedBatch:
 
     token_ids: Tensor  # [R] int64
     positions: Tensor  # [R] int64
-    cache_rows: Tensor  # [T] int64: where the keys and values go
-    cache_slots: Tensor  # [T] int64
-    calls: tuple[AttentionCall, ...]
+    attention: RaggedAttention
     logit_rows: Tensor  # rows whose logits are wanted, then padding up to the lowest row count
     num_logits: int  # wanted ones
 
@@ -74,11 +73,11 @@ def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piec
     return forwards
 
 
-def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, like: Tensor) -> RaggedBatch:
+def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int) -> RaggedBatch:
     """Pack the pieces of one forward.
 
     Args:
-        like: gives the model's dtype and device.
+        num_heads: Hq, query heads of a layer.
     Raises: ValueError if a segment's parents are not in topological order.
     """
     token_ids: list[int] = []
@@ -104,18 +103,25 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, lik
             parents=segment.parents,
             new_tokens=new_tokens,
             by_token=not piece.is_prompt,
-            like=like,
+            like=cache.keys[0],
         )
     num_logits = len(logit_rows)
     padding = [0] * max(0, rows.lowest - len(token_ids))
     logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)
+    to_tensor = partial(torch.tensor, dtype=torch.int64, device=cache.device)
+    attention = RaggedAttention(
+        cache,
+        calls,
+        to_tensor(cache_rows),
+        to_tensor(cache_slots),
+        num_rows=len(token_ids) + len(padding),
+        num_heads=num_heads,
+    )
     return RaggedBatch(
-        token_ids=torch.tensor(token_ids + padding, device=like.device),
-        positions=torch.tensor(positions + padding, device=like.device),
-        cache_rows=torch.tensor(cache_rows, device=like.device),
-        cache_slots=torch.tensor(cache_slots, device=like.device),
-        calls=tuple(calls),
-        logit_rows=torch.tensor(logit_rows + logit_padding, dtype=torch.int64, device=like.device),
+        token_ids=to_tensor(token_ids + padding),
+        positions=to_tensor(positions + padding),
+        attention=attention,
+        logit_rows=to_tensor(logit_rows + logit_padding),
         num_logits=num_logits,
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.attention import attend, group_queries
+from starspec.models.attention import RaggedAttention
 from starspec.models.batch import RaggedBatch
 from starspec.models.hf import check_rotary, make_cache
 from starspec.models.linear import PackedLinear, Packer
@@ -31,15 +31,18 @@ from starspec.models.runner import ModelInfo
 FUSED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
-@dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS normalization over the last dimension."""
+    """RMS normalization over the last dimension; four operations where `F.rms_norm` runs eight."""
 
-    weight: Tensor  # [C]
-    eps: float
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight = weight  # [C]
+        self._eps = torch.tensor(eps, dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, rounded, times the weight."""
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return torch.mul(x, scale, out=torch.empty_like(x)).mul_(self._weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,11 @@ class FusedRunner(PackedRunner):
             raise ModelError(f"the fused path cannot run {info.name}: {reason}")
         check_rotary(model.config)
         cache = make_cache(model, config, info)
-        super().__init__(info, cache, model.lm_head.weight.shape[0])
+        super().__init__(info, cache, model.config.num_attention_heads, model.lm_head.weight.shape[0])
         body = model.model
         attention = body.layers[0].self_attn
         self._num_kv_heads = cache.keys[0].shape[1]
         self._head_dim: int = attention.head_dim
-        self._num_heads: int = attention.o_proj.in_features // self._head_dim
         self._scaling: float = attention.scaling
         self._rotary = rotary_table(body.rotary_emb, cache.keys[0].shape[2], cache.dtype)
         self._embedding: Tensor = body.embed_tokens.weight.detach()
@@ -112,58 +114,64 @@ class FusedRunner(PackedRunner):
 
     def _run(self, batch: RaggedBatch) -> Tensor:
         hidden = F.embedding(batch.token_ids, self._embedding)  # [R, C]
-        angles = self._angles(batch.positions)
+        rotation = self._rotation(batch.positions)
         for index, layer in enumerate(self.layers):
-            hidden = layer.output(self._attend(index, layer, layer.input_norm(hidden), angles, batch)).add_(hidden)
+            hidden = layer.output(self._attend(index, layer, hidden, rotation, batch.attention)).add_(hidden)
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
             hidden = layer.down(F.silu(gate).mul_(up)).add_(hidden)
         if batch.num_logits == 0:
             return self._no_logits
         return self._head(self._final_norm(hidden[batch.logit_rows]))
 
-    def _attend(self, index: int, layer: FusedLayer, x: Tensor, angles: Angles, batch: RaggedBatch) -> Tensor:
+    def _attend(
+        self, index: int, layer: FusedLayer, hidden: Tensor, rotation: Rotation, attention: RaggedAttention
+    ) -> Tensor:
         """Attention of one layer before its output projection: [R, C] -> [R, Hq D]. Writes the cache."""
-        qkv = layer.qkv(x).view(x.shape[0], -1, self._head_dim)  # [R, Hq + 2 H, D]
+        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
+        qkv = layer.qkv(layer.input_norm(hidden)).view(len(hidden), -1, self._head_dim)  # [R, Hq + 2 H, D]
         if layer.query_norm is not None and layer.key_norm is not None:
-            keys_from, values_from = self._num_heads, self._num_heads + self._num_kv_heads
-            qkv[:, :keys_from] = layer.query_norm(qkv[:, :keys_from])
-            qkv[:, keys_from:values_from] = layer.key_norm(qkv[:, keys_from:values_from])
-        rotated = angles.rotate(qkv)
-        num_tokens = len(batch.cache_rows)
-        new = rotated[:num_tokens, self._num_heads :].view(num_tokens, 2, self._num_kv_heads, self._head_dim)
-        self._cache.scatter(index, batch.cache_rows, batch.cache_slots, new)
-        query = group_queries(rotated[:, : self._num_heads], self._num_kv_heads)
-        return attend(query, self._cache, index, batch.calls, num_heads=self._num_heads, scaling=self._scaling)
+            keys = slice(num_heads, num_heads + num_kv_heads)
+            qkv[:, :num_heads] = layer.query_norm(qkv[:, :num_heads])
+            qkv[:, keys] = layer.key_norm(qkv[:, keys])
+        rotated = rotation(qkv)
+        keys_values = rotated[:, num_heads:].view(len(hidden), 2, num_kv_heads, -1)
+        return attention(index, rotated[:, :num_heads], keys_values, self._scaling)
 
-    def _angles(self, positions: Tensor) -> Angles:
+    def _rotation(self, positions: Tensor) -> Rotation:
         cos, sin = self._rotary[:, positions].unsqueeze(2)  # [R, 1, D] each
         num_rotated = self._num_heads + self._num_kv_heads
         shape = (len(positions), num_rotated + self._num_kv_heads, self._head_dim)
         all_cos, all_sin = cos.new_ones(shape), sin.new_zeros(shape)
         all_cos[:, :num_rotated] = cos
         all_sin[:, :num_rotated] = sin
-        return Angles(all_cos, *all_sin.chunk(2, dim=-1))
+        return Rotation(all_cos, all_sin)
 
 
-class Angles(NamedTuple):
-    """Rotary factors of one forward for every head of the fused linear; values turn by 0."""
+class Rotation:
+    """Rotary embedding of one forward, over every head of the fused linear at once; values turn by 0.
 
-    cos: Tensor  # [R, Hq + 2 H, D]
-    sin_low: Tensor  # [R, Hq + 2 H, D / 2]
-    sin_high: Tensor
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """Turn [R, Hq + 2 H, D]; the halves of D are the coordinates of a pair, as transformers lays them out.
+    The halves of D are the coordinates of a pair, as transformers lays them out:
 
         low'  = low cos - high sin
         high' = high cos + low sin
-        """
+
+    Args:
+        cos, sin: [R, Hq + 2 H, D].
+    """
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self._cos = cos
+        self._sin_low, self._sin_high = sin.chunk(2, dim=-1)
+        self._out = torch.empty_like(cos)
+        self._out_low, self._out_high = self._out.chunk(2, dim=-1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Turn x [R, Hq + 2 H, D] into a buffer that is valid until the next layer."""
         low, high = x.chunk(2, dim=-1)
-        out = x * self.cos
-        out_low, out_high = out.chunk(2, dim=-1)
-        out_low.addcmul_(high, self.sin_low, value=-1)
-        out_high.addcmul_(low, self.sin_high)
-        return out
+        torch.mul(x, self._cos, out=self._out)
+        self._out_low.addcmul_(high, self._sin_low, value=-1)
+        self._out_high.addcmul_(low, self._sin_high)
+        return self._out
 
 
 def rotary_table(rotary: Any, num_positions: int, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,6 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import ModelError
-from starspec.models.attention import attend, group_queries
 from starspec.models.batch import RaggedBatch
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ModelInfo, Segment
@@ -36,7 +35,6 @@ def ragged_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     starspec_batch: RaggedBatch | None = None,
-    starspec_cache: RaggedCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls in every layer.
@@ -45,19 +43,16 @@ def ragged_attention(
     Raises: ModelError for anything that would silently change the model if it were ignored.
     Effects: the cache slots of the batch's tokens.
     """
-    if starspec_batch is None or starspec_cache is None:
+    if starspec_batch is None:
         raise ModelError("the model's layers do not pass keyword arguments on to attention, so starspec cannot run it")
     unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if unsupported or attention_mask is not None or dropout or kwargs.get("is_causal") is False:
         names = ", ".join(unsupported) or "a mask or dropout of its own"
         raise ModelError(f"the model's attention uses {names}, which starspec does not support")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    num_tokens = len(starspec_batch.cache_rows)
-    new = torch.cat((key, value))[:, :, :num_tokens].permute(2, 0, 1, 3)  # [T, 2, H, D]
-    starspec_cache.scatter(layer, starspec_batch.cache_rows, starspec_batch.cache_slots, new)
+    keys_values = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)  # [R, 2, H, D]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    grouped = group_queries(query[0].transpose(0, 1), key.shape[1])
-    out = attend(grouped, starspec_cache, layer, starspec_batch.calls, num_heads=query.shape[1], scaling=scaling)
+    out = starspec_batch.attention(layer, query[0].transpose(0, 1).contiguous(), keys_values, scaling)
     return out.view(1, -1, query.shape[1], query.shape[3]), None
 
 
@@ -77,7 +72,10 @@ class TransformersRunner(PackedRunner):
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> None:
         check_rotary(model.config)
-        super().__init__(info, make_cache(model, config, info), model.get_output_embeddings().weight.shape[0])
+        num_heads = model.config.get_text_config(decoder=True).num_attention_heads
+        super().__init__(
+            info, make_cache(model, config, info), num_heads, model.get_output_embeddings().weight.shape[0]
+        )
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
         self._try_one_token()
@@ -89,7 +87,6 @@ class TransformersRunner(PackedRunner):
             use_cache=False,
             logits_to_keep=batch.logit_rows,
             starspec_batch=batch,
-            starspec_cache=self._cache,
         )
         return output.logits[0]  # type: ignore[no-any-return]
 

@@ -20,12 +20,14 @@ class PackedRunner(ABC):
     Args:
         info: what others need to know of the model.
         cache: the keys and values.
+        num_heads: Hq, query heads of a layer.
         vocab_size: V, columns of the logits.
     """
 
-    def __init__(self, info: ModelInfo, cache: RaggedCache, vocab_size: int) -> None:
+    def __init__(self, info: ModelInfo, cache: RaggedCache, num_heads: int, vocab_size: int) -> None:
         self._info = info
         self._cache = cache
+        self._num_heads = num_heads
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = "numerics are fast: a token's bits may depend on what it is batched with"
@@ -48,7 +50,7 @@ class PackedRunner(ABC):
         self._check(segments)
         logits = []
         for pieces in plan_forwards(segments, self.rows):
-            batch = build_batch(pieces, self._cache, self.rows, self._no_logits)
+            batch = build_batch(pieces, self._cache, self.rows, self._num_heads)
             logits.append(self._run(batch)[: batch.num_logits])
         return logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits])
 
