@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from starspec.errors import ConfigError
+from starspec.models.foreign import first_line
 from starspec.models.prepack import num_dense_bytes
 
 INT4_GROUP = 32
@@ -51,7 +52,7 @@ def _quantize(linear: nn.Linear, quantization: str) -> None:
     except (AssertionError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         shape = tuple(linear.weight.shape)
         raise ConfigError(
-            f"torchao cannot quantize a {linear.weight.dtype} weight {shape} to {quantization}: {error}"
+            f"torchao cannot quantize a {linear.weight.dtype} weight {shape} to {quantization}: {first_line(error)}"
         ) from error
 
 
