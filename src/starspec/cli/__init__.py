@@ -1,0 +1,81 @@
+"""The command `starspec`: one module a group of commands; what goes wrong is one line on stderr.
+
+Commands import what they run only when they run it, so that `--help` and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from starspec import __version__
+from starspec.cli.generate import generate
+from starspec.cli.keys import keygen
+from starspec.cli.serve import draft, gateway, target
+from starspec.cli.up import up
+from starspec.errors import ConfigError, StarspecError
+
+EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="starspec",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"starspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def starspec(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
+
+
+for command in (generate, up, draft, target, gateway, keygen):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line of this process; exits 0, 1 (failed), 2 (misconfigured) or 130 (interrupted)."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line. Returns: the exit code. Effects: what went wrong is one line on stderr."""
+    try:
+        return app(arguments, prog_name="starspec", standalone_mode=False) or 0
+    except Abort:
+        return EXIT_INTERRUPTED
+    except TyperException as error:
+        return _say(_sentence_of(error), error.exit_code)
+    except ConfigError as error:
+        return _say(str(error), EXIT_CONFIG)
+    except StarspecError as error:
+        return _say(str(error), EXIT_FAILED)
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"starspec: {sentence}", file=sys.stderr)
+    return code
+
+
+def _sentence_of(error: TyperException) -> str:
+    """Typer's complaint in one line, with the nearest option and where to read more."""
+    context = getattr(error, "ctx", None)
+    nearest = getattr(error, "possibilities", None)
+    what = f"{error.message}; did you mean '{nearest[0]}'?" if nearest else error.format_message()
+    where = f" (see {context.command_path} --help)" if context else ""
+    return what[0].lower() + " ".join(what[1:].split()) + where

@@ -1,0 +1,159 @@
+"""What `starspec up` shows: a live table on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from starspec.observe.status import StatusWatch
+from starspec.observe.table import star_line, star_table
+from starspec.supervise.child import ChildState
+from starspec.supervise.star import StarPorts
+from starspec.supervise.supervisor import ChildView
+
+TABLE_INTERVAL_S = 0.5
+LINE_INTERVAL_S = 10.0
+
+
+class Display(Protocol):
+    """A context manager; leaving it gives the terminal back."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def say(self, name: str, line: str) -> None:
+        """Show one line that a process printed, or that is said of it."""
+        ...
+
+    def show_start(self, views: Sequence[ChildView]) -> None:
+        """Show how far the processes are; called often."""
+        ...
+
+    def begin(self, ports: StarPorts, *, has_hub: bool) -> None:
+        """The processes are ready: ask them for their statistics from now on."""
+        ...
+
+    def show(self, views: Sequence[ChildView]) -> None:
+        """Show the star as it is now; called often."""
+        ...
+
+
+class _Watching:
+    """The part that both displays share: asking for the statistics, and when to show them."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._watch: StatusWatch | None = None
+        self._shown_s = time.monotonic()
+        self.started_s = self._shown_s
+
+    def begin(self, ports: StarPorts, *, has_hub: bool) -> None:
+        self._watch = StatusWatch(ports.target_endpoints, ports.hub_endpoint if has_hub else None)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def is_due(self) -> bool:
+        """Whether something is to be shown now. Effects: takes in what has been answered."""
+        now = time.monotonic()
+        if self._watch is not None:
+            self._watch.poll()
+        if now - self._shown_s < self._interval_s:
+            return False
+        self._shown_s = now
+        return True
+
+
+class LineDisplay(_Watching):
+    """Lines on standard output: what changes while starting, and the statistics every ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(LINE_INTERVAL_S)
+        self._last: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def say(self, name: str, line: str) -> None:
+        print(f"{name:<9}| {line}", flush=True)
+
+    def show_start(self, views: Sequence[ChildView]) -> None:
+        for view in views:
+            story = _story(view)
+            if self._last.get(view.spec.name) != story:
+                self._last[view.spec.name] = story
+                self.say(view.spec.name, story)
+
+    def show(self, views: Sequence[ChildView]) -> None:
+        if self.is_due() and self._watch is not None:
+            self.say("up", star_line(self._watch.snapshot, _states(views)))
+
+
+class TableDisplay(_Watching):
+    """A table at the foot of the terminal; what the processes print scrolls above it."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE_INTERVAL_S)
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=True, refresh_per_second=8)
+        self._spinner = Spinner("dots")
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Whether standard output is a terminal that can redraw."""
+        return Console().is_terminal and sys.stdout.isatty()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        self.close()
+
+    def say(self, name: str, line: str) -> None:
+        self._console.print(f"{name:<9}| {line}", markup=False)
+
+    def show_start(self, views: Sequence[ChildView]) -> None:
+        table = Table.grid(padding=(0, 1))
+        for view in views:
+            sign = "✓" if view.state is ChildState.READY else self._spinner
+            table.add_row(sign, view.spec.name, _story(view))
+        table.add_row("", "", f"{time.monotonic() - self.started_s:.0f} s")
+        self._live.update(table)
+
+    def show(self, views: Sequence[ChildView]) -> None:
+        if self.is_due() and self._watch is not None:
+            address = next((view.detail for view in views if view.spec.name == "gateway"), "")
+            title = f"starspec at {address}/v1, up {time.monotonic() - self.started_s:.0f} s"
+            self._live.update(star_table(self._watch.snapshot, _states(views), title))
+
+
+def _story(view: ChildView) -> str:
+    if view.state is ChildState.READY:
+        return f"ready at {view.detail}"
+    return view.detail or view.state.value
+
+
+def _states(views: Sequence[ChildView]) -> dict[str, str]:
+    return {view.spec.name: view.state.value for view in views}

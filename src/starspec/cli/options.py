@@ -1,0 +1,177 @@
+"""Options that several commands share: each has one spelling, one meaning and one help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, TargetConfig
+
+HUB, TARGET, GATEWAY = HubConfig(), TargetConfig(), GatewayConfig()  # their defaults are the options' defaults
+MODEL = ModelConfig(model="")
+
+MODELS, SPECULATION, NETWORK, LIMITS, PROCESS, SAMPLING = (
+    "Models",
+    "Speculation",
+    "Network",
+    "Limits",
+    "Process",
+    "Sampling",
+)
+
+A_MODEL = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
+NONE_GIVEN = "none"
+
+# ---------------------------------------------------------------- models
+
+TargetModel = Annotated[str, typer.Option("--target", help=f"Target model: {A_MODEL}.", rich_help_panel=MODELS)]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"],
+    typer.Option(help="Number format of the weights.", rich_help_panel=MODELS),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=MODELS)]
+Numerics = Annotated[
+    Literal["invariant", "fast"],
+    typer.Option(
+        help="invariant: the same bits with and without speculation, as far as this machine's kernels allow; "
+        "fast: gives that up for speed.",
+        rich_help_panel=MODELS,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of the longest sequence, prompt and output.",
+        show_default="the model's own, at most 4096",
+        rich_help_panel=MODELS,
+    ),
+]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads of a forward.", show_default="OMP_NUM_THREADS, or all", rich_help_panel=MODELS),
+]
+
+# ---------------------------------------------------------------- speculation
+
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "--spec-model",
+        help=f"Draft model: {A_MODEL}. The same as 'model' of --speculative-config.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=SPECULATION,
+    ),
+]
+DraftQuantization = Annotated[
+    Literal["none", "int8", "int4"] | None,
+    typer.Option(
+        help="Of the draft's weights; the output cannot change. The same as 'quantization' of --speculative-config.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=SPECULATION,
+    ),
+]
+SpecMethod = Annotated[
+    Literal["draft_model", "ngram"] | None,
+    typer.Option(
+        help="What drafts: a model, or prompt lookup. The same as 'method' of --speculative-config.",
+        show_default="draft_model",
+        rich_help_panel=SPECULATION,
+    ),
+]
+SpecTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Draft tokens a round, 0 to 64. The same as 'num_speculative_tokens' of --speculative-config.",
+        show_default="4",
+        rich_help_panel=SPECULATION,
+    ),
+]
+SpeculativeJson = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        "-sc",
+        help="JSON object with vLLM's keys (method, model, quantization, num_speculative_tokens, ...), "
+        "and ours under 'remote' and 'length'.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=SPECULATION,
+    ),
+]
+HubEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--hub",
+        help="Public port of the draft server, tcp://HOST:PORT.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=SPECULATION,
+    ),
+]
+
+# ---------------------------------------------------------------- network
+
+Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=NETWORK)]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port to listen on; 0 = any free one.", rich_help_panel=NETWORK)
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder made by `starspec keygen`; needed for every address that is not loopback.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=NETWORK,
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Allow addresses that are not loopback without keys.", rich_help_panel=NETWORK),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(help="Model name in the API.", show_default="the folder's name", rich_help_panel=NETWORK),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="STARSPEC_API_KEY",
+        help="Key that clients must send; prefer the variable, which does not show in process lists.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=NETWORK,
+    ),
+]
+
+# ---------------------------------------------------------------- limits
+
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences decoded at once by a target.", rich_help_panel=LIMITS)]
+MaxNumQueuedReqs = Annotated[
+    int, typer.Option(min=0, help="Requests that wait at a target; more get HTTP 503.", rich_help_panel=LIMITS)
+]
+PrefillChunk = Annotated[int, typer.Option(min=1, help="Prompt tokens of one forward.", rich_help_panel=LIMITS)]
+DraftSessions = Annotated[
+    int,
+    typer.Option(min=1, help="Sessions that the draft model can grow at once: its cache rows.", rich_help_panel=LIMITS),
+]
+
+# ---------------------------------------------------------------- process
+
+ShutdownTimeout = Annotated[
+    float,
+    typer.Option(
+        min=0.0, help="Seconds that requests in flight have to end after SIGINT or SIGTERM.", rich_help_panel=PROCESS
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="Write what was done when, for Chrome or Perfetto, to this file at the end.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=PROCESS,
+    ),
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(help="Least severe log lines to print on stderr.", rich_help_panel=PROCESS),
+]

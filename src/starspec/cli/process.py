@@ -1,0 +1,102 @@
+"""What every server command does around its server: logs, progress, signals, the supervisor's line, the trace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from starspec.errors import ConfigError, StarspecError
+from starspec.observe.trace import Trace
+from starspec.supervise.report import Failed, Loading, Ready, supervisor_line
+
+
+class ServerProcess:
+    """This process as a server, seen from outside: by a person, or by the supervisor that started it.
+
+    Args:
+        name: shown in logs, tables and traces.
+        trace_file: where the trace goes at the end; None = there is none.
+    """
+
+    def __init__(self, name: str, trace_file: Path | None) -> None:
+        self._name = name
+        self._trace_file = trace_file
+        self._line = supervisor_line(os.environ)
+        self._console = Console(stderr=True, highlight=False)
+        self.trace = Trace(name) if trace_file else None
+
+    @contextmanager
+    def loading(self, what: str) -> Iterator[None]:
+        """Show that something slow goes on: a spinner on a terminal, a line elsewhere, a report to a supervisor."""
+        if self._line is not None:
+            self._line.send(Loading(what))
+        elif self._console.is_terminal:
+            with self._console.status(f"{self._name}: {what}"):
+                yield
+            return
+        else:
+            self._console.print(f"{self._name}: {what} ...")
+        yield
+
+    def serve(self, address: str, run: Callable[[], None], stop: Callable[[], None]) -> None:
+        """Say that the server is ready, run it, and write the trace when it has stopped.
+
+        Args:
+            run: returns when the server has stopped.
+            stop: asks it to, in good order; called from a signal handler on SIGINT and SIGTERM.
+        """
+        stop_on_signal(stop)
+        if self._line is not None:
+            self._line.send(Ready(address))
+        else:
+            self._console.print(f"{self._name}: ready at {address}, Ctrl-C stops it")
+        try:
+            run()
+        finally:
+            if self.trace is not None and self._trace_file is not None:
+                self.trace.write(self._trace_file)
+
+    @contextmanager
+    def reporting_failure(self) -> Iterator[None]:
+        """Tell the supervisor, if there is one, why this process ends."""
+        try:
+            yield
+        except StarspecError as error:
+            if self._line is not None:
+                self._line.send(Failed(str(error)))
+                raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error  # its supervisor says it, once
+            raise
+
+
+def stop_on_signal(stop: Callable[[], None]) -> None:
+    """SIGINT or SIGTERM stops in good order; a second one ends the process at once."""
+
+    def handle(number: int, frame: object) -> None:  # noqa: ARG001 (the signature of a handler)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
+def log_to_stderr(level: str) -> None:
+    """Log lines of this process, for people, from `level` on."""
+    import structlog  # noqa: PLC0415 (servers alone log)
+
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

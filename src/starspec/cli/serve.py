@@ -1,0 +1,241 @@
+"""`starspec draft`, `target`, `gateway`: one server each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from starspec.cli import options as opt
+from starspec.cli.process import ServerProcess, log_to_stderr
+from starspec.cli.speculation import DraftOptions
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.errors import ConfigError
+
+Lease = Annotated[
+    float,
+    typer.Option(min=0.1, help="Seconds of silence after which a caller's work is freed.", rich_help_panel=opt.LIMITS),
+]
+
+
+def draft(
+    *,
+    draft: opt.DraftModel = None,
+    draft_quantization: opt.DraftQuantization = None,
+    spec_method: opt.SpecMethod = None,
+    speculative_config: opt.SpeculativeJson = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    device: opt.Device = opt.MODEL.device,
+    max_model_len: opt.MaxModelLen = None,
+    num_threads: opt.NumThreads = None,
+    host: opt.Host = opt.HUB.host,
+    port: opt.Port = opt.HUB.port,
+    data_ports: Annotated[
+        str | None,
+        typer.Option(
+            help="Ports for the targets' own links, FIRST-LAST.",
+            show_default="any free ones",
+            rich_help_panel=opt.NETWORK,
+        ),
+    ] = None,
+    keys: opt.Keys = None,
+    insecure: opt.Insecure = False,
+    max_num_seqs: opt.DraftSessions = 32,
+    max_targets: Annotated[int, typer.Option(min=1, help="Targets at once.", rich_help_panel=opt.LIMITS)] = (
+        opt.HUB.max_targets
+    ),
+    max_tags: Annotated[
+        int, typer.Option(min=1, help="Sequences at once, over all targets.", rich_help_panel=opt.LIMITS)
+    ] = opt.HUB.max_tags,
+    max_draft_tokens: Annotated[
+        int, typer.Option(min=1, max=64, help="Draft tokens of one proposal, at most.", rich_help_panel=opt.LIMITS)
+    ] = opt.HUB.max_draft_tokens,
+    lease: Lease = opt.HUB.lease_s,
+    prefill_chunk: opt.PrefillChunk = opt.HUB.prefill_chunk,
+    trace: opt.TraceFile = None,
+    log_level: opt.LogLevel = "info",
+) -> None:
+    """Run a draft server: the hub that proposes tokens to any number of targets."""
+    process = ServerProcess("hub", trace)
+    with process.reporting_failure():
+        options = DraftOptions(
+            json_text=speculative_config, method=spec_method, model=draft, quantization=draft_quantization
+        )
+        speculative = options.to_config() or SpeculativeConfig()
+        if speculative.method == "draft_model" and speculative.model is None:
+            raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
+        config = HubConfig(
+            host=host,
+            port=port,
+            data_ports=_port_range(data_ports),
+            keys=str(keys) if keys else None,
+            insecure=insecure,
+            max_targets=max_targets,
+            max_tags=max_tags,
+            max_draft_tokens=max_draft_tokens,
+            lease_s=lease,
+            prefill_chunk=prefill_chunk,
+        )
+        model = None
+        if speculative.model is not None:
+            model = ModelConfig(
+                model=speculative.model,
+                dtype=dtype,
+                device=device,
+                quantization=speculative.quantization,
+                numerics="fast",  # a draft's last bits decide nothing
+                max_model_len=speculative.max_model_len or max_model_len,
+                num_rows=max_num_seqs,
+                num_threads=num_threads,
+            )
+        log_to_stderr(log_level)
+        with process.loading(f"loading draft {speculative.model or speculative.method}"):
+            from starspec.draft.server import DraftServer  # noqa: PLC0415 (imports torch)
+
+            server = DraftServer(config, speculative, model, process.trace)
+        process.serve(server.address, server.run, server.stop)
+
+
+def target(
+    *,
+    target: opt.TargetModel,
+    hub: opt.HubEndpoint = None,
+    spec_method: opt.SpecMethod = None,
+    spec_tokens: opt.SpecTokens = None,
+    speculative_config: opt.SpeculativeJson = None,
+    name: Annotated[
+        str, typer.Option(help="Name in metrics, tables and traces.", rich_help_panel=opt.PROCESS)
+    ] = opt.TARGET.name,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    device: opt.Device = opt.MODEL.device,
+    numerics: opt.Numerics = opt.MODEL.numerics,
+    max_model_len: opt.MaxModelLen = None,
+    num_threads: opt.NumThreads = None,
+    host: opt.Host = opt.TARGET.host,
+    port: opt.Port = opt.TARGET.port,
+    keys: opt.Keys = None,
+    insecure: opt.Insecure = False,
+    max_num_seqs: opt.MaxNumSeqs = opt.TARGET.max_num_seqs,
+    max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
+    prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
+    lease: Lease = opt.TARGET.lease_s,
+    shutdown_timeout: opt.ShutdownTimeout = opt.TARGET.shutdown_timeout_s,
+    trace: opt.TraceFile = None,
+    log_level: opt.LogLevel = "info",
+) -> None:
+    """Run a target server: it answers gateways, with the tokens of its own model and nothing else."""
+    process = ServerProcess(name, trace)
+    with process.reporting_failure():
+        speculative = DraftOptions(
+            json_text=speculative_config,
+            method=spec_method,
+            num_tokens=spec_tokens,
+            hub=hub,
+            keys=str(keys) if keys else None,
+            insecure=insecure,
+        ).to_config()
+        config = TargetConfig(
+            name=name,
+            host=host,
+            port=port,
+            keys=str(keys) if keys else None,
+            insecure=insecure,
+            max_num_seqs=max_num_seqs,
+            max_num_queued_reqs=max_num_queued_reqs,
+            prefill_chunk=prefill_chunk,
+            lease_s=lease,
+            shutdown_timeout_s=shutdown_timeout,
+        )
+        model = ModelConfig(
+            model=target,
+            dtype=dtype,
+            device=device,
+            numerics=numerics,
+            max_model_len=max_model_len,
+            num_rows=max_num_seqs,
+            num_threads=num_threads,
+        )
+        log_to_stderr(log_level)
+        with process.loading(f"loading target {target}"):
+            from starspec.target.build import build_server  # noqa: PLC0415 (imports torch)
+
+            server = build_server(config, model, speculative, process.trace)
+        process.serve(server.address, server.run, server.stop)
+
+
+def gateway(
+    *,
+    target: Annotated[
+        str,
+        typer.Option(
+            help=f"The targets' model, for its tokenizer and chat template: {opt.A_MODEL}.", rich_help_panel=opt.MODELS
+        ),
+    ],
+    endpoint: Annotated[
+        list[str],
+        typer.Option(help="A target server, tcp://HOST:PORT; may be repeated.", rich_help_panel=opt.NETWORK),
+    ] = list(opt.GATEWAY.targets),  # noqa: B006 (typer copies it)
+    hub: Annotated[
+        str | None,
+        typer.Option(
+            help="Public port of the draft server, tcp://HOST:PORT, to show it in /metrics.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=opt.NETWORK,
+        ),
+    ] = None,
+    host: opt.Host = opt.GATEWAY.host,
+    port: opt.Port = opt.GATEWAY.port,
+    served_model_name: opt.ServedModelName = None,
+    api_key: opt.ApiKey = None,
+    generation_config: Annotated[
+        Literal["auto", "ignore"],
+        typer.Option(
+            help="auto: the model's generation_config.json gives a request's defaults; ignore: it does not.",
+            rich_help_panel=opt.MODELS,
+        ),
+    ] = opt.GATEWAY.generation_config,
+    keys: opt.Keys = None,
+    insecure: opt.Insecure = False,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, help="Longest request body, in bytes.", rich_help_panel=opt.LIMITS)
+    ] = opt.GATEWAY.max_body_bytes,
+    keep_alive: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds after which a silent stream gets a comment.", rich_help_panel=opt.LIMITS),
+    ] = opt.GATEWAY.keep_alive_s,
+    shutdown_timeout: opt.ShutdownTimeout = opt.GATEWAY.shutdown_timeout_s,
+    log_level: opt.LogLevel = "info",
+) -> None:
+    """Run the OpenAI-compatible gateway in front of one or several targets."""
+    process = ServerProcess("gateway", trace_file=None)
+    with process.reporting_failure():
+        config = GatewayConfig(
+            host=host,
+            port=port,
+            targets=tuple(endpoint),
+            hub=hub,
+            model=target,
+            served_model_name=served_model_name,
+            api_key=api_key,
+            keys=str(keys) if keys else None,
+            insecure=insecure,
+            max_body_bytes=max_body_bytes,
+            generation_config=generation_config,
+            keep_alive_s=keep_alive,
+            shutdown_timeout_s=shutdown_timeout,
+        )
+        log_to_stderr(log_level)
+        with process.loading(f"loading the tokenizer of {target}"):
+            from starspec.gateway.server import GatewayServer  # noqa: PLC0415 (imports transformers)
+
+            server = GatewayServer(config)
+        process.serve(server.address, server.run, server.stop)
+
+
+def _port_range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536):
+        raise ConfigError(f"--data-ports must be FIRST-LAST, as in 7701-7764, not '{text}'")
+    return int(first), int(last)

@@ -1,0 +1,237 @@
+"""`starspec up`: a whole star on this machine, in one command."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from starspec.cli import options as opt
+from starspec.cli.display import Display, LineDisplay, TableDisplay
+from starspec.cli.speculation import DraftOptions
+from starspec.config import ModelConfig, TargetConfig
+from starspec.errors import ConfigError, StarspecError
+from starspec.observe.trace import merge
+from starspec.supervise.child import ChildState
+from starspec.supervise.ports import PortReservations
+from starspec.supervise.star import LOOPBACK, StarConfig, StarPorts, star_specs, trace_part
+from starspec.supervise.supervisor import Supervisor
+
+STEP_S = 0.2  # between looks at signals and statuses
+TOGETHER_S = 0.3
+
+
+def up(
+    *,
+    target: opt.TargetModel,
+    targets: Annotated[int, typer.Option(min=1, help="Target servers to start.", rich_help_panel=opt.MODELS)] = 2,
+    draft: opt.DraftModel = None,
+    draft_quantization: opt.DraftQuantization = None,
+    spec_method: opt.SpecMethod = None,
+    spec_tokens: opt.SpecTokens = None,
+    speculative_config: opt.SpeculativeJson = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    device: opt.Device = opt.MODEL.device,
+    draft_device: Annotated[
+        str | None,
+        typer.Option(help="As --device, for the draft.", show_default="as --device", rich_help_panel=opt.MODELS),
+    ] = None,
+    numerics: opt.Numerics = opt.MODEL.numerics,
+    max_model_len: opt.MaxModelLen = None,
+    num_threads: opt.NumThreads = None,
+    host: Annotated[str, typer.Option(help="Address that the HTTP API listens on.", rich_help_panel=opt.NETWORK)] = (
+        opt.GATEWAY.host
+    ),
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 = any free one.", rich_help_panel=opt.NETWORK),
+    ] = opt.GATEWAY.port,
+    served_model_name: opt.ServedModelName = None,
+    api_key: opt.ApiKey = None,
+    max_num_seqs: opt.MaxNumSeqs = opt.TARGET.max_num_seqs,
+    max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
+    prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
+    table: Annotated[
+        bool,
+        typer.Option(
+            help="The live table, if standard output is a terminal; a line now and then otherwise.",
+            rich_help_panel=opt.PROCESS,
+        ),
+    ] = True,
+    start_timeout: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds that all processes have to become ready.", rich_help_panel=opt.PROCESS),
+    ] = 600.0,
+    shutdown_timeout: opt.ShutdownTimeout = opt.GATEWAY.shutdown_timeout_s,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the addresses to this file as JSON once all processes are ready.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=opt.PROCESS,
+        ),
+    ] = None,
+    trace: opt.TraceFile = None,
+    log_level: opt.LogLevel = "warning",
+) -> None:
+    """Start a draft server, targets and an OpenAI-compatible gateway on this machine, and keep them running.
+
+    Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those.
+    """
+    speculative = DraftOptions(
+        json_text=speculative_config,
+        method=spec_method,
+        model=draft,
+        quantization=draft_quantization,
+        num_tokens=spec_tokens,
+    ).to_config()
+    served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
+    with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
+        star = StarConfig(
+            model=ModelConfig(
+                model=target,
+                dtype=dtype,
+                device=device,
+                numerics=numerics,
+                max_model_len=max_model_len,
+                num_threads=num_threads,
+            ),
+            num_targets=targets,
+            target=TargetConfig(
+                max_num_seqs=max_num_seqs, max_num_queued_reqs=max_num_queued_reqs, prefill_chunk=prefill_chunk
+            ),
+            speculative=speculative,
+            draft_device=draft_device or device,
+            num_draft_rows=targets * max_num_seqs,
+            host=host,
+            port=port,
+            gateway_arguments=served_name,
+            drain_s=shutdown_timeout,
+            log_level=log_level,
+            trace_folder=trace_folder,
+        )
+        environ = dict(os.environ) if api_key is None else {**os.environ, "STARSPEC_API_KEY": api_key}
+        ports = _reserve(reservations, star)
+        specs = star_specs(star, ports, environ, num_cores=len(os.sched_getaffinity(0)))
+        display = TableDisplay() if table and TableDisplay.is_possible() else LineDisplay()
+        with display, Supervisor(specs, display.say) as supervisor:
+            _run(_Star(star, ports, supervisor, display), start_timeout, ready_file)
+        _merge_traces(star, [spec.name for spec in specs], trace)
+
+
+@dataclass(frozen=True, slots=True)
+class _Star:
+    """A star while it runs."""
+
+    config: StarConfig
+    ports: StarPorts
+    supervisor: Supervisor
+    display: Display
+
+
+@contextmanager
+def _trace_folder(trace: Path | None) -> Iterator[Path | None]:
+    if trace is None:
+        yield None
+        return
+    if not trace.absolute().parent.is_dir():
+        raise ConfigError(f"--trace {trace}: there is no folder {trace.absolute().parent}")
+    with tempfile.TemporaryDirectory(prefix="starspec-trace-") as folder:
+        yield Path(folder)
+
+
+def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
+    """All addresses before any process starts, so that all can load their models at the same time."""
+    return StarPorts(
+        gateway=reservations.reserve(star.host, star.port),
+        hub=reservations.reserve(LOOPBACK, 0),
+        targets=tuple(reservations.reserve(LOOPBACK, 0) for _ in range(star.num_targets)),
+    )
+
+
+class _Interrupts:
+    """Counts SIGINT and SIGTERM; those that come together count once, as `timeout` and some shells send two."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last_s = float("-inf")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: object) -> None:  # noqa: ARG002 (the signature of a handler)
+        now = time.monotonic()
+        if now - self._last_s > TOGETHER_S:
+            self.count += 1
+        self._last_s = now
+
+
+def _run(star: _Star, start_timeout_s: float, ready_file: Path | None) -> None:
+    """From start to end; on return every child has ended, in good order if they could."""
+    interrupts = _Interrupts()
+    try:
+        star.supervisor.start()
+        _await_ready(star, start_timeout_s, interrupts)
+        if not interrupts.count:
+            _announce(star, ready_file)
+        while not interrupts.count:
+            star.supervisor.step(STEP_S)
+            star.display.show(star.supervisor.views)
+    finally:
+        was_ready = star.supervisor.is_ready or any(view.num_restarts for view in star.supervisor.views)
+        drain_s = star.config.drain_s if was_ready else 0.0
+        if drain_s:
+            star.display.say("up", f"stopping; requests in flight have {drain_s:g} s, Ctrl-C again ends them now")
+        star.supervisor.stop(drain_s, is_impatient=lambda: interrupts.count > 1)
+
+
+def _await_ready(star: _Star, timeout_s: float, interrupts: _Interrupts) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not interrupts.count and not (star.supervisor.is_ready and _is_healthy(star)):
+        star.supervisor.step(STEP_S)
+        star.display.show_start(star.supervisor.views)
+        if time.monotonic() > deadline_s:
+            late = [view for view in star.supervisor.views if view.state is not ChildState.READY]
+            story = ", ".join(f"{view.spec.name} ({view.detail})" for view in late)
+            raise StarspecError(f"not ready within {timeout_s:g} s (--start-timeout): {story}")
+
+
+def _is_healthy(star: _Star) -> bool:
+    """Whether the gateway has found a target."""
+    connection = http.client.HTTPConnection(_reachable(star.config.host), star.ports.gateway, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _reachable(host: str) -> str:
+    """An address at which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (recognised, not bound)
+
+
+def _announce(star: _Star, ready_file: Path | None) -> None:
+    addresses = {view.spec.name: view.detail for view in star.supervisor.views}
+    star.display.begin(star.ports, has_hub=star.config.speculative is not None)
+    star.display.say("up", f"ready at {addresses['gateway']}/v1")
+    if ready_file is not None:
+        partial = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
+        partial.write_bytes(msgspec.json.encode(addresses))
+        partial.replace(ready_file)
+
+
+def _merge_traces(star: StarConfig, names: list[str], trace: Path | None) -> None:
+    if trace is not None and star.trace_folder is not None:
+        merge([trace_part(star.trace_folder, name) for name in names], trace)

@@ -1,0 +1,85 @@
+"""Asking hub and targets of this machine how they are, without ever waiting for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import zmq
+
+from starspec.errors import PeerProtocolError
+from starspec.observe.metrics import StatusSnapshot
+from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.messages import Ask, HubPublicReply, HubStatus, Message, TargetStatus, TargetToGateway
+from starspec.wire.sockets import connect, make_socket
+
+ASK_INTERVAL_S: Final = 0.5
+SILENCE_S: Final = 3.0  # a process that has said nothing for so long is shown as silent
+
+
+class StatusWatch:
+    """The last statuses that the processes of a star sent.
+
+    Args:
+        targets: serving ports, tcp://host:port.
+        hub: public port; None = there is no hub.
+    """
+
+    def __init__(self, targets: Sequence[str], hub: str | None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._targets = [_Asked(self._context, endpoint, TargetToGateway) for endpoint in targets]
+        self._hub = None if hub is None else _Asked(self._context, hub, HubPublicReply)
+
+    @property
+    def snapshot(self) -> StatusSnapshot:
+        """What is known now; processes that are silent are left out."""
+        statuses = [asked.status for asked in self._targets]
+        hub = None if self._hub is None else self._hub.status
+        return StatusSnapshot(
+            tuple(status for status in statuses if isinstance(status, TargetStatus)),
+            hub if isinstance(hub, HubStatus) else None,
+        )
+
+    def poll(self) -> None:
+        """Take in the answers that have come; ask anew if it is time."""
+        now = time.monotonic()
+        for asked in [*self._targets, *([] if self._hub is None else [self._hub])]:
+            asked.poll(now)
+
+    def close(self) -> None:
+        """Free the sockets. Idempotent."""
+        for asked in [*self._targets, *([] if self._hub is None else [self._hub])]:
+            asked.close()
+        self._context.term()
+
+
+class _Asked:
+    """One process that is asked again and again."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, answers: Any) -> None:
+        self._socket = make_socket(context, zmq.DEALER, MAX_FRAME_BYTES)
+        self._decoder: Decoder[Message] = Decoder(answers)
+        self._status: Message | None = None
+        self._heard_s = self._asked_s = float("-inf")
+        connect(self._socket, endpoint)
+
+    @property
+    def status(self) -> Message | None:
+        return self._status if time.monotonic() - self._heard_s < SILENCE_S else None
+
+    def poll(self, now: float) -> None:
+        try:
+            while True:
+                self._status, self._heard_s = self._decoder.decode(self._socket.recv(zmq.NOBLOCK)), now
+        except (zmq.Again, PeerProtocolError):
+            pass
+        if now - self._asked_s >= ASK_INTERVAL_S:
+            try:
+                self._socket.send(encode(Ask()), zmq.NOBLOCK)
+                self._asked_s = now
+            except zmq.Again:  # not connected: it is starting, or gone
+                pass
+
+    def close(self) -> None:
+        self._socket.close(linger=0)

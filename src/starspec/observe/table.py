@@ -1,0 +1,86 @@
+"""The star at a glance: one row a target, one line for the hub, in StarSD's terms (speculation/stats.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from starspec.observe.metrics import StatusSnapshot
+from starspec.wire.messages import HubStatus, TargetStatus
+
+COLUMNS: Final = ("target", "tokens/s", "acceptance length", "T_wait ms", "t_v ms", "running", "waiting", "draft")
+UNKNOWN: Final = "-"
+
+
+def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) -> Table:
+    """A table for a terminal.
+
+    Args:
+        snapshot: what answered; a process that did not is shown with its state alone.
+        states: name -> what the supervisor knows of it; gives the rows and their order. The hub is `hub`.
+    """
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if number in (0, len(COLUMNS) - 1) else "right")
+    statuses = {str(status.target_id): status for status in snapshot.targets}
+    for name, state in states.items():
+        if name in statuses:
+            table.add_row(*_cells(statuses[name]))
+        elif name.startswith("target"):
+            table.add_row(name, *[UNKNOWN] * (len(COLUMNS) - 2), state)
+    if "hub" in states:
+        table.caption = Text(f"hub    {_hub_story(snapshot.hub, states['hub'])}")
+    return table
+
+
+def star_line(snapshot: StatusSnapshot, states: Mapping[str, str]) -> str:
+    """The same in one line, for a log."""
+    parts = [_target_story(status) for status in snapshot.targets]
+    parts += [f"{name}: {state}" for name, state in states.items() if _is_silent_target(name, snapshot)]
+    if "hub" in states:
+        parts.append(f"hub: {_hub_story(snapshot.hub, states['hub'])}")
+    return " | ".join(parts)
+
+
+def _is_silent_target(name: str, snapshot: StatusSnapshot) -> bool:
+    return name.startswith("target") and name not in {str(status.target_id) for status in snapshot.targets}
+
+
+def _cells(status: TargetStatus) -> tuple[str, ...]:
+    stats = status.stats
+    return (
+        str(status.target_id),
+        f"{stats.tokens_per_s:.1f}",
+        f"{stats.acceptance.acceptance_length:.2f}" if stats.acceptance.num_drafts else UNKNOWN,
+        _ms(stats.wait.value),
+        _ms(stats.t_v.value),
+        str(status.num_running),
+        str(status.num_waiting),
+        "connected" if status.is_draft_connected else "none: decoding plainly",
+    )
+
+
+def _target_story(status: TargetStatus) -> str:
+    _, tokens_per_s, acceptance_length, wait_ms, _, running, _, draft = _cells(status)
+    drafting = "" if status.is_draft_connected else f", draft {draft}"
+    return (
+        f"{status.target_id}: {tokens_per_s} tokens/s, acceptance length {acceptance_length}, "
+        f"T_wait {wait_ms} ms, {running} running{drafting}"
+    )
+
+
+def _hub_story(status: HubStatus | None, state: str) -> str:
+    if status is None:
+        return state
+    stats = status.stats
+    return (
+        f"{status.draft_name}: load {stats.load:.0%}, T_idle {stats.idle_s:.1f} s, t_s {_ms(stats.t_s.value)} ms, "
+        f"{stats.sessions_per_layer.value:.1f} sessions a layer, {stats.num_targets} targets, {stats.num_tags} tags"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"

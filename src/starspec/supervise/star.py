@@ -1,0 +1,171 @@
+"""From what the operator asked for to the processes of a star on one machine: pure, but for the ports it is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.errors import ConfigError
+from starspec.supervise.child import ChildSpec
+
+LOOPBACK = "127.0.0.1"  # the links inside one machine
+HUB, GATEWAY = "hub", "gateway"
+GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(3)  # of stopping: whoever is asked for work stops first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarConfig:
+    """One hub, several targets, one gateway."""
+
+    model: ModelConfig  # of the targets
+    num_targets: int
+    target: TargetConfig  # limits of each target
+    speculative: SpeculativeConfig | None  # None: no hub, targets decode plainly
+    draft_device: str  # as ModelConfig.device
+    num_draft_rows: int  # sessions that the draft can grow at once
+    host: str  # of the gateway
+    port: int
+    gateway_arguments: tuple[str, ...] = ()  # further options of `starspec gateway`
+    drain_s: float  # time for requests in flight when all stops
+    log_level: str
+    trace_folder: Path | None = None  # where each process writes NAME.json
+
+    def __post_init__(self) -> None:
+        if self.num_targets < 1:
+            raise ConfigError(f"a star needs at least one target, got {self.num_targets}")
+        if self.speculative is not None and self.speculative.remote.endpoint is not None:
+            raise ConfigError("remote.endpoint names a hub elsewhere, but `starspec up` starts its own: leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarPorts:
+    """Where the processes meet."""
+
+    hub: int
+    targets: tuple[int, ...]
+    gateway: int
+
+    @property
+    def hub_endpoint(self) -> str:
+        return f"tcp://{LOOPBACK}:{self.hub}"
+
+    @property
+    def target_endpoints(self) -> tuple[str, ...]:
+        return tuple(f"tcp://{LOOPBACK}:{port}" for port in self.targets)
+
+
+def star_specs(star: StarConfig, ports: StarPorts, environ: Mapping[str, str], num_cores: int) -> list[ChildSpec]:
+    """The children to start, all at once.
+
+    Args:
+        environ: this process's environment; what it says of threads is kept.
+        num_cores: CPU cores that the children share.
+    """
+    environment = child_environment(environ, num_cores, num_busy=star.num_targets)
+    hub = [] if star.speculative is None else [_hub(star, star.speculative, ports, environment)]
+    targets = [_target(star, ports, number, environment) for number in range(star.num_targets)]
+    return [*hub, *targets, _gateway(star, ports, environment)]
+
+
+def child_environment(environ: Mapping[str, str], num_cores: int, num_busy: int) -> dict[str, str]:
+    """What several processes with models need to share one machine.
+
+    Args:
+        num_busy: processes that compute at the same time. Hub and targets mostly take turns, so the targets count.
+    """
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, num_cores // num_busy)),
+        "OMP_WAIT_POLICY": "PASSIVE",  # an idle pool that spins would take the core from whoever has work
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",  # what a child prints is seen when it is printed
+    }
+    return {**defaults, **environ}
+
+
+def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, environment: dict[str, str]) -> ChildSpec:
+    arguments = [
+        *("--speculative-config", _json(speculative)),
+        *("--host", LOOPBACK, "--port", str(ports.hub)),
+        *("--dtype", star.model.dtype, "--device", star.draft_device),
+        *("--max-num-seqs", str(star.num_draft_rows)),
+        *("--max-draft-tokens", str(max(1, speculative.num_speculative_tokens))),
+        *_if_given("--max-model-len", speculative.max_model_len or star.model.max_model_len),
+        *_if_given("--num-threads", star.model.num_threads),
+    ]
+    # a hub only ever makes targets faster: without it they go on
+    return _spec(star, HUB, "draft", arguments, environment, stop_stage=HUB_STAGE, is_essential=False)
+
+
+def _target(star: StarConfig, ports: StarPorts, number: int, environment: dict[str, str]) -> ChildSpec:
+    name = f"target-{number}"
+    arguments = [
+        *("--target", star.model.model, "--name", name),
+        *("--host", LOOPBACK, "--port", str(ports.targets[number])),
+        *("--dtype", star.model.dtype, "--device", star.model.device, "--numerics", star.model.numerics),
+        *("--max-num-seqs", str(star.target.max_num_seqs)),
+        *("--max-num-queued-reqs", str(star.target.max_num_queued_reqs)),
+        *("--prefill-chunk", str(star.target.prefill_chunk)),
+        *("--shutdown-timeout", str(star.drain_s)),
+        *_if_given("--max-model-len", star.model.max_model_len),
+        *_if_given("--num-threads", star.model.num_threads),
+    ]
+    if star.speculative is not None:
+        arguments += ["--speculative-config", _json(_of_spoke(star.speculative)), "--hub", ports.hub_endpoint]
+    return _spec(star, name, "target", arguments, environment, stop_stage=TARGET_STAGE)
+
+
+def _gateway(star: StarConfig, ports: StarPorts, environment: dict[str, str]) -> ChildSpec:
+    arguments = [
+        *("--target", star.model.model),
+        *("--host", star.host, "--port", str(ports.gateway)),
+        *("--shutdown-timeout", str(star.drain_s)),
+        *(word for endpoint in ports.target_endpoints for word in ("--endpoint", endpoint)),
+        *(() if star.speculative is None else ("--hub", ports.hub_endpoint)),
+        *star.gateway_arguments,
+    ]
+    return _spec(star, GATEWAY, "gateway", arguments, environment, stop_stage=GATEWAY_STAGE)
+
+
+def _spec(
+    star: StarConfig,
+    name: str,
+    command: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    *,
+    stop_stage: int,
+    is_essential: bool = True,
+) -> ChildSpec:
+    trace: list[str] = []
+    if star.trace_folder is not None and name != GATEWAY:
+        trace = ["--trace", str(trace_part(star.trace_folder, name))]
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-m", "starspec", command, *arguments, "--log-level", star.log_level, *trace),
+        environment=environment,
+        stop_stage=stop_stage,
+        is_essential=is_essential,
+    )
+
+
+def trace_part(folder: Path, name: str) -> Path:
+    """Where the process of that name writes its part of the trace."""
+    return folder / f"{name}.json"
+
+
+def _json(speculative: SpeculativeConfig) -> str:
+    return msgspec.json.encode(speculative).decode()
+
+
+def _of_spoke(speculative: SpeculativeConfig) -> SpeculativeConfig:
+    """What a target needs to know: how the hub drafts is the hub's business."""
+    return replace(speculative, method="draft_model", model=None, quantization="none")
+
+
+def _if_given(flag: str, value: int | None) -> tuple[str, ...]:
+    return () if value is None else (flag, str(value))

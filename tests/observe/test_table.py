@@ -1,0 +1,62 @@
+"""The live table and its plain line say what the statuses say."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from starspec.ids import TargetId
+from starspec.observe.metrics import StatusSnapshot
+from starspec.observe.table import star_line, star_table
+from starspec.speculation.stats import AcceptanceStats, HubStats, Mean, TargetStats
+from starspec.wire.messages import HubStatus, TargetStatus
+
+
+def target_status(name: str, *, is_draft_connected: bool = True) -> TargetStatus:
+    acceptance = AcceptanceStats(num_drafts=10, num_draft_tokens=40, num_accepted_tokens=25)
+    return TargetStatus(
+        target_id=TargetId(name),
+        model="toy",
+        max_model_len=128,
+        num_running=3,
+        num_waiting=1,
+        num_rows=8,
+        num_free_rows=5,
+        is_draft_connected=is_draft_connected,
+        stats=TargetStats(acceptance=acceptance, tokens_per_s=23.44, wait=Mean(0.0123, 1), t_v=Mean(0.0456, 1)),
+    )
+
+
+HUB = HubStatus("toy-draft", HubStats(load=0.634, idle_s=4.21, t_s=Mean(0.0081, 1), num_targets=2, num_tags=5))
+STATES = {"hub": "starting", "target-0": "ready", "target-1": "waiting to restart", "gateway": "ready"}
+
+
+def shown(snapshot: StatusSnapshot) -> str:
+    out = StringIO()
+    Console(file=out, width=140).print(star_table(snapshot, STATES, "star"))
+    return out.getvalue()
+
+
+def test_a_target_shows_its_rate_acceptance_length_and_wait() -> None:
+    (row,) = [line for line in shown(StatusSnapshot((target_status("target-0"),), HUB)).splitlines() if "23.4" in line]
+    assert row.replace("│", " ").split() == ["target-0", "23.4", "3.50", "12.3", "45.6", "3", "1", "connected"]
+
+
+def test_the_hub_shows_its_load_and_idle_time() -> None:
+    text = shown(StatusSnapshot((), HUB))
+    assert "toy-draft: load 63%, T_idle 4.2 s, t_s 8.1 ms" in text
+
+
+def test_a_silent_process_shows_its_state_and_the_gateway_no_row() -> None:
+    lines = shown(StatusSnapshot((target_status("target-0"),))).splitlines()
+    assert any("target-1" in line and "waiting to restart" in line for line in lines)
+    assert any(line.startswith("hub") and "starting" in line for line in lines)
+    assert not any("gateway" in line for line in lines)
+
+
+def test_the_line_says_the_same_as_the_table() -> None:
+    snapshot = StatusSnapshot((target_status("target-0", is_draft_connected=False),), HUB)
+    line = star_line(snapshot, STATES)
+    assert line.startswith("target-0: 23.4 tokens/s, acceptance length 3.50, T_wait 12.3 ms, 3 running, draft none")
+    assert "target-1: waiting to restart" in line
+    assert "hub: toy-draft: load 63%, T_idle 4.2 s" in line
+    assert "\n" not in line

@@ -1,0 +1,96 @@
+"""The processes of a star: what each is told, and that they fit together."""
+
+from pathlib import Path
+
+import pytest
+
+from starspec.config import ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.errors import ConfigError
+from starspec.supervise.child import ChildSpec
+from starspec.supervise.star import StarConfig, StarPorts, child_environment, star_specs
+
+PORTS = StarPorts(hub=1001, targets=(1002, 1003), gateway=1004)
+SELF_DRAFT = SpeculativeConfig(model="toy", quantization="int4", num_speculative_tokens=5)
+
+
+def star(**fields: object) -> StarConfig:
+    values = {
+        "model": ModelConfig(model="toy"),
+        "num_targets": 2,
+        "target": TargetConfig(),
+        "speculative": SELF_DRAFT,
+        "draft_device": "cpu",
+        "num_draft_rows": 16,
+        "host": "127.0.0.1",
+        "port": 1004,
+        "drain_s": 30.0,
+        "log_level": "info",
+    }
+    return StarConfig(**{**values, **fields})
+
+
+def specs(config: StarConfig) -> dict[str, ChildSpec]:
+    return {spec.name: spec for spec in star_specs(config, PORTS, {}, num_cores=4)}
+
+
+def option(spec: ChildSpec, flag: str) -> str:
+    return spec.command[spec.command.index(flag) + 1]
+
+
+def test_a_star_is_a_hub_its_targets_and_a_gateway() -> None:
+    assert list(specs(star())) == ["hub", "target-0", "target-1", "gateway"]
+
+
+def test_the_targets_are_told_where_the_hub_listens() -> None:
+    children = specs(star())
+    assert {option(children[name], "--hub") for name in ("target-0", "target-1", "gateway")} == {
+        f"tcp://127.0.0.1:{option(children['hub'], '--port')}"
+    }
+
+
+def test_the_gateway_is_told_where_the_targets_listen() -> None:
+    children = specs(star())
+    endpoints = [word for word in children["gateway"].command if word.startswith("tcp://")][:2]
+    assert endpoints == [f"tcp://127.0.0.1:{option(children[f'target-{n}'], '--port')}" for n in (0, 1)]
+
+
+def test_only_the_hub_loads_the_draft() -> None:
+    children = specs(star())
+    assert '"int4"' in option(children["hub"], "--speculative-config")
+    assert '"int4"' not in option(children["target-0"], "--speculative-config")
+
+
+def test_without_a_draft_there_is_no_hub() -> None:
+    children = specs(star(speculative=None))
+    assert list(children) == ["target-0", "target-1", "gateway"]
+    assert "--hub" not in children["target-0"].command
+
+
+def test_whoever_is_asked_for_work_stops_first() -> None:
+    children = specs(star())
+    assert children["gateway"].stop_stage < children["target-0"].stop_stage < children["hub"].stop_stage
+
+
+def test_the_star_goes_on_without_its_hub_alone() -> None:
+    assert [name for name, spec in specs(star()).items() if not spec.is_essential] == ["hub"]
+
+
+def test_each_process_with_a_model_writes_its_own_trace(tmp_path: Path) -> None:
+    children = specs(star(trace_folder=tmp_path))
+    parts = {option(spec, "--trace") for name, spec in children.items() if name != "gateway"}
+    assert len(parts) == 3
+
+
+def test_a_hub_elsewhere_is_refused() -> None:
+    elsewhere = SpeculativeConfig(remote=RemoteConfig(endpoint="tcp://10.0.0.1:7700"))
+    with pytest.raises(ConfigError, match=r"starts its own"):
+        star(speculative=elsewhere)
+
+
+@pytest.mark.parametrize(("num_cores", "num_busy", "threads"), [(2, 2, "1"), (16, 2, "8"), (2, 5, "1"), (2, 1, "2")])
+def test_cores_are_shared_among_the_busy(num_cores: int, num_busy: int, threads: str) -> None:
+    assert child_environment({}, num_cores, num_busy)["OMP_NUM_THREADS"] == threads
+
+
+def test_the_operators_environment_wins() -> None:
+    assert child_environment({"OMP_NUM_THREADS": "7"}, 2, 2)["OMP_NUM_THREADS"] == "7"
