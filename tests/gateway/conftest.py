@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from starspec.config import GatewayConfig
 from starspec.errors import PeerLost
+from starspec.gateway.dial import Connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import RequestId, TargetId
 from starspec.speculation.stats import RequestStats, TargetStats
@@ -224,7 +225,8 @@ async def start_gateway(model_folder: Path, make_target: Callable[[str], ToyTarg
 
         async def start(num_targets: int = 1, ask_hub: Any = None, **config: Any) -> RunningGateway:
             targets = [make_target(f"t{index}") for index in range(num_targets)]
-            server = GatewayServer(GatewayConfig(port=0, model=str(model_folder), **config), targets, ask_hub)
+            settings = GatewayConfig(port=0, model=str(model_folder), **config)
+            server = GatewayServer(settings, lambda: Connections(targets, ask_hub))
             serving = asyncio.create_task(server.serve())
             stack.push_async_callback(asyncio.wait_for, serving, PATIENCE_S)
             stack.callback(server.stop)

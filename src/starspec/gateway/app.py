@@ -210,6 +210,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
             finally:
                 if watching is not None:
                     watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
                 services.codec.close()
 
     return run

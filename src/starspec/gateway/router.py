@@ -161,7 +161,8 @@ class Spoke:
         lost, self._open = self._open, {}
         self.status = None
         self._num_others = 0
-        for sink in lost.values():
+        for request_id, sink in lost.items():
+            self._link.send(Abort(request_id))  # in case it lives after all; dropped while not connected
             sink(PeerLost(f"the target of this request is lost: {why}"))
 
 

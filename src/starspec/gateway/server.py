@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -19,10 +18,11 @@ from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.defaults import GenerationDefaults, read_generation_defaults
-from starspec.gateway.hub_watch import AskHub, HubWatch
-from starspec.gateway.identity import identity_of
+from starspec.gateway.dial import Connections, Dial, dial_of
+from starspec.gateway.hub_watch import HubWatch
+from starspec.gateway.identity import Identity, identity_of
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.router import Router, TargetLink
+from starspec.gateway.router import Router
 from starspec.gateway.translate import Translator
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer, vocab_fingerprint
@@ -36,26 +36,19 @@ class GatewayServer:
     """Serves HTTP until it is stopped.
 
     Args:
-        config: where to listen, and which model's tokenizer to use.
-        links: one for each target; the server closes them.
-        ask_hub: how to ask the hub for its status; None leaves the hub out of /metrics.
-    Raises: ConfigError if the port is taken; ModelError if the tokenizer cannot be read.
+        config: where to listen, what to reach, and which model's tokenizer to use.
+        dial: makes the connections; None = over ZeroMQ to `config.targets` and `config.hub`.
+    Raises: ConfigError for a taken port or an address that cannot or must not be reached; ModelError if the tokenizer
+        cannot be read.
     """
 
-    def __init__(self, config: GatewayConfig, links: Sequence[TargetLink], ask_hub: AskHub | None = None) -> None:
-        services = load_services(config, links, ask_hub)
+    def __init__(self, config: GatewayConfig, dial: Dial | None = None) -> None:
+        self._config = config
+        self._dial = dial if dial is not None else dial_of(config)
+        self._model = load_model_side(config)
         self._socket = listen(config.host, config.port)
-        self._uvicorn = _Uvicorn(
-            uvicorn.Config(
-                build_app(services),
-                lifespan="on",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=max(1, round(config.shutdown_timeout_s)),
-            )
-        )
+        self._uvicorn: _Uvicorn | None = None
+        self._num_stops = 0
 
     @property
     def address(self) -> str:
@@ -64,36 +57,77 @@ class GatewayServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self) -> None:
-        """Serve until `stop`, SIGINT or SIGTERM, then until the answers in flight are done or the time is over."""
+        """Serve until `stop`, then until the answers in flight are done or the time is over."""
         asyncio.run(self.serve())
 
     async def serve(self) -> None:
         """As `run`, inside a running loop."""
-        with _signals(self.stop):
+        connections = self._dial()
+        try:
+            self._uvicorn = self._make_uvicorn(connections)
+            self._apply_stops()
             log.info("gateway listening", address=self.address)
             await self._uvicorn.serve(sockets=[self._socket])
+        finally:
+            connections.close()
 
     def stop(self) -> None:
-        """Take no more connections, let the answers in flight end. A second call does not wait. Thread-safe."""
-        if self._uvicorn.should_exit:
-            self._uvicorn.force_exit = True
-        self._uvicorn.should_exit = True
+        """Take no more connections, let the answers in flight end. A second call does not wait for them.
+
+        Callable from another thread or a signal handler.
+        """
+        self._num_stops += 1
+        self._apply_stops()
 
     def close(self) -> None:
         """Free the port of a server that never ran."""
         self._socket.close()
 
+    def _apply_stops(self) -> None:
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = self._num_stops > 0
+            self._uvicorn.force_exit = self._num_stops > 1
+
+    def _make_uvicorn(self, connections: Connections) -> _Uvicorn:
+        services = Services(
+            config=self._config,
+            identity=self._model.identity,
+            router=Router(connections.links),
+            codec=self._model.codec,
+            translator=Translator(self._model.codec, self._model.defaults),
+            hub=HubWatch(connections.ask_hub) if connections.ask_hub is not None else None,
+        )
+        config = uvicorn.Config(
+            build_app(services),
+            lifespan="on",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(self._config.shutdown_timeout_s)),
+        )
+        return _Uvicorn(config)
+
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process that it runs in: a drained gateway exits with 0."""
+    """Leaves signals to whoever runs the process: a drained gateway exits with 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def load_services(config: GatewayConfig, links: Sequence[TargetLink], ask_hub: AskHub | None) -> Services:
-    """Everything that the routes need. Effects: logs which generation defaults apply."""
+@dataclass(frozen=True, slots=True)
+class ModelSide:
+    """What a gateway knows of the model: no weights."""
+
+    identity: Identity
+    codec: PromptCodec
+    defaults: GenerationDefaults
+
+
+def load_model_side(config: GatewayConfig) -> ModelSide:
+    """Read tokenizer and defaults. Effects: logs which generation defaults apply."""
     tokenizer = load_tokenizer(config.model)
     folder = None if is_synthetic(config.model) else locate(config.model)
     defaults = GenerationDefaults()
@@ -101,15 +135,8 @@ def load_services(config: GatewayConfig, links: Sequence[TargetLink], ask_hub: A
         defaults = read_generation_defaults(folder)
     log.info("generation defaults of the model", applied=str(defaults), generation_config=config.generation_config)
     ends = eos_token_ids(folder, tokenizer) if folder is not None else (tokenizer.eos_token_id,)
-    codec = PromptCodec(tokenizer, ends)
-    return Services(
-        config=config,
-        identity=identity_of(config, vocab_fingerprint(tokenizer), str(defaults)),
-        router=Router(links),
-        codec=codec,
-        translator=Translator(codec, defaults),
-        hub=HubWatch(ask_hub) if ask_hub is not None else None,
-    )
+    identity = identity_of(config, vocab_fingerprint(tokenizer), str(defaults))
+    return ModelSide(identity, PromptCodec(tokenizer, ends), defaults)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -139,19 +166,3 @@ def _why_not_listening(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EACCES:
         return f"{what}: choose a port above 1023"
     return f"{what}: {error.strerror}"
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `stop`; only a main thread can have that, others are stopped by whoever runs them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)

@@ -1,0 +1,162 @@
+"""The gateway over the real serving link: a toy target on a thread of its own, at the other end of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from starspec.config import GatewayConfig
+from starspec.errors import ConfigError
+from starspec.gateway.dial import dial_of
+from starspec.gateway.server import GatewayServer
+from starspec.ids import TargetId
+from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.wire.keys import generate_keys, load_keys
+from starspec.wire.messages import Abort, Ask, Emission, Submit, TargetStatus
+from starspec.wire.serving import ServingServer
+
+PATIENCE_S = 20.0
+
+
+class ThreadedTarget:
+    """Emits one `x` for each prompt token of a request, then waits for ever if the prompt says so (token 7)."""
+
+    def __init__(self, port: int = 0, keys: Any = None) -> None:
+        self._server = ServingServer("127.0.0.1", port, keys)
+        self.port = self._server.port
+        self.has_begun = threading.Event()  # an answer that will not end by itself
+        self.has_aborted = threading.Event()
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def die(self) -> None:
+        self._is_stopping.set()
+        self._thread.join(PATIENCE_S)
+
+    def _run(self) -> None:
+        while not self._is_stopping.is_set():
+            for peer, message in self._server.receive(0.02):
+                self._handle(peer, message)
+        self._server.close()
+
+    def _handle(self, peer: bytes, message: Any) -> None:
+        match message:
+            case Ask():
+                self._server.send(peer, [TargetStatus(TargetId("toy"), "toy", 64, 0, 0, 1, 1, True, TargetStats())])
+            case Abort():
+                self.has_aborted.set()
+            case Submit(request_id=request_id, spec=spec):
+                parts = [Emission(request_id, [1], "x") for _ in spec.prompt_token_ids]
+                is_endless = 7 in spec.prompt_token_ids
+                last = [] if is_endless else [Emission(request_id, [2], "!", None, "stop", None, RequestStats())]
+                self._server.send(peer, [*parts, *last])
+                if is_endless:
+                    self.has_begun.set()
+
+
+@pytest.fixture
+def target() -> Iterator[ThreadedTarget]:
+    made = ThreadedTarget()
+    yield made
+    made.die()
+
+
+@pytest.fixture
+async def http(target: ThreadedTarget, model_folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway over the target."""
+    config = GatewayConfig(port=0, model=str(model_folder), targets=(f"tcp://127.0.0.1:{target.port}",))
+    server = GatewayServer(config)
+    serving = asyncio.create_task(server.serve())
+    async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False) as client:
+        await until_health(client, 200)
+        yield client
+    server.stop()
+    await asyncio.wait_for(serving, PATIENCE_S)
+
+
+async def until_health(client: httpx.AsyncClient, status: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if (await client.get("/health")).status_code == status:
+                return
+
+
+async def test_answers_come_over_the_link(http: httpx.AsyncClient) -> None:
+    replies = await asyncio.gather(
+        *(http.post("/v1/completions", json={"prompt": [1] * size, "n": 2}) for size in range(1, 9))
+    )
+    texts = [[choice["text"] for choice in reply.json()["choices"]] for reply in replies]
+    assert texts == [["x" * size + "!"] * 2 for size in range(1, 9)]
+
+
+async def test_a_target_that_dies_ends_its_streams_and_is_used_again_when_it_is_back(
+    http: httpx.AsyncClient, target: ThreadedTarget
+) -> None:
+    async with http.stream("POST", "/v1/completions", json={"prompt": [7], "stream": True}) as reply:
+        blocks = reply.aiter_text()
+        assert '"text":"x"' in await anext(blocks)
+        await asyncio.to_thread(target.die)
+        rest = "".join([block async for block in blocks])
+    assert '"code": 503' in rest
+    assert rest.endswith("data: [DONE]\n\n")
+    await until_health(http, 503)
+    heir = ThreadedTarget(target.port)
+    try:
+        await until_health(http, 200)
+        assert (await http.post("/v1/completions", json={"prompt": [1]})).json()["choices"][0]["text"] == "x!"
+    finally:
+        await asyncio.to_thread(heir.die)
+
+
+async def test_a_client_that_leaves_is_an_abort_at_the_target(http: httpx.AsyncClient, target: ThreadedTarget) -> None:
+    leaving = asyncio.create_task(http.post("/v1/completions", json={"prompt": [7]}))
+    assert await asyncio.to_thread(target.has_begun.wait, PATIENCE_S)
+    leaving.cancel()
+    assert await asyncio.to_thread(target.has_aborted.wait, PATIENCE_S)
+
+
+async def test_a_link_with_keys_serves_too(model_folder: Path, tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    target = ThreadedTarget(keys=load_keys(tmp_path / "keys", "target"))
+    server = GatewayServer(
+        GatewayConfig(
+            port=0,
+            model=str(model_folder),
+            targets=(f"tcp://127.0.0.1:{target.port}",),
+            keys=str(tmp_path / "keys"),
+        )
+    )
+    serving = asyncio.create_task(server.serve())
+    try:
+        async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False) as client:
+            await until_health(client, 200)
+    finally:
+        server.stop()
+        await asyncio.wait_for(serving, PATIENCE_S)
+        await asyncio.to_thread(target.die)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"targets": ()}, "at least one target"),
+        ({"targets": ("localhost:1",)}, "not of the form"),
+        ({"targets": ("tcp://10.0.0.1:1",)}, "without keys"),
+        ({"hub": "tcp://10.0.0.1:1"}, "without keys"),
+        ({"keys": "/no/such/folder"}, "/no/such/folder"),
+    ],
+)
+def test_addresses_and_keys_are_checked_before_anything_runs(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        dial_of(GatewayConfig(**settings))
+
+
+def test_other_machines_may_be_reached_without_keys_if_the_operator_says_so() -> None:
+    dial_of(GatewayConfig(targets=("tcp://10.0.0.1:1",), hub="tcp://10.0.0.2:1", insecure=True))
