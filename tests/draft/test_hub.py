@@ -351,3 +351,15 @@ def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
     tag.receive(reopen)
     star.say("a", tag.open(2))
     assert propose(star, "a", tag).token_ids == []
+
+
+def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, list(range(20)))
+    star.say("a", tag.open(4))
+    accepted = propose(star, "a", tag).token_ids
+    tag.link.lose()  # the target heard nothing for a while, and went on alone
+    tag.token_ids += [accepted[0], (accepted[1] + 1) % END]
+    before = num_tokens_forwarded(star)
+    star.say("a", tag.open(4))
+    assert propose(star, "a", tag).token_ids == tag.expected(4)
+    assert num_tokens_forwarded(star) - before == 1 + 3

@@ -175,6 +175,10 @@ class DraftHub:
         link = self._link(key)
         if link.receive(message) is None:
             return
+        held = self._sessions.get(key)
+        if held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
+            self._continue(held, message.token_ids[len(held.token_ids) :], message.num_draft_tokens, now)
+            return
         self._drop(key)
         if len(self._sessions) >= self._max_tags or now < self._paused_until_s:
             self._decline(key, link)
@@ -188,12 +192,16 @@ class DraftHub:
             self._reply(key.session_id, link.send(Proposal(link.tag, link.epoch, link.prefix_len, [])))
         link.lose()
 
+    def _continue(self, session: DraftSession, token_ids: list[int], num_draft_tokens: int, now: float) -> None:
+        """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
+        if token_ids:
+            self._drafter.reroot(session, token_ids)
+        self._ask(session, num_draft_tokens, now)
+
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
         link = self._link(key)
         if link.receive(message):
-            session = self._sessions[key]
-            self._drafter.reroot(session, message.token_ids)
-            self._ask(session, message.num_draft_tokens, now)
+            self._continue(self._sessions[key], message.token_ids, message.num_draft_tokens, now)
         elif link.gap:
             self._drop(key)
             self._reply(key.session_id, link.send(link.gap))

@@ -96,6 +96,10 @@ class DraftSession:
         drafted = self.chain[max(0, start - num_committed) : max(0, stop - num_committed)]
         return self.token_ids[start:stop] + drafted
 
+    def is_continued_by(self, message: Open) -> bool:
+        """Whether a new Open only adds tokens to what is held already."""
+        return message.law == self.law and message.token_ids[: len(self.token_ids)] == self.token_ids
+
     def ask(self, num_draft_tokens: int, now: float) -> None:
         """Owe a proposal of so many tokens from now on; 0 for none. Replaces what was owed before."""
         self.request = DraftRequest(num_draft_tokens, now) if num_draft_tokens else None

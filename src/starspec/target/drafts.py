@@ -88,6 +88,7 @@ class NgramDrafts:
         self._indexes: dict[RequestId, NgramIndex] = {}
 
     def open(self, sequence: Sequence) -> None:
+        sequence.stats.num_spec_tokens = draft_limit(sequence, self._policy)
         index = NgramIndex(*self._lookup)
         index.append(sequence.token_ids)
         self._indexes[sequence.request_id] = index

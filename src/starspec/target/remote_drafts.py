@@ -25,8 +25,10 @@ from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 
 MIN_DEADLINE_S = 0.050
+MAX_GAP_S = 0.250  # a client may always wait so long for a token; only rounds of more than half of it may take longer
 FIRST_DEADLINE_S = 1.0  # before any round has been measured
 PING_INTERVAL_S = 0.5
+MAX_SILENCES = 2  # rounds in a row without a word until a hub counts as lost
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
 PAUSE_ROUNDS = 16
 MIN_RETRY_S = 0.25  # a hub that fell silent is not waited for again before this ...
@@ -82,6 +84,7 @@ class RemoteDrafts:
         self._found_s = float("-inf")
         self._retry_s = MIN_RETRY_S
         self._num_connects = 0
+        self._num_silences = 0  # rounds in a row that waited and heard nothing at all
 
     @property
     def is_connected(self) -> bool:
@@ -96,6 +99,7 @@ class RemoteDrafts:
     def open(self, sequence: Sequence) -> None:
         if self._fallback is not None:
             self._fallback.open(sequence)
+        sequence.stats.num_spec_tokens = draft_limit(sequence, self._policy)
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
@@ -134,10 +138,10 @@ class RemoteDrafts:
             self._transport.send(self._forget(state))
 
     def note_round(self, round_s: float, verify_s: float) -> None:
-        """Set the next deadline so that even a plain round after it ends within two recent rounds."""
+        """Set the next deadline so that even a round that waits in vain ends within two recent rounds, or MAX_GAP_S."""
         if self._fixed_deadline_s is None:
-            recent = self._stats.round.value or round_s
-            self._deadline_s = max(MIN_DEADLINE_S, 2.0 * recent - (self._stats.t_v.value or verify_s))
+            recent_round_s, recent_verify_s = self._stats.round.value or round_s, self._stats.t_v.value or verify_s
+            self._deadline_s = max(MIN_DEADLINE_S, max(MAX_GAP_S, 2.0 * recent_round_s) - recent_verify_s)
 
     def poll(self) -> None:
         for message in self._transport.receive(0.0):
@@ -166,12 +170,13 @@ class RemoteDrafts:
                 self._handle(message)
             self._notice_connection()
         late = [state for state in awaited if state.is_awaited]
+        self._num_silences = 0 if is_heard or not late else self._num_silences + 1
         if not late:
             return
         self._stats.num_late_rounds += 1
         for state in late:
             self._miss(state)
-        if not is_heard and not self._is_lost:
+        if self._num_silences >= MAX_SILENCES and not self._is_lost:
             self._lose()
 
     def _miss(self, state: _TagState) -> None:
@@ -194,6 +199,7 @@ class RemoteDrafts:
     def _lose(self) -> None:
         """The hub is silent or gone: wait for nothing until it is heard again."""
         self._is_lost = True
+        self._num_silences = 0
         self._lost_since_s = self._clock()
         is_relapse = self._clock() - self._found_s < RELAPSE_S
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_relapse else MIN_RETRY_S
