@@ -76,7 +76,10 @@ class Ledger:
         if is_idle and self._idle_since_s is None:
             self._idle_since_s = now
         elif not is_idle and self._idle_since_s is not None:
-            self._end_idle(_Span(self._idle_since_s, now))
+            gap = _Span(self._idle_since_s, now)
+            self._idle_since_s = None
+            if gap.end_s > gap.start_s:  # a request may have come while a layer ran, before the gap began
+                self._add_idle(gap)
 
     def refresh(self, now: float) -> None:
         """Bring the statistics of the last seconds, and the idle time, up to now."""
@@ -90,8 +93,7 @@ class Ledger:
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
 
-    def _end_idle(self, gap: _Span) -> None:
-        self._idle_since_s = None
+    def _add_idle(self, gap: _Span) -> None:
         self._idle_s += gap.end_s - gap.start_s
         _push(self._idle, gap)
         if self._trace:

@@ -40,6 +40,7 @@ class DraftServer:
         model: ModelConfig | None,
         trace: Trace | None = None,
     ) -> None:
+        keys = load_keys(config.keys, "hub")  # first: a missing key is known at once, a model takes a while
         loaded = load_drafter(speculative, model, config.max_tags)
         hub = build_hub(loaded.drafter, config, trace=trace)
         self._is_stopping = threading.Event()
@@ -51,7 +52,7 @@ class DraftServer:
             partial(admit, terms_of(loaded, config)),
             lambda: self._status,
             data_ports=config.data_ports,
-            keys=load_keys(config.keys, "hub"),
+            keys=keys,
             is_insecure=config.insecure,
         )
         self._loop = HubLoop(hub, self._transport)
@@ -70,7 +71,10 @@ class DraftServer:
         return f"tcp://{self._host}:{self._transport.port}"
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`, then say Goodbye to all targets and free the sockets.
+
+        Raises: OurBug if the transport's own thread has died.
+        """
         try:
             while not self._is_stopping.is_set():
                 self._loop.turn(IDLE_WAIT_S)
