@@ -70,7 +70,7 @@ def decode_with_drafts(target: ToyTarget, law: TokenLaw, draft: Draft) -> list[i
 
 
 @given(data=st.data(), law=laws(V), model_seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_drafts_under_any_law_emit_the_plain_tokens(data, law, model_seed, dtype):
     target = ToyTarget(model_seed, dtype)
     emitted = decode_with_drafts(target, law, lambda _: data.draw(trees(V)))
@@ -78,7 +78,6 @@ def test_any_drafts_under_any_law_emit_the_plain_tokens(data, law, model_seed, d
 
 
 @given(law=laws(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3))
-@settings(deadline=None)
 def test_a_verdict_is_the_references_own_walk(law, model_seed, tree, num_output):
     target = ToyTarget(model_seed)
     output = decode_plainly(target, law, num_output)
@@ -144,7 +143,6 @@ def test_a_hub_that_runs_the_same_model_is_always_right(law):
 
 
 @given(data=st.data(), law=laws(V), model_seed=st.integers(0, 99))
-@settings(deadline=None)
 def test_no_draft_can_change_a_token_only_how_many_come(data, law, model_seed):
     target = ToyTarget(model_seed)
     one, other = (
@@ -156,7 +154,6 @@ def test_no_draft_can_change_a_token_only_how_many_come(data, law, model_seed):
 
 
 @given(law=laws(V), model_seed=st.integers(0, 99), tree=trees(V))
-@settings(deadline=None)
 def test_what_the_target_thinks_of_refused_nodes_is_never_looked_at(law, model_seed, tree):
     target = ToyTarget(model_seed)
     logits = target.tree_logits(PROMPT, tree)

@@ -44,7 +44,7 @@ def test_end_tokens_cannot_be_drawn_before_min_tokens(num_output, first):
 
 def test_token_ids_outside_the_vocabulary_do_nothing():
     law = {"min_tokens": 9, "end_token_ids": (-1, 4), "logit_bias": {-1: 5.0, 4: 5.0}, "presence_penalty": 1.0}
-    assert adjusted([-1, 4], [10**9], **law) == LOGITS.tolist()
+    assert adjusted([-2, 5], [-1, 4, 10**9], **law, repetition_penalty=3.0) == LOGITS.tolist()
 
 
 @given(data=st.data(), vocab_size=st.integers(1, 6))
