@@ -33,8 +33,8 @@ ARROWS = {
     "supervise": {"speculation", "wire", "observe", "config"},
     "local_star": ENGINE | {"draft", "target"},
     "llm": ENGINE | {"target", "local_star"},
-    "bench": SERVERS | {"llm", "local_star"},
-    "cli": SERVERS | {"llm", "bench"},
+    "bench": SERVERS | {"llm", "local_star", "__init__"},
+    "cli": SERVERS | {"llm", "local_star", "bench", "__init__"},
     "__init__": {"config", "sampling_params", "llm"},
     "__main__": {"cli"},
 }

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from starspec.cli import options as opt
+from starspec.cli.process import log_to_stderr
 from starspec.cli.speculation import DraftOptions
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
+    log_to_stderr("warning")
     text = sys.stdin.read() if prompt == "-" else prompt
     with _loading(target):
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)

@@ -1,0 +1,266 @@
+"""The walking star: one draft server speeds up two targets, token for token what they would have said alone.
+
+`make demo` runs this. It starts `starspec up` as a user would, streams eight prompts at once through the `openai`
+client, asks the same targets again without speculation, and compares the answers token for token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from starspec.models.embedded import embedded_model_folder
+from starspec.observe.status import StatusWatch
+from starspec.observe.table import star_line, star_table
+
+MAX_TOKENS = 96
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 20}
+PROMPTS: list[tuple[str, dict[str, Any]]] = [
+    ("Write a Python function that reverses the words of a sentence.", GREEDY),
+    ("Explain in three sentences why the sky is blue.", GREEDY),
+    ("List five things to pack for a week in the mountains.", GREEDY),
+    ("Rewrite as a polite e-mail: the report is late and I need it today.", GREEDY),
+    ("What is 17 times 24? Show each step.", GREEDY),
+    ("Summarise the story of Cinderella in four sentences.", GREEDY),
+    ("Write a short poem about a lighthouse in winter.", SAMPLED),
+    ("Invent a name and a slogan for a bakery run by robots.", SAMPLED),
+]
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one prompt got."""
+
+    prompt: str
+    sampling: dict[str, Any]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    first_token_s: float | None = None  # time.monotonic()
+    done_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """All prompts, answered at the same time."""
+
+    answers: list[Answer]
+    elapsed_s: float
+    num_forwards: int  # of targets, counted per sequence
+    num_emitted: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(len(answer.token_ids) for answer in self.answers) / self.elapsed_s
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.num_emitted / self.num_forwards
+
+
+@contextmanager
+def star(model: Path, num_targets: int) -> Iterator[dict[str, str]]:
+    """Run `starspec up` until the block ends. Yields: name of a process -> its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready_file, log = Path(folder, "ready.json"), Path(folder, "up.log")
+        command = [sys.executable, "-m", "starspec", "up", "--port", "0", "--no-table", "--ready-file", str(ready_file)]
+        command += ["--target", str(model), "--targets", str(num_targets), "--max-num-seqs", "8"]
+        command += ["--draft", str(model), "--draft-quantization", "int4", "--max-model-len", "1024"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
+        try:
+            yield _addresses(process, ready_file, log)
+        finally:
+            _stop(process, log)
+
+
+def _addresses(process: subprocess.Popen[bytes], ready_file: Path, log: Path) -> dict[str, str]:
+    limit_s = time.monotonic() + START_LIMIT_S
+    with Console().status("starting one draft server, two targets and a gateway"):
+        while not ready_file.is_file():
+            if process.poll() is not None or time.monotonic() > limit_s:
+                sys.exit(f"demo: the star did not start; the end of its log:\n{_tail(log)}")
+            time.sleep(0.1)
+    addresses: dict[str, str] = json.loads(ready_file.read_text())
+    return addresses
+
+
+def _stop(process: subprocess.Popen[bytes], log: Path) -> None:
+    """As Ctrl-C would; a star that does not stop is an error."""
+    process.send_signal(signal.SIGINT)
+    try:
+        code = process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    if code != 0:
+        sys.exit(f"demo: the star stopped with code {code}; the end of its log:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+
+
+async def answer_all(
+    client: AsyncOpenAI, model: str, watch: StatusWatch, screen: Screen, *, is_speculative: bool
+) -> Pass:
+    """Stream the answers to all prompts at once, and show them growing."""
+    answers = [Answer(*prompt) for prompt in PROMPTS]
+    before = await fresh_counts(watch)
+    started_s = time.monotonic()
+    async with screen.showing(answers, "with drafts" if is_speculative else "plainly"):
+        await asyncio.gather(*(_stream(client, model, answer, is_speculative) for answer in answers))
+    elapsed_s = time.monotonic() - started_s
+    after = await fresh_counts(watch)
+    return Pass(answers, elapsed_s, after[0] - before[0], after[1] - before[1])
+
+
+async def _stream(client: AsyncOpenAI, model: str, answer: Answer, is_speculative: bool) -> None:
+    stream = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": answer.prompt}],
+        max_tokens=MAX_TOKENS,
+        stream=True,
+        extra_body={"speculative": is_speculative, "return_token_ids": True},
+        **answer.sampling,
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            answer.text += choice.delta.content or ""
+            answer.token_ids += (choice.model_extra or {}).get("token_ids") or []
+            if answer.token_ids and answer.first_token_s is None:
+                answer.first_token_s = time.monotonic()
+    answer.done_s = time.monotonic()
+
+
+async def fresh_counts(watch: StatusWatch) -> tuple[int, int]:
+    """(forwards, emitted tokens) of all targets, from answers to questions asked after now."""
+    for _ in range(8):  # longer than the interval of asking
+        watch.poll()
+        await asyncio.sleep(0.1)
+    acceptances = [status.stats.acceptance for status in watch.snapshot.targets]
+    return sum(each.num_forwards for each in acceptances), sum(each.num_emitted_tokens for each in acceptances)
+
+
+class Screen:
+    """The star's table above the answers as they grow; on no terminal, a line for each answer."""
+
+    def __init__(self, watch: StatusWatch, names: Sequence[str]) -> None:
+        self._watch = watch
+        self._states = dict.fromkeys(names, "starting")
+        self._console = Console(highlight=False)
+
+    @asynccontextmanager
+    async def showing(self, answers: Sequence[Answer], how: str) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._draw(answers, how) if self._console.is_terminal else self._tell(answers, how))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _draw(self, answers: Sequence[Answer], how: str) -> None:
+        with Live(console=self._console, auto_refresh=False) as live:
+            try:
+                while True:
+                    self._watch.poll()
+                    live.update(Group(self._star(how), _answers_table(answers)), refresh=True)
+                    await asyncio.sleep(0.25)
+            finally:
+                live.update(Group(self._star(how), _answers_table(answers)), refresh=True)
+
+    def _star(self, how: str) -> Table:
+        return star_table(self._watch.snapshot, self._states, f"{len(PROMPTS)} prompts, answered {how}")
+
+    async def _tell(self, answers: Sequence[Answer], how: str) -> None:
+        told = 0
+        while True:
+            self._watch.poll()
+            done = sorted(
+                (answer for answer in answers if answer.done_s is not None), key=lambda each: each.done_s or 0
+            )
+            for answer in done[told:]:
+                print(f"{how}: {len(answer.token_ids):3d} tokens for: {answer.prompt}", flush=True)
+            if done[told:]:
+                print(f"    {star_line(self._watch.snapshot, self._states)}", flush=True)
+            told = len(done)
+            await asyncio.sleep(1.0)
+
+
+def _answers_table(answers: Sequence[Answer]) -> Table:
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(max_width=38, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", width=4)
+    table.add_column(no_wrap=True, ratio=1)
+    for answer in answers:
+        tail = " ".join(answer.text.split())[-70:]
+        table.add_row(answer.prompt, str(len(answer.token_ids)), tail, style=None if answer.done_s is None else "green")
+    return table
+
+
+def summary(with_drafts: Pass, plainly: Pass) -> tuple[str, bool]:
+    """The closing line, and whether every answer was the same token for token."""
+    pairs = list(zip(with_drafts.answers, plainly.answers, strict=True))
+    num_identical = sum(one.token_ids == other.token_ids and one.text == other.text for one, other in pairs)
+    num_tokens = sum(len(answer.token_ids) for answer in with_drafts.answers)
+    line = (
+        f"{num_tokens} tokens | block efficiency {with_drafts.block_efficiency:.2f} tokens a forward "
+        f"| identical {num_identical}/{len(pairs)} "
+        f"| {with_drafts.tokens_per_s:.1f} tokens/s, {with_drafts.tokens_per_s / plainly.tokens_per_s:.2f}x "
+        f"plain ({plainly.tokens_per_s:.1f})"
+    )
+    return line, num_identical == len(pairs) and num_tokens > 0
+
+
+async def converse(addresses: dict[str, str], started_s: float) -> bool:
+    """Both passes. Returns: whether all answers were identical."""
+    targets = [address for name, address in addresses.items() if name.startswith("target")]
+    watch = StatusWatch(targets, addresses["hub"])
+    screen = Screen(watch, [name for name in addresses if name != "gateway"])
+    client = AsyncOpenAI(base_url=f"{addresses['gateway']}/v1", api_key="none", max_retries=0)
+    try:
+        model = (await client.models.list()).data[0].id
+        with_drafts = await answer_all(client, model, watch, screen, is_speculative=True)
+        plainly = await answer_all(client, model, watch, screen, is_speculative=False)
+    finally:
+        await client.close()
+        watch.close()
+    line, is_identical = summary(with_drafts, plainly)
+    for one, other in zip(with_drafts.answers, plainly.answers, strict=True):
+        if one.token_ids != other.token_ids:
+            print(f"DIFFERENT: {one.prompt}\n  with drafts: {one.text!r}\n  plainly:     {other.text!r}")
+    first_s = (
+        min(answer.first_token_s for answer in with_drafts.answers if answer.first_token_s is not None) - started_s
+    )
+    print(f"first token after {first_s:.1f} s | {line}")
+    return is_identical
+
+
+def main() -> None:
+    """Exits 0 if every answer was the same with and without drafts."""
+    started_s = time.monotonic()
+    model = embedded_model_folder()
+    with star(model, num_targets=2) as addresses:
+        is_identical = asyncio.run(converse(addresses, started_s))
+    sys.exit(0 if is_identical else 1)
+
+
+if __name__ == "__main__":
+    main()

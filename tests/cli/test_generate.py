@@ -1,0 +1,44 @@
+"""`starspec generate`: text on stdout, statistics on stderr, the same text with every drafter."""
+
+import re
+
+import pytest
+
+TARGET = "synthetic:vocab=128,step_ms=0,alpha=0.7"
+DRAFT = "synthetic:vocab=128,step_ms=0,alpha=0.7,role=draft"
+ASK = ("generate", "bipa bigu", "--target", TARGET, "--max-tokens", "40")
+
+
+def test_the_text_is_on_stdout_and_the_statistics_on_stderr(starspec) -> None:
+    outcome = starspec(*ASK)
+    assert outcome.code == 0
+    assert len(outcome.out.split()) == 40
+    assert re.search(r"^40 tokens in \d+\.\d\d s \([\d.]+ tokens/s\); no drafts$", outcome.err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "drafter", [("--draft", DRAFT), ("--spec-method", "ngram"), ("-sc", f'{{"model": "{DRAFT}"}}')]
+)
+@pytest.mark.parametrize("sampling", [(), ("--temperature", "0.9", "--top-p", "0.9", "--seed", "7")])
+def test_a_draft_changes_no_word(drafter: tuple[str, ...], sampling: tuple[str, ...], starspec) -> None:
+    assert starspec(*ASK, *sampling, *drafter).out == starspec(*ASK, *sampling).out
+
+
+def test_drafts_show_in_the_statistics(starspec) -> None:
+    statistics = starspec(*ASK, "--draft", DRAFT, "--spec-tokens", "3").err
+    match = re.search(r"block efficiency ([\d.]+), acceptance length ([\d.]+), acceptance rate \d+%", statistics)
+    assert match is not None
+    assert 1.5 < float(match[1]) <= 4.0
+    assert 1.5 < float(match[2]) <= 4.0
+
+
+def test_a_stop_text_ends_the_answer(starspec) -> None:
+    words = starspec(*ASK).out.split()
+    shorter = starspec(*ASK, "--stop", words[10]).out.split()
+    assert shorter == words[: words.index(words[10])]
+
+
+def test_a_prompt_that_cannot_run_is_one_sentence(starspec) -> None:
+    outcome = starspec(*ASK, "--max-model-len", "2")
+    assert outcome.code == 1
+    assert "context" in outcome.err.splitlines()[-1]

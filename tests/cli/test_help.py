@@ -1,0 +1,43 @@
+"""Help is complete and quick to give."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from starspec import __version__
+from starspec.cli import app
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_parameter_says_what_it_is(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        text = getattr(parameter, "help", None)
+        assert text, f"{name} {parameter.name}"
+        assert text.endswith("."), f"{name} {parameter.name}: {text}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does(name: str, starspec) -> None:
+    outcome = starspec(name, "--help")
+    assert outcome.code == 0
+    assert COMMANDS[name].help.splitlines()[0] in " ".join(outcome.out.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_that_may_be_left_out_shows_its_default(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        is_told = parameter.required or parameter.default is not None or isinstance(parameter.show_default, str)
+        assert is_told or parameter.name in ("help", "version"), f"{name} {parameter.name}"
+
+
+def test_the_version_is_printed(starspec) -> None:
+    assert starspec("--version") == (0, f"starspec {__version__}\n", "")
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from starspec.cli import run; run(['up', '--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,72 @@
+"""A mistake on the command line is one clear sentence on stderr, and exit code 2."""
+
+import pytest
+
+GENERATE = ("generate", "Hello", "--target", "synthetic:")
+
+MISTAKES = {
+    "unknown option": (
+        ("up", "--target", "x", "--speculative-confg", "{}"),
+        "no such option: --speculative-confg; did you mean '--speculative-config'? (see starspec up --help)",
+    ),
+    "unknown command": (("drat",), "no such command 'drat'. Did you mean 'draft'? (see starspec --help)"),
+    "missing option": (("up",), "missing option '--target'. (see starspec up --help)"),
+    "value of the wrong kind": (("up", "--target", "x", "--targets", "two"), "invalid value for '--targets'"),
+    "value out of range": (("up", "--target", "x", "--targets", "0"), "invalid value for '--targets'"),
+    "unknown choice": (("up", "--target", "x", "--dtype", "int3"), "'int3' is not one of"),
+    "unknown key": (
+        (*GENERATE, "--speculative-config", '{"modle": "x"}'),
+        "speculative config: unknown key 'modle'; did you mean 'model'?",
+    ),
+    "unknown key inside": (
+        (*GENERATE, "--speculative-config", '{"remote": {"endpont": "x"}}'),
+        "unknown key 'endpont'; did you mean 'endpoint'?",
+    ),
+    "no JSON": (
+        (*GENERATE, "--speculative-config", '{"model": x}'),
+        "--speculative-config is not valid JSON: expecting value at character 11, before 'x}'",
+    ),
+    "JSON cut off": ((*GENERATE, "--speculative-config", '{"model": '), "expecting value at its end"),
+    "JSON, but no object": ((*GENERATE, "--speculative-config", "[1]"), "must be a JSON object"),
+    "said twice": (
+        (*GENERATE, "--draft", "a", "--speculative-config", '{"model": "b"}'),
+        "--draft and 'model' in --speculative-config say the same thing: give one of them",
+    ),
+    "value out of range in JSON": (
+        (*GENERATE, "--speculative-config", '{"num_speculative_tokens": 65}'),
+        "num_speculative_tokens must be 0 to 64",
+    ),
+    "no draft": (("draft",), "a draft server needs a draft: give --draft MODEL, or --spec-method ngram"),
+    "missing model": (("draft", "--draft", "/no/such/model"), "there is no model at '/no/such/model'"),
+    "address without keys": (
+        ("draft", "--spec-method", "ngram", "--host", "0.0.0.0"),
+        "the hub would listen on 0.0.0.0 without keys",
+    ),
+    "ports": (("draft", "--spec-method", "ngram", "--data-ports", "9-1"), "--data-ports must be FIRST-LAST"),
+    "hub elsewhere": (
+        ("up", "--target", "x", "--speculative-config", '{"remote": {"endpoint": "tcp://10.0.0.1:7700"}}'),
+        "remote.endpoint names a hub elsewhere, but `starspec up` starts its own",
+    ),
+    "address not ours": (
+        ("up", "--target", "x", "--host", "192.0.2.1"),
+        "cannot listen on 192.0.2.1:8000: cannot assign requested address",
+    ),
+    "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder /no/such"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_sentence(case: str, starspec) -> None:
+    arguments, sentence = MISTAKES[case]
+    outcome = starspec(*arguments)
+    lines = [line for line in outcome.err.splitlines() if not line.endswith(" ...")]  # without "loading ..."
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("starspec: ")
+    assert sentence in lines[0]
+    assert outcome.code == 2
+    assert outcome.out == ""
+
+
+def test_dashes_in_keys_count_as_underscores(starspec) -> None:
+    outcome = starspec(*GENERATE, "--draft", "a", "--speculative-config", '{"num-speculative-tokens": 99}')
+    assert "num_speculative_tokens must be 0 to 64" in outcome.err
