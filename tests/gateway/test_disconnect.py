@@ -102,13 +102,24 @@ async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(gatewa
     assert len(gateway.target.submitted) == 1
 
 
-async def test_a_shutdown_that_cannot_wait_aborts_what_is_open(start_gateway: Any) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_shutdown_that_cannot_wait_aborts_what_is_open_and_tells_its_client(
+    start_gateway: Any, stream: bool, has_begun: bool
+) -> None:
     gateway = await start_gateway(shutdown_timeout_s=1.0)
     target = gateway.target
     target.script = None
-    client = await RudeClient.post(gateway.url, "/v1/completions", {"prompt": "hi", "stream": True})
+    client = await RudeClient.post(gateway.url, "/v1/completions", {"prompt": "hi", "stream": stream})
     await target.until(lambda: len(target.open) == 1)
+    if has_begun:
+        (request_id,) = target.open
+        target.emit(request_id, "the beg")
+        if stream:
+            await client.reader.readuntil(b"the beg")
     gateway.server.stop()
-    await target.until(lambda: not target.open)
+    rest = await asyncio.wait_for(client.reader.read(), 20)
+    assert b'"code": 503' in rest
+    assert b"shut down" in rest
     assert target.aborted == list(target.submitted)
     await client.hang_up()

@@ -36,7 +36,7 @@ from starspec.gateway.schema import (
     TokenizeRequest,
 )
 from starspec.gateway.shapes import ChatShape, CompletionShape, Envelope, Shape
-from starspec.gateway.stream import Delivery, EventStream, until_disconnect
+from starspec.gateway.stream import SHUT_DOWN, Delivery, EventStream, until_disconnect
 from starspec.gateway.translate import Translator
 from starspec.observe.metrics import StatusSnapshot
 
@@ -114,14 +114,16 @@ class Routes:
     async def _deliver(
         self, order: Order, shape: Shape, reply_id: str, request: Request, stopwatch: Stopwatch
     ) -> Response:
-        self._meters.prompt_tokens.inc(order.num_prompt_tokens)
         identity = self._services.identity
         generation = Generation(self._services.router, order, reply_id)
         envelope = Envelope(reply_id, identity.model, identity.fingerprint, shape)
         delivery = Delivery(order, generation, envelope, stopwatch)
         if order.options.is_stream:
             return EventStream(delivery, self._services.config.keep_alive_s)
-        reply = await until_disconnect(delivery.whole(), request.receive)
+        try:
+            reply = await until_disconnect(delivery.whole(), request.receive)
+        except asyncio.CancelledError:  # the shutdown waits no longer; nothing but this response is left to do
+            return SHUT_DOWN.response()
         if reply is None:
             stopwatch.abandon()
             return Response(status_code=CLIENT_LEFT)

@@ -27,6 +27,6 @@ def identity_of(config: GatewayConfig, vocabulary: str, defaults: str) -> Identi
         defaults: the generation defaults, in words.
     """
     name = config.served_model_name or Path(config.model).name
-    parts = "\0".join([__version__, name, config.model, vocabulary, defaults])
+    parts = "\0".join([__version__, name, vocabulary, defaults])
     digest = hashlib.sha256(parts.encode()).hexdigest()
     return Identity(model=name, fingerprint=f"starspec-{__version__}-{digest[:8]}")

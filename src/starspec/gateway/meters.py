@@ -30,7 +30,9 @@ class Meters:
         self.disconnects = Counter(
             f"{PREFIX}gateway_disconnects", "Clients that left before their answer ended.", registry=self.registry
         )
-        self.prompt_tokens = Counter(f"{PREFIX}prompt_tokens", "Prompt tokens accepted.", registry=self.registry)
+        self.prompt_tokens = Counter(
+            f"{PREFIX}prompt_tokens", "Prompt tokens of requests that were begun.", registry=self.registry
+        )
         self.time_to_first_token = Histogram(
             f"{PREFIX}time_to_first_token_seconds",
             "Arrival at the gateway to the first token.",
@@ -80,10 +82,11 @@ class Stopwatch:
         self._started_s = time.monotonic()
         self._is_first = True
 
-    def progress(self) -> None:
-        """A token came."""
+    def progress(self, num_prompt_tokens: int) -> None:
+        """A token came: the prompt was read."""
         if self._is_first:
             self._is_first = False
+            self._meters.prompt_tokens.inc(num_prompt_tokens)
             self._meters.time_to_first_token.observe(time.monotonic() - self._started_s)
 
     def finish(self) -> None:

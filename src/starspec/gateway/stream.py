@@ -27,6 +27,8 @@ HEADERS: Final = [
     (b"x-accel-buffering", b"no"),  # asks reverse proxies to pass events on as they come
 ]
 
+SHUT_DOWN: Final = Fault(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
+
 T = TypeVar("T")
 
 
@@ -90,7 +92,7 @@ class Delivery:
         progress = await self.generation.next(timeout_s)
         if progress is None:
             return None
-        self.stopwatch.progress()
+        self.stopwatch.progress(self._order.num_prompt_tokens)
         answer = self._answers[progress.choice]
         is_first = answer.is_fresh
         answer.add(progress.emission)
@@ -133,28 +135,35 @@ class EventStream(Response):
         super().__init__()
         self._delivery = delivery
         self._keep_alive_s = keep_alive_s
+        self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await until_disconnect(self._stream(scope, receive, send), receive) is None:
-            self._delivery.stopwatch.abandon()
+        try:
+            if await until_disconnect(self._stream(scope, receive, send), receive) is None:
+                self._delivery.stopwatch.abandon()
+        except asyncio.CancelledError:
+            await self._fail(SHUT_DOWN, scope, receive, send)
+            raise
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Returns: True, to tell an end from a cancellation."""
-        has_started = False
         try:
             with self._delivery.generation:
                 async for event in self._delivery.events(self._keep_alive_s):
-                    if not has_started:
+                    if not self._has_started:
+                        self._has_started = True
                         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-                        has_started = True
                     await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:
-            if not has_started:
-                await fault_of(error).response()(scope, receive, send)
-                return True
-            await send({"type": "http.response.body", "body": error_event(fault_of(error)) + DONE, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._fail(fault_of(error), scope, receive, send)
         return True
+
+    async def _fail(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._has_started:
+            await send({"type": "http.response.body", "body": error_event(fault) + DONE, "more_body": False})
+        else:
+            await fault.response()(scope, receive, send)
 
 
 def event_of(reply: Reply) -> bytes:
