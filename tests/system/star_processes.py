@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
