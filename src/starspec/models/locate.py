@@ -15,7 +15,7 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")  # no pic
 
 
 def is_synthetic(model: str) -> bool:
-    """Whether a model's name asks for a synthetic accelerator (design: one without weights)."""
+    """Whether a model's name asks for a synthetic accelerator, one without weights."""
     return model.startswith(SYNTHETIC_PREFIX)
 
 
