@@ -95,26 +95,24 @@ class Door:
 
     def read(self, sessions: Iterable[HubSession], now: float) -> list[HubSession]:
         """Answer who has called. Returns: the sessions begun. Effects: may end a session that greets anew."""
-        held = set(sessions)
-        self._guests = {caller: session for caller, session in self._guests.items() if session in held}
-        begun: list[HubSession] = []
+        held = list(sessions)
+        self._guests = {caller: guest for caller, guest in self._guests.items() if guest.left is None}
+        num_before = len(held)
         for _ in range(READ_BURST):
             try:
                 caller, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            reply = self._answer(caller, frames, len(held) + len(begun), now, begun)
+            reply = self._answer(caller, frames, held, now)
             if reply is not None:
                 self._send(caller, reply)
-        return begun
+        return held[num_before:]
 
     def close(self) -> None:
         """Free the public port."""
         self.socket.close()
 
-    def _answer(
-        self, caller: bytes, frames: list[bytes], num_sessions: int, now: float, begun: list[HubSession]
-    ) -> HubPublicReply | None:
+    def _answer(self, caller: bytes, frames: list[bytes], held: list[HubSession], now: float) -> HubPublicReply | None:
         try:
             if len(frames) != 1:
                 raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
@@ -127,7 +125,7 @@ class Door:
             case Refused():
                 return message
             case Hello():
-                return self._greet(caller, message, num_sessions, now, begun)
+                return self._greet(caller, message, held, now)
 
     def _decode(self, frame: bytes) -> Hello | Ask | Refused:
         """The message, or what to tell one of another version. Raises: PeerProtocolError."""
@@ -138,23 +136,21 @@ class Door:
                 return refused
             raise
 
-    def _greet(
-        self, caller: bytes, hello: Hello, num_sessions: int, now: float, begun: list[HubSession]
-    ) -> Welcome | Refused:
+    def _greet(self, caller: bytes, hello: Hello, held: list[HubSession], now: float) -> Welcome | Refused:
         guest = self._guests.get(caller)
         if guest is not None and guest.left is None:
             if guest.hello == hello:
                 return guest.welcome_again(now)
             guest.end("greeted anew")
-        answer = self._admit(hello, num_sessions)
+        answer = self._admit(hello, sum(session.left is None for session in held))
         if isinstance(answer, Welcome):
-            answer = self._begin(caller, hello, answer, now, begun)
+            answer = self._begin(caller, hello, answer, held, now)
         if isinstance(answer, Refused):
             self._stats.num_refused += 1
         return answer
 
     def _begin(
-        self, caller: bytes, hello: Hello, terms: Welcome, now: float, begun: list[HubSession]
+        self, caller: bytes, hello: Hello, terms: Welcome, held: list[HubSession], now: float
     ) -> Welcome | Refused:
         try:
             socket, port = self._ports.open_data_port()
@@ -162,7 +158,7 @@ class Door:
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
         welcome = msgspec.structs.replace(terms, session_id=SessionId(secrets.token_hex(16)), port=port)
         session = self._guests[caller] = HubSession(socket, hello, welcome, self._stats, now)
-        begun.append(session)
+        held.append(session)
         return welcome
 
     def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:

@@ -79,6 +79,7 @@ class ZmqHub:
             batch = self._arrivals.get(timeout_s > 0, timeout_s if timeout_s > 0 else None)
             while True:
                 if batch is None:
+                    self._arrivals.put(None)
                     raise OurBug("the hub's I/O thread has died") from self._exchange.failure
                 arrivals += batch
                 batch = self._arrivals.get_nowait()

@@ -114,9 +114,12 @@ class ZmqTarget:
         frames: list[bytes] = []
         for message in messages:
             try:
-                frames.append(encode(self._link.send(message)))
+                frame = encode(message)
+                self._link.send(message)
             except LinkError:
                 self.num_dropped += 1
+            else:
+                frames.append(frame)
         assert self._own is not None
         for start in range(0, len(frames), MAX_MESSAGES):
             if not self._own.send(frames[start : start + MAX_MESSAGES]):
@@ -255,7 +258,11 @@ class ZmqTarget:
             socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
         else:
             socket.routing_id = identity
-            socket.reconnect_ivl = -1  # a broken connection ends the session: the next one is fresh
+            # A broken connection ends the session, so ZeroMQ need not reconnect. Told never to (-1), libzmq 4.3.5
+            # throws away what the hub had said before, and its context may hang at the end: so it is told to wait
+            # for longer than the socket will live.
+            socket.reconnect_ivl = 3_600_000
+            socket.immediate = False
         line = _Line(socket, Watch(socket, events))
         connect(socket, endpoint)
         return line

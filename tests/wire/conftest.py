@@ -1,0 +1,167 @@
+"""Real hubs and targets over loopback, and ends that speak by hand where an honest one would not do."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from starspec.errors import OurBug
+from starspec.ids import SessionId, TargetId
+from starspec.speculation.stats import HubStats
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import (
+    Hello,
+    HubPublicReply,
+    HubStatus,
+    HubToTarget,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Welcome,
+)
+from starspec.wire.transport import Arrival, Joined, Left
+from starspec.wire.zmq_hub import ZmqHub
+from starspec.wire.zmq_target import ZmqTarget
+
+PATIENCE_S = 20.0  # of a test; nothing waits this long unless it fails
+
+
+def hello(name: str = "t") -> Hello:
+    return Hello(1, TargetId(name), 100, "f")
+
+
+class EchoHub:
+    """A hub with a thread of its own that answers each Ping and remembers what it heard."""
+
+    def __init__(self, port: int = 0, max_targets: int = 4, lease_s: float = 10.0, **options: object) -> None:
+        terms = Welcome(1, SessionId(""), 0, "echo", 16, lease_s)
+
+        def admit(hello: Hello, num_sessions: int) -> Welcome | Refused:
+            return terms if num_sessions < max_targets else Refused("full", "no place", 0.1)
+
+        self.transport = ZmqHub("127.0.0.1", port, admit, lambda: HubStatus("echo", HubStats()), **options)
+        self.heard: list[Arrival] = []
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.transport.port}"
+
+    def messages_of(self, name: str) -> list[object]:
+        return [each.message for each in list(self.heard) if each.target_id == name]
+
+    def events_of(self, name: str) -> list[object]:
+        return [each for each in self.messages_of(name) if isinstance(each, Joined | Left)]
+
+    def close(self) -> None:
+        self._is_stopping = True
+        self._thread.join()
+        self.transport.close()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            with contextlib.suppress(OurBug):
+                for arrival in self.transport.receive(0.02):
+                    if isinstance(arrival.message, Ping):
+                        self.transport.send(arrival.session_id, [Pong(arrival.message.sequence)])
+                    self.heard.append(arrival)
+
+
+class RawTarget:
+    """A target that speaks by hand: any frames, under any identity, to any port."""
+
+    def __init__(self, endpoint: str, identity: bytes | None = None) -> None:
+        self.context = zmq.Context()
+        self.endpoint = endpoint
+        self.socket = self._connect(endpoint, identity)
+
+    def greet(self, message: Message | None = None) -> object:
+        return self.ask(self.socket, [encode(message or hello("raw"))])
+
+    def attach(self, message: Hello | None = None) -> Welcome:
+        """Go through the handshake. Effects: `socket` then leads to this target's own port."""
+        welcome = self.greet(message)
+        assert isinstance(welcome, Welcome), welcome
+        self.socket.close()
+        host = self.endpoint.rsplit(":", 1)[0]
+        self.socket = self._connect(f"{host}:{welcome.port}", welcome.session_id.encode())
+        assert self.ask(self.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
+        return welcome
+
+    def ask(self, socket: zmq.Socket, frames: list[bytes], union: object = HubPublicReply) -> object:
+        socket.send_multipart(frames)
+        assert socket.poll(int(PATIENCE_S * 1000)), "no answer"
+        return Decoder(union).decode(socket.recv())
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+    def _connect(self, endpoint: str, identity: bytes | None) -> zmq.Socket:
+        socket = self.context.socket(zmq.DEALER)
+        if identity is not None:
+            socket.routing_id = identity
+            socket.reconnect_ivl = 3_600_000  # never, as long as a test lives
+            socket.immediate = True  # a cut connection then shows: nothing can be sent any more
+        socket.connect(endpoint)
+        return socket
+
+
+class Star:
+    """Makes ends of the link and closes them all."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def hub(self, **options: object) -> EchoHub:
+        hub = EchoHub(**options)
+        self._stack.callback(hub.close)
+        return hub
+
+    def target(self, endpoint: str, name: str = "t", **options: object) -> ZmqTarget:
+        target = ZmqTarget(endpoint, hello(name), **options)
+        self._stack.callback(target.close)
+        return target
+
+    def connected(self, endpoint: str, name: str = "t", **options: object) -> ZmqTarget:
+        target = self.target(endpoint, name, **options)
+        self.until(lambda: target.is_connected, target)
+        return target
+
+    def raw(self, endpoint: str, identity: bytes | None = None) -> RawTarget:
+        raw = RawTarget(endpoint, identity)
+        self._stack.callback(raw.close)
+        return raw
+
+    def until(self, condition: Callable[[], object], *targets: ZmqTarget, timeout_s: float = PATIENCE_S) -> float:
+        """Let the targets drive their connections until the condition holds. Returns: seconds it took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < timeout_s, "the condition never held"
+            poller = zmq.Poller()
+            for target in targets:
+                for socket in target.sockets:
+                    poller.register(socket, zmq.POLLIN)
+            poller.poll(10)
+            for target in targets:
+                target.receive(0.0)
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def star() -> Iterator[Star]:
+    star = Star()
+    try:
+        yield star
+    finally:
+        star.close()

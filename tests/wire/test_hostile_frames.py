@@ -1,0 +1,130 @@
+"""Whatever a peer sends, the hub goes on serving everybody else: 10^5 broken frames against a live one."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+
+import psutil
+import pytest
+import zmq
+
+from starspec.ids import Epoch, Tag, TargetId
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import TargetStats
+from starspec.wire.codec import encode
+from starspec.wire.messages import Ask, Close, Fault, Goodbye, Hello, Open, Ping, Pong, Verdict
+
+pytestmark = pytest.mark.system
+
+NUM_FRAMES = 100_000
+NUM_ATTACKERS = 4
+MAX_GROWTH_BYTES = 16 * 1024 * 1024
+LAW = TokenLaw(temperature=0.8, logit_bias={3: 1.0}, end_token_ids=(2,))
+SEEDS = [
+    encode(message)
+    for message in (
+        Hello(1, TargetId("x"), 100, "f"),
+        Ask(),
+        Open(Tag(1), Epoch(1), list(range(60)), 60, LAW, 4),
+        Verdict(Tag(1), Epoch(2), 60, [1, 2, 3], 4),
+        Close(Tag(1), Epoch(3)),
+        Ping(0),
+        Ping(3, TargetStats()),
+        Goodbye("x"),
+        Fault("x"),
+    )
+]
+
+
+def mutant(dice: random.Random) -> list[bytes]:
+    """A multipart of one to three frames that were messages once, or never."""
+    return [mutate(bytearray(dice.choice(SEEDS)), dice) for _ in range(dice.choice((1, 1, 1, 2, 3)))]
+
+
+def mutate(frame: bytearray, dice: random.Random) -> bytes:
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(frame) + 1)
+        match dice.randrange(6):
+            case 0:
+                frame[at : at + 1] = dice.randbytes(1)
+            case 1:  # a length or a type that lies: the leading bytes of maps, arrays, strings, numbers
+                frame[at : at + 1] = bytes([dice.choice((0x80, 0x8F, 0x90, 0xDC, 0xDD, 0xDF, 0xDB, 0xCF, 0xCB, 0xC0))])
+            case 2:
+                del frame[at : at + dice.randint(1, 8)]
+            case 3:
+                frame[at:at] = frame[: dice.randint(1, 16)]
+            case 4:
+                del frame[at:]
+            case 5:
+                frame[:] = dice.randbytes(dice.randint(0, 80))
+    return bytes(frame)
+
+
+class Attacker(threading.Thread):
+    """Sends mutants to the public port, to a port of its own that it attached to, and to somebody else's."""
+
+    def __init__(self, star, endpoint: str, victim_port: int, seed: int) -> None:
+        super().__init__()
+        self._dice = random.Random(seed)
+        self._star = star
+        self._endpoint = endpoint
+        self._victim = f"{endpoint.rsplit(':', 1)[0]}:{victim_port}"
+        self._seed = seed
+        self.num_sent = 0
+
+    def run(self) -> None:
+        public = self._star.raw(self._endpoint)
+        stranger = self._star.raw(self._victim, b"stranger-%d" % self._seed)
+        own = self._attach()
+        while self.num_sent < NUM_FRAMES // NUM_ATTACKERS:
+            for raw in (public, stranger, own, own):
+                self._send(raw.socket)
+            if not own.socket.poll(0, zmq.POLLOUT):  # a mutant was a Goodbye: the port is gone
+                own.close()
+                own = self._attach()
+
+    def _send(self, socket: zmq.Socket) -> None:
+        frames = mutant(self._dice)
+        with contextlib.suppress(zmq.Again):  # the hub cut this connection
+            socket.poll(100, zmq.POLLOUT)
+            socket.send_multipart(frames, zmq.NOBLOCK)
+            self.num_sent += len(frames)
+        while socket.poll(0):
+            socket.recv_multipart()
+
+    def _attach(self):
+        raw = self._star.raw(self._endpoint)
+        name = f"attacker-{self._seed}"
+        raw.attach(Hello(1, TargetId(name), 100, "f"))
+        return raw
+
+
+def test_a_hub_survives_a_hundred_thousand_mutated_frames(star) -> None:
+    hub = star.hub(max_targets=64)
+    honest = star.connected(hub.endpoint, "honest")
+    assert honest.welcome is not None
+    process = psutil.Process()
+    ping(honest, 1)
+    before = process.memory_info().rss
+    attackers = [Attacker(star, hub.endpoint, honest.welcome.port, seed) for seed in range(NUM_ATTACKERS)]
+    for attacker in attackers:
+        attacker.start()
+    sequence = 1
+    while any(attacker.is_alive() for attacker in attackers):
+        sequence += 1
+        ping(honest, sequence)
+    assert sum(attacker.num_sent for attacker in attackers) >= NUM_FRAMES
+    newcomer = star.connected(hub.endpoint, "newcomer")
+    ping(newcomer, 1)
+    hub.heard.clear()
+    assert process.memory_info().rss - before < MAX_GROWTH_BYTES
+    assert hub.transport.stats.num_frames_rejected > NUM_FRAMES // 4
+    assert honest.num_connects == 1
+    assert sequence > 20
+
+
+def ping(target, sequence: int) -> None:
+    target.send([Ping(sequence)])
+    assert target.receive(10.0) == [Pong(sequence)]

@@ -1,0 +1,438 @@
+"""Hub and targets over real sockets: the handshake, the traffic, the ends."""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from starspec.errors import ConfigError, OurBug
+from starspec.ids import Epoch, SessionId, Tag, TargetId
+from starspec.wire import hub_loop, hub_session, sockets
+from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.messages import (
+    Ask,
+    Fault,
+    Goodbye,
+    Hello,
+    HubStatus,
+    HubToTarget,
+    Ping,
+    Pong,
+    Proposal,
+    Refused,
+    Reopen,
+    TargetToHub,
+    Verdict,
+    Welcome,
+)
+from starspec.wire.transport import Joined, Left
+from starspec.wire.zmq_hub import ZmqHub
+from starspec.wire.zmq_target import ZmqTarget
+
+
+def hello(name: str = "t") -> Hello:
+    return Hello(1, TargetId(name), 100, "f")
+
+
+def test_a_target_is_welcomed_to_a_port_of_its_own_and_is_answered_there(star) -> None:
+    hub = star.hub()
+    one, two = star.connected(hub.endpoint, "one"), star.connected(hub.endpoint, "two")
+    assert one.welcome is not None
+    assert two.welcome is not None
+    assert len({hub.transport.port, one.welcome.port, two.welcome.port}) == 3
+    one.send([Ping(1)])
+    two.send([Ping(2)])
+    assert one.receive(5.0) == [Pong(1)]
+    assert two.receive(5.0) == [Pong(2)]
+    assert hub.messages_of("one") == [Joined(hello("one")), Ping(1)]
+
+
+def test_what_is_sent_together_arrives_together(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    proposals = [Proposal(Tag(tag), Epoch(1), 3, [1, 2]) for tag in range(50)]
+    hub.transport.send(target.welcome.session_id, proposals)
+    assert target.receive(5.0) == proposals
+    verdicts = [Verdict(Tag(tag), Epoch(2), 3, [1], 4) for tag in range(50)]
+    target.send(verdicts)
+    star.until(lambda: len(hub.heard) > 1)
+    moments = {each.arrived_at for each in hub.heard if isinstance(each.message, Verdict)}
+    assert hub.messages_of("t")[1:] == verdicts
+    assert len(moments) == 1
+
+
+def test_receive_waits_for_the_first_message_and_no_longer_than_told(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    began = time.monotonic()
+    assert target.receive(0.05) == []
+    assert 0.04 < time.monotonic() - began < 1.0
+
+
+def test_receive_does_not_wait_while_there_is_no_hub(star) -> None:
+    target = star.target("tcp://127.0.0.1:9")
+    began = time.monotonic()
+    assert target.receive(30.0) == []
+    assert time.monotonic() - began < 1.0
+    target.send([Ping(1)])
+    assert target.num_dropped == 1
+    assert (target.is_connected, target.welcome, target.num_connects) == (False, None, 0)
+
+
+def test_a_target_that_says_goodbye_leaves_at_once(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    target.close()
+    target.close()
+    star.until(lambda: len(hub.events_of("t")) == 2)
+    assert hub.events_of("t") == [Joined(hello()), Left("the target is closing")]
+    assert target.receive(1.0) == []
+
+
+def test_a_target_whose_connection_breaks_leaves_at_once(star) -> None:
+    hub = star.hub()
+    raw = star.raw(hub.endpoint)
+    raw.attach()
+    raw.socket.close(linger=0)
+    took_s = star.until(lambda: len(hub.events_of("raw")) == 2)
+    assert hub.events_of("raw")[-1] == Left("the connection broke")
+    assert took_s < 2.0
+
+
+def test_a_connection_of_a_stranger_that_breaks_ends_nobody(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    for _ in range(20):
+        stdlib_socket.create_connection(("127.0.0.1", target.welcome.port)).close()
+    stop_at = time.monotonic() + 4 * hub_loop.TICK_S
+    star.until(lambda: time.monotonic() > stop_at, target)
+    assert hub.events_of("t") == [Joined(hello())]
+    target.send([Ping(1)])
+    assert target.receive(5.0) == [Pong(1)]
+
+
+def test_a_silent_target_leaves_when_its_lease_expires(star) -> None:
+    hub = star.hub(lease_s=0.3)
+    raw = star.raw(hub.endpoint)
+    raw.attach()
+    star.until(lambda: len(hub.events_of("raw")) == 2)
+    assert hub.events_of("raw")[-1] == Left("was silent for 0.3 s")
+    assert hub.transport.stats.num_leases_expired == 1
+
+
+def test_a_target_that_only_listens_keeps_its_lease(star) -> None:
+    hub = star.hub(lease_s=0.4)
+    target = star.connected(hub.endpoint)
+    stop_at = time.monotonic() + 1.2
+    star.until(lambda: time.monotonic() > stop_at, target)
+    assert hub.events_of("t") == [Joined(hello())]
+
+
+def test_an_expired_session_starts_anew(star) -> None:
+    hub = star.hub(lease_s=0.3)
+    target = star.connected(hub.endpoint)
+    star.until(lambda: len(hub.events_of("t")) == 2)  # the target is not driven meanwhile
+    star.until(lambda: target.num_connects == 2, target)
+    target.send([Ping(1)])
+    assert target.receive(5.0) == [Pong(1)]
+
+
+def test_a_target_that_never_comes_to_its_port_frees_its_place(star, monkeypatch) -> None:
+    monkeypatch.setattr(hub_session, "ATTACH_S", 0.2)
+    hub = star.hub(max_targets=1)
+    raw = star.raw(hub.endpoint)
+    assert isinstance(raw.greet(), Welcome)
+    assert star.raw(hub.endpoint).greet() == Refused("full", "no place", 0.1)
+    star.connected(hub.endpoint)
+    assert hub.events_of("raw") == []
+
+
+def test_a_full_hub_refuses_with_a_reason_and_takes_the_next_when_one_leaves(star) -> None:
+    hub = star.hub(max_targets=1)
+    first, second = star.connected(hub.endpoint, "first"), star.target(hub.endpoint, "second")
+    star.until(lambda: second.refusal is not None, second)
+    assert second.refusal == Refused("full", "no place", 0.1)
+    assert second.problem == "the hub refused: no place"
+    assert hub.transport.stats.num_refused >= 1
+    first.close()
+    star.until(lambda: second.is_connected, second)
+    assert second.refusal is None
+
+
+def test_a_hello_said_twice_gets_the_same_answer(star) -> None:
+    hub = star.hub(max_targets=1)
+    raw = star.raw(hub.endpoint)
+    assert raw.greet() == raw.greet()
+    other = raw.greet(hello("another"))  # the same caller thinks again: its first place is free
+    assert isinstance(other, Welcome)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode(msgspec.structs.replace(hello(), protocol_version=2)),
+        msgspec.msgpack.encode({"type": "hello", "protocol_version": 2, "who": "from the future"}),
+    ],
+    ids=["known fields", "other fields"],
+)
+def test_another_protocol_version_is_refused_in_a_sentence(star, frame: bytes) -> None:
+    from starspec.draft.admission import HubTerms, admit
+
+    terms = HubTerms(draft_name="d", vocab_fingerprint="f", max_targets=1, max_draft_tokens=4, lease_s=1.0)
+    transport = ZmqHub("127.0.0.1", 0, lambda hello, num: admit(terms, hello, num), lambda: None)
+    try:
+        raw = star.raw(f"tcp://127.0.0.1:{transport.port}")
+        answer = raw.ask(raw.socket, [frame])
+    finally:
+        transport.close()
+    assert isinstance(answer, Refused)
+    assert (answer.code, answer.retry_after_s) == ("version", None)
+    assert "this hub speaks protocol version 1, the target 2: install the same starspec release" in answer.reason
+
+
+def test_a_hub_reports_itself_to_whoever_asks(star) -> None:
+    hub = star.hub()
+    assert isinstance(star.raw(hub.endpoint).greet(Ask()), HubStatus)
+
+
+def test_malformed_frames_are_counted_answered_sparingly_and_disturb_nobody(star) -> None:
+    hub = star.hub()
+    honest, raw = star.connected(hub.endpoint), star.raw(hub.endpoint)
+    raw.attach()
+    bad = [[b""], [b"\xc1"], [encode(Ask())], [encode(Ping(1)), b"\xc1"], []]
+    for frames in bad * 20:
+        raw.socket.send_multipart(frames or [b"", b""])
+    raw.socket.send(encode(Ping(7)))
+    answers = []
+    while Pong(7) not in answers:
+        assert raw.socket.poll(5000)
+        answers.append(Decoder(HubToTarget).decode(raw.socket.recv()))
+    faults = [each for each in answers if isinstance(each, Fault)]
+    assert 1 <= len(faults) <= 2
+    assert "no message" in faults[0].reason
+    assert hub.transport.stats.num_frames_rejected == 100
+    assert hub.messages_of("raw") == [Joined(hello("raw")), Ping(7)]  # a multipart counts whole or not at all
+    honest.send([Ping(1)])
+    assert honest.receive(5.0) == [Pong(1)]
+
+
+def test_a_message_before_the_first_ping_breaks_the_protocol(star) -> None:
+    hub = star.hub()
+    raw = star.raw(hub.endpoint)
+    welcome = raw.greet()
+    assert isinstance(welcome, Welcome)
+    early = star.raw(f"tcp://127.0.0.1:{welcome.port}", welcome.session_id.encode())
+    fault = early.ask(early.socket, [encode(Verdict(Tag(1), Epoch(2), 3, [1], 1))], HubToTarget)
+    assert fault == Fault("Verdict is not allowed while the link is attaching")
+    assert hub.messages_of("raw") == []
+
+
+def test_an_identity_that_is_not_the_session_is_refused(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    stranger = star.raw(f"tcp://127.0.0.1:{target.welcome.port}", b"somebody else")
+    answer = stranger.ask(stranger.socket, [encode(Ping(9))], HubToTarget)
+    assert answer == Fault("this port belongs to another session")
+    assert Ping(9) not in hub.messages_of("t")
+
+
+def test_a_frame_beyond_the_limit_cuts_off_its_sender_only(star) -> None:
+    hub = star.hub()
+    honest, raw = star.connected(hub.endpoint), star.raw(hub.endpoint)
+    raw.attach()
+    raw.socket.send(b"x" * (MAX_FRAME_BYTES + 1))
+    star.until(lambda: len(hub.events_of("raw")) == 2)
+    honest.send([Ping(1)])
+    assert honest.receive(5.0) == [Pong(1)]
+
+
+def test_a_message_that_is_too_large_is_dropped_and_the_others_go(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    target.send([Ping(1), Goodbye("x" * MAX_FRAME_BYTES), Ping(2)])
+    star.until(lambda: hub.messages_of("t")[1:] == [Ping(1), Ping(2)])
+    assert target.num_dropped == 1
+
+
+def test_what_is_for_a_target_that_left_is_dropped_and_counted(star) -> None:
+    hub = star.hub()
+    hub.transport.send(SessionId("nobody"), [Reopen(Tag(1), Epoch(1)), Pong(1)])
+    star.until(lambda: hub.transport.stats.num_dropped == 2)
+
+
+def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch) -> None:
+    monkeypatch.setattr(hub_loop, "MAX_BACKLOG", 100)
+    terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
+    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: None)
+    try:
+        raw = star.raw(f"tcp://127.0.0.1:{hub.port}")
+        raw.attach()
+        for number in range(1, 2001):
+            raw.socket.send(encode(Ping(number)))
+        honest = star.connected(f"tcp://127.0.0.1:{hub.port}", "honest")
+        honest.send([Ping(1)])
+        waiting = hub.receive(5.0)
+        assert len(waiting) < 300  # the backlog, a last burst, and what the honest one said
+        while not any(each.target_id == "honest" and each.message == Ping(1) for each in waiting):
+            waiting += hub.receive(5.0)
+        numbers = [each.message.sequence for each in waiting if each.target_id == "raw" and type(each.message) is Ping]
+        while len(numbers) < 2000:
+            numbers += [each.message.sequence for each in hub.receive(5.0) if each.target_id == "raw"]
+        assert numbers == list(range(1, 2001))
+    finally:
+        hub.close()
+
+
+def test_the_data_ports_come_from_the_range_and_end_with_it(star) -> None:
+    with stdlib_socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        taken = probe.getsockname()[1]
+        probe.listen()
+        hub = star.hub(data_ports=(taken, taken))
+        answer = star.raw(hub.endpoint).greet()
+    assert isinstance(answer, Refused)
+    assert answer.code == "full"
+    assert f"every port from {taken} to {taken} is taken" in answer.reason
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    assert target.welcome.port == taken
+
+
+def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:
+    hub = star.hub()
+    port = hub.transport.port
+    with pytest.raises(ConfigError, match=f"the hub cannot listen on 127.0.0.1:{port}: the port is in use"):
+        star.hub(port=port)
+
+
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [("192.0.2.1", "this machine has no such address"), ("no.such.host.invalid", "this machine has no such address")],
+)
+def test_an_address_that_is_not_ours_is_a_sentence(host: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        ZmqHub(host, 0, lambda hello, num: None, lambda: None, is_insecure=True)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:7700", "tcp://127.0.0.1", "tcp://:7700", "tcp://h:port", "tcp://h:0"])
+def test_a_malformed_endpoint_is_a_sentence(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form tcp://host:port"):
+        ZmqTarget(endpoint, hello(), is_insecure=True)
+
+
+def test_ipv6_loopback_works(star) -> None:
+    try:
+        hub = ZmqHub("::1", 0, lambda hello, num: Welcome(1, SessionId(""), 0, "d", 4, 9.0), lambda: None)
+    except ConfigError as error:
+        assert "no such address" in str(error)  # noqa: PT017  a machine without IPv6
+        return
+    try:
+        star.connected(f"tcp://[::1]:{hub.port}")
+    finally:
+        hub.close()
+
+
+def test_a_fault_of_the_io_thread_reaches_the_hub(star) -> None:
+    def admit(hello: Hello, num_sessions: int) -> Welcome:
+        raise ZeroDivisionError("a bug")
+
+    hub = ZmqHub("127.0.0.1", 0, admit, lambda: None)
+    try:
+        star.raw(f"tcp://127.0.0.1:{hub.port}").socket.send(encode(hello()))
+        with pytest.raises(OurBug, match="the hub's I/O thread has died") as caught:
+            hub.receive(10.0)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        with pytest.raises(OurBug):
+            hub.receive(0.0)
+    finally:
+        hub.close()
+        hub.close()
+
+
+def test_a_closing_hub_says_goodbye(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    hub.close()
+    star.until(lambda: not target.is_connected, target)
+    assert target.problem == "the hub is closing"
+
+
+class StubbornHub:
+    """A hub that completes the handshake and then behaves as its test wants: it is a bare socket."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.public, self.own = self.context.socket(zmq.ROUTER), self.context.socket(zmq.ROUTER)
+        self.port = self.public.bind_to_random_port("tcp://127.0.0.1")
+        self.own_port = self.own.bind_to_random_port("tcp://127.0.0.1")
+
+    def welcome(self, star, target: ZmqTarget) -> None:
+        star.until(lambda: self.public.poll(0), target)
+        caller, _ = self.public.recv_multipart()
+        self.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), self.own_port, "d", 4, 10.0))])
+        star.until(lambda: self.own.poll(0), target)
+        assert Decoder(TargetToHub).decode(self.own.recv_multipart()[1]) == Ping(0)
+        self.say(encode(Pong(0)))
+        star.until(lambda: target.is_connected, target)
+
+    def say(self, *frames: bytes) -> None:
+        self.own.send_multipart([b"s", *frames])
+
+
+@pytest.fixture
+def stubborn():
+    hub = StubbornHub()
+    try:
+        yield hub
+    finally:
+        hub.context.destroy(linger=0)
+
+
+def test_malformed_frames_of_a_hub_are_dropped_and_counted(star, stubborn: StubbornHub) -> None:
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    stubborn.welcome(star, target)
+    stubborn.say(encode(Proposal(Tag(1), Epoch(1), 3, [100])))  # outside the vocabulary of 100
+    stubborn.say(encode(Pong(5)), b"\xc1")
+    stubborn.say(encode(Pong(6)))
+    assert target.receive(5.0) == [Pong(6)]
+    assert target.num_frames_rejected == 2
+    assert target.is_connected
+
+
+def test_a_hub_that_reads_nothing_is_given_up(star, stubborn: StubbornHub, monkeypatch) -> None:
+    monkeypatch.setattr(sockets, "HIGH_WATER", 2)
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    stubborn.own.rcvhwm = 2
+    stubborn.welcome(star, target)
+    for _ in range(200):
+        target.send([Fault("x" * 500_000)])
+    assert not target.is_connected
+    assert target.problem == "the hub does not read"
+
+
+def test_nonsense_on_the_public_port_is_not_an_answer(star, stubborn: StubbornHub) -> None:
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    star.until(lambda: stubborn.public.poll(0), target)
+    caller, _ = stubborn.public.recv_multipart()
+    for frames in ([b"\xc1"], [encode(Pong(1))], [encode(Fault("a")), encode(Fault("b"))]):
+        stubborn.public.send_multipart([caller, *frames])
+    star.until(lambda: target.num_frames_rejected == 3, target)
+    stubborn.public.send_multipart([caller, encode(Fault("say that again"))])
+    star.until(lambda: target.problem == "the hub did not understand: say that again", target)
+
+
+def test_a_port_that_nobody_reaches_is_given_up_with_a_sentence(star, stubborn: StubbornHub) -> None:
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    star.until(lambda: stubborn.public.poll(0), target)
+    caller, _ = stubborn.public.recv_multipart()
+    stubborn.own.close()
+    stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0))])
+    star.until(lambda: "cannot be reached" in target.problem, target)
+    assert str(stubborn.own_port) in target.problem
