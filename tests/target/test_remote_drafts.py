@@ -235,6 +235,18 @@ def test_a_frozen_hub_is_used_again_after_it_thaws() -> None:
     star.finish()
 
 
+def test_a_request_that_ends_while_the_hub_is_silent_leaves_no_tag_there() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 40)
+    for _ in range(4):
+        star.step()
+    star.hub.mood = "mute"  # alive, but no proposal comes: lost after a while
+    while star.drafts.is_connected and star.engine.has_work:
+        star.step()
+    star.finish()
+    assert not star.hub.sessions
+
+
 def test_a_tag_whose_proposals_are_always_late_is_left_alone_for_a_while() -> None:
     star = Star()
     star.submit("a", PROMPT, 70)

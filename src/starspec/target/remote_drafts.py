@@ -285,10 +285,13 @@ class RemoteDrafts:
         state.asked_s = self._clock()
 
     def _forget(self, state: _TagState) -> list[TargetToHub]:
-        """Drop the tag; returns the message that tells the hub, if the hub holds it."""
+        """Drop the tag; returns the message that tells the hub, if it was ever told of the tag.
+
+        A hub that fell silent may hold it still, so it is told even while nothing is expected of it.
+        """
         del self._tags[state.session.tag]
         del self._by_request[state.sequence.request_id]
-        if not state.session.is_held:
+        if state.session.epoch == 0:
             return []
         return [state.session.send(Close(tag=state.session.tag, epoch=state.session.next_epoch))]
 
