@@ -49,7 +49,7 @@ def _penalize_(adjusted: Tensor, law: TokenLaw, counts: TokenCounts) -> None:
     values = adjusted[token_ids]
     values = torch.where(values > 0, values / law.repetition_penalty, values * law.repetition_penalty)
     values -= law.frequency_penalty * num_output
-    values -= law.presence_penalty * (num_output > 0)
+    values -= law.presence_penalty * num_output.clamp(max=1.0)
     adjusted[token_ids] = values
 
 
