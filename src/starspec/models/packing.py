@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear, with its weight the other way round
 
 from starspec.config import ModelConfig
 from starspec.models.linear import PackedLinear, Packer
@@ -37,24 +40,27 @@ def make_packer(config: ModelConfig, vocab_size: int) -> Packer:
 
 
 def swap_linears(model: nn.Module, pack: Packer) -> None:
-    """Replace every plain `nn.Linear` of a model by its packed form.
+    """Replace every plain linear of a model by its packed form.
 
     Effects: the model's modules; weights that nothing else holds are freed.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) in (nn.Linear, Conv1D):
                 setattr(parent, name, SwappedLinear(child, pack))
 
 
 class SwappedLinear(nn.Module):
-    """An `nn.Linear` whose product is computed by a packed linear."""
+    """A linear module whose product is computed by a packed linear."""
 
-    def __init__(self, linear: nn.Linear, pack: Packer) -> None:
+    def __init__(self, linear: Any, pack: Packer) -> None:
         super().__init__()
-        self._packed = pack(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        weight: Tensor = linear.weight.t() if isinstance(linear, Conv1D) else linear.weight  # [N, K]
+        bias: Tensor | None = linear.bias
+        self.out_features, self.in_features = weight.shape
+        self._packed = pack(weight.detach(), None if bias is None else bias.detach())
         # shape and dtype without memory, for code that asks a layer about its weight
-        self.weight = torch.empty_like(linear.weight, device="meta", requires_grad=False)
+        self.weight = torch.empty_like(weight, device="meta", requires_grad=False)
 
     @property
     def num_bytes(self) -> int:
