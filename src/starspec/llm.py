@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, build
 from starspec.errors import ConfigError, RequestError
@@ -147,7 +147,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template. As `generate` otherwise."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[ChatMessage]]", [messages] if is_one else messages)
         prompts: list[Prompt] = [prompt_ids_of_chat(self.tokenizer, each) for each in conversations]
         return self.generate(prompts, sampling_params)
 
