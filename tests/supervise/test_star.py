@@ -60,6 +60,10 @@ def test_only_the_hub_loads_the_draft() -> None:
     assert '"int4"' not in option(children["target-0"], "--speculative-config")
 
 
+def test_the_hub_is_told_whose_vocabulary_it_has_to_share() -> None:
+    assert option(specs(star())["hub"], "--target") == "toy"
+
+
 def test_without_a_draft_there_is_no_hub() -> None:
     children = specs(star(speculative=None))
     assert list(children) == ["target-0", "target-1", "gateway"]

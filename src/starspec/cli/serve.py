@@ -24,6 +24,15 @@ def draft(
     draft_quantization: opt.DraftQuantization = None,
     spec_method: opt.SpecMethod = None,
     speculative_config: opt.SpeculativeJson = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Start only if the draft shares the vocabulary of this target model; each target is checked in any "
+            "case when it connects.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=opt.MODELS,
+        ),
+    ] = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     device: opt.Device = opt.MODEL.device,
     max_model_len: opt.MaxModelLen = None,
@@ -91,7 +100,10 @@ def draft(
         log_to_stderr(log_level)
         with process.loading(f"loading draft {speculative.model or speculative.method}"):
             from starspec.draft.server import DraftServer  # noqa: PLC0415 (imports torch)
+            from starspec.models.vocabulary import check_pair  # noqa: PLC0415
 
+            if target is not None and model is not None and target != model.model:
+                check_pair(target, model.model)
             server = DraftServer(config, speculative, model, process.trace)
         process.serve(server.address, server.run, server.stop)
 

@@ -19,7 +19,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.speculation import DraftOptions
-from starspec.config import ModelConfig, TargetConfig
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import merge
 from starspec.supervise.child import ChildState
@@ -122,11 +122,24 @@ def up(
         )
         environ = dict(os.environ) if api_key is None else {**os.environ, "STARSPEC_API_KEY": api_key}
         ports = _reserve(reservations, star)
+        _find_models(target, speculative)
         specs = star_specs(star, ports, environ, num_cores=len(os.sched_getaffinity(0)))
         display = TableDisplay() if table and TableDisplay.is_possible() else LineDisplay()
         with display, Supervisor(specs, display.say) as supervisor:
             _run(_Star(star, ports, supervisor, display), start_timeout, ready_file)
         _merge_traces(star, [spec.name for spec in specs], trace)
+
+
+def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
+    """Find the models once, before several processes look for them. Raises: ModelError if one is not there.
+
+    Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
+    """
+    from starspec.models.locate import is_synthetic, locate  # noqa: PLC0415 (a mistake is told before)
+
+    for model in dict.fromkeys([target, (speculative.model if speculative else None) or target]):
+        if not is_synthetic(model):
+            locate(model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def child_environment(environ: Mapping[str, str], num_cores: int, num_busy: int)
 
 def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, environment: dict[str, str]) -> ChildSpec:
     arguments = [
-        *("--speculative-config", _json(speculative)),
+        *("--speculative-config", _json(speculative), "--target", star.model.model),
         *("--host", LOOPBACK, "--port", str(ports.hub)),
         *("--dtype", star.model.dtype, "--device", star.draft_device),
         *("--max-num-seqs", str(star.num_draft_rows)),

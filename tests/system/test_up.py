@@ -1,0 +1,211 @@
+"""`starspec up` as a real process: it serves, keeps its children alive, and leaves none behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+TARGET = "synthetic:vocab=256,step_ms=10,alpha=0.8"
+DRAFT = f"{TARGET},role=draft".replace("step_ms=10", "step_ms=2")
+STAR = ("--target", TARGET, "--draft", DRAFT)
+LIMIT_S = 60.0
+LONG = 400  # tokens: some seconds of a stream
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """Wait for something that another process brings about. Returns: what `holds` returned."""
+    limit_s = time.monotonic() + LIMIT_S
+    pause = threading.Event()
+    while not (result := holds()):
+        assert time.monotonic() < limit_s, f"{what} did not happen within {LIMIT_S} s"
+        pause.wait(0.05)
+    return result
+
+
+class Up:
+    """One run of `starspec up`."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log, self.ready_file = folder / "up.log", folder / "ready.json"
+        command = [sys.executable, "-m", "starspec", "up", "--port", "0", "--ready-file", str(self.ready_file)]
+        with self.log.open("wb") as log:
+            self.process = psutil.Popen([*command, *arguments], stdout=log, stderr=subprocess.STDOUT)
+        self.children: list[psutil.Process] = []
+
+    def wait_ready(self) -> str:
+        """Returns: the address of the gateway."""
+        until(lambda: self.ready_file.is_file() or self.process.poll() is not None, "ready")
+        assert self.process.poll() is None, self.log.read_text()
+        self.children = self.process.children()
+        return str(json.loads(self.ready_file.read_text())["gateway"])
+
+    def child(self, command: str) -> psutil.Process | None:
+        """The child that runs this command, if it runs."""
+        children = [each for each in self.process.children() if command in each.cmdline()[3:4]]
+        return children[0] if children else None
+
+    def end(self, number: signal.Signals) -> int:
+        """Signal it. Returns: its exit code."""
+        self.process.send_signal(number)
+        return int(self.process.wait(LIMIT_S))
+
+    def are_children_gone(self) -> bool:
+        _, alive = psutil.wait_procs(self.children, timeout=LIMIT_S)
+        return not alive
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[Up]:
+    up = Up(folder, *arguments)
+    try:
+        yield up
+    finally:
+        if up.process.poll() is None:
+            up.process.kill()
+            up.process.wait()
+
+
+def answer(url: str, **fields: object) -> dict[str, Any]:
+    body = {"model": "star", "prompt": "bipa bigu", "max_tokens": 40, "temperature": 0, **fields}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT_S)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+class Streaming(threading.Thread):
+    """A stream of a long answer, read beside the test."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self.text = ""
+        self.has_begun = threading.Event()
+        self.is_whole = False
+        self.start()
+
+    def run(self) -> None:
+        body = {"model": "star", "prompt": "bipa bigu", "max_tokens": LONG, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=LIMIT_S) as lines:
+            for line in lines.iter_lines():
+                if line == "data: [DONE]":
+                    self.is_whole = True
+                elif line.startswith("data: "):
+                    choices = json.loads(line.removeprefix("data: "))["choices"]
+                    self.text += "".join(choice["text"] for choice in choices)
+                    self.has_begun.set()
+
+
+def test_a_star_serves_survives_deaths_and_stops_clean(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    with running(tmp_path, *STAR, "--served-model-name", "star", "--trace", str(trace)) as up:
+        url = up.wait_ready()
+        assert len(up.children) == 4
+        plain = text_of(answer(url, speculative=False, max_tokens=LONG))
+        drafted = answer(url)
+        assert drafted["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+        assert plain.startswith(text_of(drafted))
+
+        stream = Streaming(url)
+        assert stream.has_begun.wait(LIMIT_S)
+        first_hub = up.child("draft")
+        assert first_hub is not None
+        first_hub.kill()
+        stream.join(LIMIT_S)
+        assert stream.is_whole
+        assert stream.text == plain
+        until(lambda: (hub := up.child("draft")) and hub.pid != first_hub.pid, "the hub's restart")
+        until(lambda: _num_accepted(answer(url)) > 0, "speculation with the restarted hub")
+
+        first_target = up.child("target")
+        assert first_target is not None
+        first_target.kill()
+        until(lambda: _is_replaced(up, first_target), "the target's restart")
+        until(lambda: httpx.get(f"{url}/health").json()["num_targets"] == 2, "the target's return")
+        assert text_of(answer(url)) == text_of(drafted)
+
+        up.children = up.process.children()
+        assert up.end(signal.SIGTERM) == 0
+        assert up.are_children_gone()
+    assert "killed by SIGKILL; starting it again in 0.25 s" in up.log.read_text()
+    tracks = {event.get("cat") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"draft", "idle", "verify", "wire"} <= tracks
+
+
+def _is_replaced(up: Up, dead: psutil.Process) -> bool:
+    children = up.process.children()
+    return len(children) == 4 and dead.pid not in {child.pid for child in children}
+
+
+def _num_accepted(answer: dict[str, Any]) -> int:
+    return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+
+
+def test_a_stop_drains_what_is_running_and_refuses_what_is_new(tmp_path: Path) -> None:
+    with running(tmp_path, *STAR, "--served-model-name", "star", "--targets", "1") as up:
+        url = up.wait_ready()
+        whole = text_of(answer(url, max_tokens=LONG))
+        stream = Streaming(url)
+        assert stream.has_begun.wait(LIMIT_S)
+        assert up.end(signal.SIGINT) == 0
+        stream.join(LIMIT_S)
+        assert stream.is_whole
+        assert stream.text == whole
+        assert up.are_children_gone()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+    with running(tmp_path, "--target", TARGET, "--targets", "1") as up:
+        up.wait_ready()
+        assert len(up.children) == 2  # no draft, no hub
+        assert up.end(signal.SIGKILL) == -signal.SIGKILL
+        assert up.are_children_gone()
+
+
+def failing(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "starspec", "up", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=dict(os.environ))
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("role", ["--target", "--draft"])
+def test_a_missing_model_is_one_sentence(role: str) -> None:
+    code, said = failing(*STAR, role, "/no/such/model", "--port", "0")
+    assert (code, said) == (2, "starspec: there is no model at '/no/such/model': '/no/such' is no folder\n")
+
+
+def test_a_child_that_cannot_start_is_one_sentence_and_nothing_is_left() -> None:
+    other = "synthetic:vocab=300,role=draft"
+    code, said = failing("--target", TARGET, "--draft", other, "--port", "0")
+    assert code == 2
+    assert said.startswith("starspec: hub cannot start: target and draft do not share a vocabulary")
+    assert said.count("\n") == 1
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = failing(*STAR, "--port", str(port))
+    assert (code, said) == (2, f"starspec: cannot listen on 127.0.0.1:{port}: address already in use\n")
