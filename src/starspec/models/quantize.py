@@ -11,7 +11,7 @@ INT4_GROUP = 32  # weights that share a scale and a zero: 5 bits a weight in all
 INT4_LEVELS = 16
 INT8_MAX = 127
 SHRINKS = (1.0, 0.92, 0.84, 0.76)  # of a group's range, tried in turn: clipping an outlier can serve the others
-CHUNK_ELEMENTS = 1 << 20  # rounded at once: the intermediates stay in the processor's cache
+CHUNK_ELEMENTS = 1 << 19  # rounded at once: the intermediates stay in the processor's cache
 TINY = 1e-12  # stands for the scale of a group whose weights are all equal
 
 
@@ -65,33 +65,33 @@ def quantize_int4(weight: Tensor) -> Int4Groups:
 def _quantize_int4_rows(weight: Tensor) -> Int4Groups:
     groups = _in_groups(weight.float())
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    best = _fit(groups, low, high, SHRINKS[0], weight.dtype)
-    for shrink in SHRINKS[1:]:
-        other = _fit(groups, low, high, shrink, weight.dtype)
-        is_better = other[-1] < best[-1]
-        best = tuple(torch.where(is_better, new, old) for new, old in zip(other, best, strict=True))
-    codes, scale, zero, _ = best
-    return Int4Groups(codes.to(torch.uint8).flatten(1), *(each.squeeze(-1).to(weight.dtype) for each in (scale, zero)))
+    fits = [_fit(groups, low, high, shrink) for shrink in SHRINKS]
+    gain, scale, zero = (torch.stack(each) for each in zip(*fits, strict=True))
+    best = gain.argmax(0, keepdim=True)
+    # rounded before the codes are chosen, so that they make up for it
+    scale, zero = (each.gather(0, best)[0].to(weight.dtype) for each in (scale, zero))
+    codes = _codes(groups, scale.float(), zero.float())
+    return Int4Groups(codes.to(torch.uint8).flatten(1), scale.squeeze(-1), zero.squeeze(-1))
 
 
-def _fit(groups: Tensor, low: Tensor, high: Tensor, shrink: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Codes, scale, zero and squared error of each group when its range is shrunk about its middle."""
+def _fit(groups: Tensor, low: Tensor, high: Tensor, shrink: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The least-squares scale and zero for the codes of a range shrunk about its middle.
+
+    Returns: gain (how much of the group's squared deviation they explain), scale and zero, each [N, K / 32, 1].
+    """
     middle, reach = (low + high) / 2, (high - low) / 2 * shrink
-    scale = (2 * reach / (INT4_LEVELS - 1)).clamp_min(TINY)
+    scale = (2 * reach / (INT4_LEVELS - 1)).clamp_min_(TINY)
     codes = _codes(groups, scale, middle - reach + INT4_LEVELS / 2 * scale)
-    # least squares: the scale and zero that serve these codes best
-    centred = codes - codes.mean(-1, keepdim=True)
-    mean = groups.mean(-1, keepdim=True)
-    scale = (centred * groups).sum(-1, keepdim=True) / centred.square().sum(-1, keepdim=True).clamp_min(TINY)
-    scale = scale.clamp_min(TINY).to(dtype).float()
-    zero = (mean - scale * (codes.mean(-1, keepdim=True) - INT4_LEVELS / 2)).to(dtype).float()
-    codes = _codes(groups, scale, zero)
-    error = ((codes - INT4_LEVELS / 2) * scale + zero - groups).square().sum(-1, keepdim=True)
-    return codes, scale, zero, error
+    mean_code = codes.mean(-1, keepdim=True)
+    codes -= mean_code
+    along = (codes * groups).sum(-1, keepdim=True)
+    spread = codes.square_().sum(-1, keepdim=True).clamp_min_(TINY)
+    scale = (along / spread).clamp_min_(TINY)
+    return along * scale, scale, groups.mean(-1, keepdim=True) - scale * (mean_code - INT4_LEVELS / 2)
 
 
 def _codes(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    return ((groups - zero) / scale + INT4_LEVELS / 2).round_().clamp_(0, INT4_LEVELS - 1)
+    return (groups - zero).div_(scale).add_(INT4_LEVELS / 2).round_().clamp_(0, INT4_LEVELS - 1)
 
 
 def _in_groups(weight: Tensor) -> Tensor:
