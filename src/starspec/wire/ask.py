@@ -33,6 +33,7 @@ class HubAsker:
         require_keys(host_of(endpoint, "the hub"), keys, is_insecure, "the gateway would speak to the hub at")
         self._endpoint = endpoint
         self._keys = keys
+        self._hub_key = b"" if keys is None else keys.public_key_of("hub")
         self._timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
         self._decoder: Decoder[HubStatus] = Decoder(HubPublicReply)
@@ -45,7 +46,7 @@ class HubAsker:
         socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
         try:
             if self._keys is not None:
-                self._keys.secure_client(socket, "hub")
+                self._keys.secure_client(socket, self._hub_key)
             connect(socket, self._endpoint)
             async with asyncio.timeout(self._timeout_s):
                 await socket.send(encode(Ask()))

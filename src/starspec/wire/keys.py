@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,7 +33,7 @@ class Keys:
     folder: Path
     role: KeyRole
     public: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     def secure_server(self, socket: zmq.Socket[bytes]) -> None:
         """Let the socket speak only with peers that a Doorkeeper of its context lets in. Call before `bind`."""
@@ -42,14 +42,15 @@ class Keys:
         socket.curve_publickey = self.public
         socket.zap_domain = b"starspec"
 
-    def secure_client(self, socket: zmq.Socket[Any], server: KeyRole) -> None:
-        """Let the socket speak only with a `server` that holds the known key. Call before `connect`.
-
-        Raises: ConfigError if this folder has no public key of the server.
-        """
-        socket.curve_serverkey = _read(self.folder / f"{server}.public")
+    def secure_client(self, socket: zmq.Socket[Any], server_key: bytes) -> None:
+        """Let the socket speak only with the server that holds the secret of `server_key`. Call before `connect`."""
+        socket.curve_serverkey = server_key
         socket.curve_secretkey = self.secret
         socket.curve_publickey = self.public
+
+    def public_key_of(self, role: KeyRole) -> bytes:
+        """The public key of another role. Raises: ConfigError if this folder has none."""
+        return _read(self.folder / f"{role}.public")
 
     def allowed(self) -> frozenset[bytes]:
         """The public keys of those who may call this process."""

@@ -136,11 +136,12 @@ class ServingClient:
 
     def __init__(self, endpoint: str, keys: Keys | None = None, is_insecure: bool = False) -> None:
         require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would speak to the target at")
+        target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
         if keys is not None:
-            keys.secure_client(self._socket, "target")
+            keys.secure_client(self._socket, target_key)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         self._monitor = self._socket.get_monitor_socket(events)
         self._poller = zmq.asyncio.Poller()

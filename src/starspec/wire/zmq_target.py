@@ -66,6 +66,7 @@ class ZmqTarget:
         self._endpoint = endpoint
         self._hello = hello
         self._keys = keys
+        self._hub_key = b"" if keys is None else keys.public_key_of("hub")
         self._context: Context = zmq.Context()
         self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(HubPublicReply)
         self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, hello.vocab_size)
@@ -253,7 +254,7 @@ class ZmqTarget:
     def _line(self, endpoint: str, events: int, identity: bytes | None) -> _Line:
         socket = make_socket(self._context, zmq.DEALER, MAX_FRAME_BYTES)
         if self._keys is not None:
-            self._keys.secure_client(socket, "hub")
+            self._keys.secure_client(socket, self._hub_key)
         if identity is None:
             socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
         else:

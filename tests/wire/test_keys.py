@@ -1,0 +1,268 @@
+"""Who may speak to whom: right key, wrong key, no key, and nothing beyond loopback without one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from starspec.config import GatewayConfig, HubConfig, TargetConfig
+from starspec.errors import ConfigError, PeerLost
+from starspec.ids import TargetId
+from starspec.speculation.stats import HubStats
+from starspec.wire.ask import HubAsker
+from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
+from starspec.wire.messages import Ask, Hello, HubStatus, Ping, Pong
+from starspec.wire.serving import ServingClient, ServingServer
+from starspec.wire.zmq_hub import ZmqHub
+from starspec.wire.zmq_target import ZmqTarget
+
+HELLO = Hello(1, TargetId("t"), 100, "f")
+QUIET_S = 0.6  # long enough for a handshake on loopback to end either way
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    generate_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def other_keys(folder: Path, role: str) -> Keys:
+    """Keys of another star, of which only the server's public key is the right one."""
+    other = folder.parent / "other"
+    generate_keys(other)
+    for public in ("hub.public", "target.public"):
+        shutil.copy(folder / public, other / public)
+    keys = load_keys(other, role)
+    assert keys is not None
+    return keys
+
+
+def test_keys_are_made_once_and_only_their_owner_can_read_the_secrets(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "keys"
+    paths = generate_keys(folder)
+    assert sorted(path.name for path in paths) == sorted(
+        f"{role}.{kind}" for role in ("hub", "target", "gateway") for kind in ("secret", "public")
+    )
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    assert modes == {".secret": 0o600, ".public": 0o644}
+    before = {path: path.read_bytes() for path in paths}
+    with pytest.raises(ConfigError, match=r"already holds hub\.secret"):
+        generate_keys(folder)
+    assert {path: path.read_bytes() for path in paths} == before
+    assert len(set(before.values())) == 6
+
+
+def test_loaded_keys_are_a_pair_and_know_who_may_call(folder: Path) -> None:
+    hub = load_keys(folder, "hub")
+    assert hub is not None
+    assert hub.public == (folder / "hub.public").read_bytes().strip()
+    known = {(folder / f"{role}.public").read_bytes().strip() for role in ("target", "gateway")}
+    assert hub.allowed() == known
+    shutil.copy(folder / "hub.public", folder / "target-2.public")
+    assert hub.allowed() == known | {hub.public}
+    gateway = load_keys(folder, "gateway")
+    assert gateway is not None
+    assert gateway.allowed() == frozenset()
+    assert load_keys(None, "hub") is None
+
+
+def test_no_secret_shows_when_keys_are_printed(folder: Path) -> None:
+    keys = load_keys(folder, "hub")
+    assert keys is not None
+    assert keys.secret.decode() not in repr(keys)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: path.unlink(), "cannot read the key .*hub.secret: No such file"),
+        (lambda path: path.write_text("short"), "hub.secret holds no key: it must be the 40 characters"),
+        (lambda path: path.write_bytes(b'"' * 40), "hub.secret holds no key"),
+        (lambda path: path.chmod(0o644), "other users can read .*hub.secret: run `chmod 600"),
+    ],
+    ids=["missing", "short", "no z85", "open to others"],
+)
+def test_a_bad_key_file_is_a_sentence_that_names_it(folder: Path, spoil, sentence: str) -> None:
+    spoil(folder / "hub.secret")
+    with pytest.raises(ConfigError, match=sentence):
+        load_keys(folder, "hub")
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write keys to"):
+        generate_keys(tmp_path / "file" / "keys")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
+def test_these_hosts_are_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "::", "10.0.0.1", "example.org", "localhost.example.org", ""])
+def test_these_hosts_are_not(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def refuse(*_: object) -> None:
+    return None
+
+
+OPEN_ENDS = {
+    "hub": lambda: ZmqHub("0.0.0.0", 0, refuse, refuse),
+    "target": lambda: ServingServer("0.0.0.0", 0),
+    "target's hub": lambda: ZmqTarget("tcp://10.0.0.1:7700", HELLO),
+    "gateway's target": lambda: ServingClient("tcp://10.0.0.1:7800"),
+    "gateway's hub": lambda: HubAsker("tcp://10.0.0.1:7700"),
+}
+
+
+@pytest.mark.parametrize("make", OPEN_ENDS.values(), ids=OPEN_ENDS)
+def test_beyond_loopback_keys_are_required_in_a_sentence_with_both_ways_out(make) -> None:
+    with pytest.raises(ConfigError, match=r"without keys: make keys .* and pass --keys FOLDER, or pass --insecure"):
+        make()
+
+
+def test_insecure_allows_what_its_name_says() -> None:
+    server = ServingServer("0.0.0.0", 0, is_insecure=True)
+    server.close()
+
+
+def test_nothing_listens_beyond_loopback_by_default(star) -> None:
+    assert {HubConfig().host, TargetConfig().host, GatewayConfig().host} == {"127.0.0.1"}
+    assert not any(
+        parameter.default is not inspect.Parameter.empty
+        for end in (ZmqHub, ServingServer)
+        for name, parameter in inspect.signature(end).parameters.items()
+        if name == "host"
+    )
+    hub = star.hub()
+    star.connected(hub.endpoint)
+    server = ServingServer(TargetConfig().host, 0)
+    listening = [each for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    server.close()
+    assert len(listening) >= 3
+    assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
+
+
+def test_the_right_keys_connect_on_the_public_and_on_the_own_port(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    target = star.connected(hub.endpoint, keys=load_keys(folder, "target"))
+    target.send([Ping(1)])
+    assert target.receive(5.0) == [Pong(1)]
+
+
+def test_a_key_that_the_hub_does_not_know_is_refused_and_the_target_says_so(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    target = star.target(hub.endpoint, keys=other_keys(folder, "target"))
+    star.until(lambda: "does not know this target's key" in target.problem, target)
+    assert not target.is_connected
+    assert hub.heard == []
+
+
+def test_a_target_that_takes_another_for_the_hub_says_so(star, folder: Path) -> None:
+    keys = load_keys(folder, "target")
+    assert keys is not None
+    shutil.copy(folder / "gateway.public", folder / "hub.public")
+    hub_keys = Keys(folder, "hub", *reversed(zmq.curve_keypair()))
+    hub = star.hub(keys=hub_keys)
+    target = star.target(hub.endpoint, keys=keys)
+    star.until(lambda: "is hub.public here the hub's own?" in target.problem, target)
+    assert not target.is_connected
+
+
+def test_a_target_without_keys_is_refused_and_says_so(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    target = star.target(hub.endpoint)
+    star.until(lambda: "keys on one side only" in target.problem, target)
+    assert hub.heard == []
+
+
+def test_a_target_with_keys_does_not_speak_to_a_hub_without(star, folder: Path) -> None:
+    hub = star.hub()
+    target = star.target(hub.endpoint, keys=load_keys(folder, "target"))
+    star.until(lambda: "keys on one side only" in target.problem, target)
+    assert hub.heard == []
+
+
+def test_a_refused_stranger_disturbs_nobody(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    honest = star.connected(hub.endpoint, keys=load_keys(folder, "target"))
+    stranger = star.target(hub.endpoint, "stranger", keys=other_keys(folder, "target"))
+    star.until(lambda: "does not know" in stranger.problem, stranger, honest)
+    honest.send([Ping(1)])
+    assert honest.receive(5.0) == [Pong(1)]
+
+
+def test_a_missing_public_key_of_the_server_is_a_sentence_at_the_start(folder: Path) -> None:
+    for name in ("hub.public", "target.public"):
+        (folder / name).unlink()
+    with pytest.raises(ConfigError, match=r"cannot read the key .*hub\.public"):
+        ZmqTarget("tcp://127.0.0.1:9", HELLO, load_keys(folder, "target"))
+    with pytest.raises(ConfigError, match=r"cannot read the key .*target\.public"):
+        ServingClient("tcp://127.0.0.1:9", load_keys(folder, "gateway"))
+    with pytest.raises(ConfigError, match=r"cannot read the key .*hub\.public"):
+        HubAsker("tcp://127.0.0.1:9", load_keys(folder, "gateway"))
+
+
+async def test_the_serving_link_and_the_question_to_the_hub_take_the_right_keys_only(folder: Path) -> None:
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    endpoint = f"tcp://127.0.0.1:{server.port}"
+    clients = {
+        "right": ServingClient(endpoint, load_keys(folder, "gateway")),
+        "wrong": ServingClient(endpoint, other_keys(folder, "gateway")),
+        "none": ServingClient(endpoint),
+    }
+    listening = [asyncio.create_task(client.receive()) for client in clients.values()]
+    try:
+        await asyncio.sleep(QUIET_S)
+        assert {name: client.is_connected for name, client in clients.items()} == {
+            "right": True,
+            "wrong": False,
+            "none": False,
+        }
+        for client in clients.values():
+            client.send(Ask())
+        assert [type(message) for _, message in await asyncio.to_thread(server.receive, 5.0)] == [Ask]
+    finally:
+        for task in listening:
+            task.cancel()
+        await asyncio.gather(*listening, return_exceptions=True)
+        for client in clients.values():
+            client.close()
+        server.close()
+
+
+async def test_a_hub_with_keys_answers_the_gateway_that_has_them(folder: Path) -> None:
+    status = HubStatus("d", HubStats())
+    hub = ZmqHub("127.0.0.1", 0, refuse, lambda: status, keys=load_keys(folder, "hub"))
+    endpoint = f"tcp://127.0.0.1:{hub.port}"
+    right = HubAsker(endpoint, load_keys(folder, "gateway"))
+    wrong = HubAsker(endpoint, other_keys(folder, "gateway"), timeout_s=QUIET_S)
+    try:
+        assert await right() == status
+        with pytest.raises(PeerLost, match="did not answer within"):
+            await wrong()
+        assert await right() == status
+    finally:
+        right.close()
+        wrong.close()
+        hub.close()
+
+
+def test_the_umask_does_not_open_a_secret(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        generate_keys(tmp_path / "keys")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "keys" / "hub.secret").stat().st_mode) == 0o600

@@ -1,0 +1,244 @@
+"""The link between gateways and a target, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import zmq
+
+from starspec.errors import ConfigError, PeerLost, PeerProtocolError
+from starspec.ids import RequestId
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import HubStats
+from starspec.wire import sockets
+from starspec.wire.ask import HubAsker
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import (
+    Abort,
+    Ask,
+    Emission,
+    HubStatus,
+    Rejected,
+    RequestSpec,
+    Submit,
+    TargetToGateway,
+)
+from starspec.wire.serving import ServingClient, ServingServer
+
+SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw(), max_tokens=4)
+SUBMIT = Submit(RequestId("r"), SPEC)
+PATIENCE_S = 20.0
+
+
+def emission(number: int) -> Emission:
+    return Emission(RequestId("r"), [number], str(number))
+
+
+@pytest.fixture
+def server() -> Iterator[ServingServer]:
+    server = ServingServer("127.0.0.1", 0)
+    yield server
+    server.close()
+
+
+@asynccontextmanager
+async def client_of(server: ServingServer) -> AsyncIterator[ServingClient]:
+    """A connected client: the server has heard its first Ask."""
+    client = ServingClient(f"tcp://127.0.0.1:{server.port}")
+    try:
+        await connected(client)
+        yield client
+    finally:
+        client.close()
+
+
+async def connected(client: ServingClient) -> None:
+    listening = asyncio.create_task(client.receive())
+    async with asyncio.timeout(PATIENCE_S):
+        while not client.is_connected:
+            await asyncio.wait({listening}, timeout=0.01)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+async def heard(server: ServingServer) -> list[tuple[bytes, object]]:
+    return await asyncio.to_thread(server.receive, PATIENCE_S)
+
+
+async def test_a_request_goes_in_and_its_emissions_come_out_in_order(server: ServingServer) -> None:
+    async with client_of(server) as client:
+        client.send(SUBMIT)
+        [(peer, message)] = await heard(server)
+        assert message == SUBMIT
+        assert server.send(peer, [emission(1), emission(2)])
+        assert server.send(peer, [emission(3)])
+        assert [await client.receive() for _ in range(3)] == [emission(1), emission(2), emission(3)]
+        client.send(Abort(RequestId("r")))
+        assert await heard(server) == [(peer, Abort(RequestId("r")))]
+
+
+async def test_gateways_do_not_hear_each_other(server: ServingServer) -> None:
+    async with client_of(server) as one, client_of(server) as two:
+        one.send(Submit(RequestId("one"), SPEC))
+        [(peer_of_one, _)] = await heard(server)
+        two.send(Submit(RequestId("two"), SPEC))
+        [(peer_of_two, _)] = await heard(server)
+        assert peer_of_one != peer_of_two
+        server.send(peer_of_two, [emission(2)])
+        server.send(peer_of_one, [emission(1)])
+        assert await one.receive() == emission(1)
+        assert await two.receive() == emission(2)
+
+
+async def test_a_target_that_goes_is_noticed_once_and_one_that_comes_back_is_found(server: ServingServer) -> None:
+    async with client_of(server) as client:
+        server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(PeerLost, match=r"the connection to the target at tcp://127\.0\.0\.1"):
+                await client.receive()
+            assert not client.is_connected
+            client.send(SUBMIT)  # dropped: the next target must not get it
+            again = ServingServer("127.0.0.1", server.port)
+            try:
+                await connected(client)
+                client.send(Ask())
+                [(peer, message)] = await heard(again)
+                assert message == Ask()
+                again.send(peer, [emission(1)])
+                assert await client.receive() == emission(1)
+            finally:
+                again.close()
+
+
+async def test_what_a_target_said_before_it_went_is_still_heard(server: ServingServer) -> None:
+    async with client_of(server) as client:
+        client.send(Ask())
+        [(peer, _)] = await heard(server)
+        server.send(peer, [emission(1)])
+        assert await client.receive() == emission(1)
+        server.close()
+        with pytest.raises(PeerLost):
+            await client.receive()
+
+
+async def test_a_gateway_that_went_is_noticed_when_it_is_spoken_to(server: ServingServer) -> None:
+    async with client_of(server) as client:
+        client.send(Ask())
+        [(peer, _)] = await heard(server)
+    give_up_at = time.monotonic() + PATIENCE_S
+    while server.send(peer, [emission(1)]):
+        assert time.monotonic() < give_up_at
+        server.receive(0.01)
+    assert server.num_dropped == 1
+    assert not server.send(b"nobody", [emission(1)])
+    assert server.send(b"nobody", [])
+
+
+async def test_a_target_that_reads_nothing_is_given_up(server: ServingServer, monkeypatch) -> None:
+    monkeypatch.setattr(sockets, "HIGH_WATER", 2)
+    stubborn = ServingServer("127.0.0.1", 0)
+    try:
+        async with client_of(stubborn) as client:
+            large = Submit(RequestId("r"), RequestSpec([1] * 400_000, TokenLaw()))
+            for _ in range(200):
+                client.send(large)
+            assert not client.is_connected
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(PeerLost):
+                    await client.receive()
+                await connected(client)
+    finally:
+        stubborn.close()
+
+
+def raw_gateway(server: ServingServer, context: zmq.Context) -> zmq.Socket:
+    raw = context.socket(zmq.DEALER)
+    raw.linger = 0
+    raw.connect(f"tcp://127.0.0.1:{server.port}")
+    return raw
+
+
+def test_a_request_that_does_not_decode_is_rejected_by_name_and_noise_is_counted(server: ServingServer) -> None:
+    bad = msgspec.to_builtins(SUBMIT)
+    bad["spec"]["law"]["temperature"] = -1
+    with zmq.Context() as context, raw_gateway(server, context) as raw:
+        for frames in ([b"\xc1"], [msgspec.msgpack.encode(bad)], [b""], [encode(Ask())]):
+            raw.send_multipart(frames)
+        messages = []
+        while not messages:
+            messages = server.receive(PATIENCE_S)
+        assert [message for _, message in messages] == [Ask()]
+        assert raw.poll(int(PATIENCE_S * 1000))
+        rejected = Decoder(TargetToGateway).decode(raw.recv())
+    assert isinstance(rejected, Rejected)
+    assert rejected.request_id == "r"
+    assert "temperature must be at least 0" in rejected.message
+    assert server.num_frames_rejected == 3
+
+
+async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as raw:
+        raw.linger = 0
+        port = raw.bind_to_random_port("tcp://127.0.0.1")
+        client = ServingClient(f"tcp://127.0.0.1:{port}")
+        try:
+            await connected(client)
+            client.send(Ask())
+            peer, _ = await asyncio.to_thread(raw.recv_multipart)
+            raw.send_multipart([peer, encode(Ask())])
+            raw.send_multipart([peer, encode(emission(1))])
+            assert await client.receive() == emission(1)
+            assert client.num_frames_rejected == 1
+        finally:
+            client.close()
+            client.close()
+
+
+def test_receive_waits_no_longer_than_told(server: ServingServer) -> None:
+    began = time.monotonic()
+    assert server.receive(0.0) == []
+    assert server.receive(0.05) == []
+    assert 0.04 < time.monotonic() - began < 2.0
+    [socket] = server.sockets
+    assert socket.type == zmq.ROUTER
+
+
+def test_a_serving_port_in_use_is_a_sentence_with_the_port(server: ServingServer) -> None:
+    with pytest.raises(ConfigError, match=f"the target cannot listen on 127.0.0.1:{server.port}: the port is in use"):
+        ServingServer("127.0.0.1", server.port)
+
+
+async def test_a_hub_is_asked_for_its_status_and_its_absence_is_an_error(star) -> None:
+    hub = star.hub()
+    asker = HubAsker(hub.endpoint, timeout_s=0.5)
+    try:
+        assert await asker() == HubStatus("echo", HubStats())
+        hub.close()
+        with pytest.raises(PeerLost, match=r"did not answer within 0\.5 s"):
+            await asker()
+    finally:
+        asker.close()
+
+
+async def test_an_answer_that_is_no_status_is_an_error() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as raw:
+        raw.linger = 0
+        asker = HubAsker(f"tcp://127.0.0.1:{raw.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=PATIENCE_S)
+        answer = msgspec.msgpack.encode({"type": "fault", "reason": "no"})
+
+        def reply() -> None:
+            caller, _ = raw.recv_multipart()
+            raw.send_multipart([caller, answer])
+
+        try:
+            replying = asyncio.create_task(asyncio.to_thread(reply))
+            with pytest.raises(PeerProtocolError, match="answered a question with Fault"):
+                await asker()
+            await replying
+        finally:
+            asker.close()
