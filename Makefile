@@ -40,8 +40,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "starspec needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch, then starspec and its pinned dependencies, into $(VENV) (a minute or two, once) ..."
-	$(PIP) install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) install -qq --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(INSTALLED)
 
 clean:
