@@ -1,0 +1,120 @@
+"""Writes the generated parts of docs/protocol.md: `python -m starspec.wire.diagram docs/protocol.md`.
+
+State diagrams come from the transition tables, message tables from the structs and the comments beside their fields.
+What stands between the markers `<!-- generated: NAME -->` and `<!-- end -->` is replaced; the rest is prose.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from msgspec import inspect as shapes
+
+from starspec.speculation.law import TokenLaw
+from starspec.wire import messages
+from starspec.wire.link import LINK_TRANSITIONS, LinkState
+from starspec.wire.session import TRANSITIONS, TagState
+
+DIRECTIONS: Final[dict[str, Any]] = {
+    "Anyone to the hub's public port": messages.HandshakeMessage,
+    "The hub's public port to who called": messages.HubPublicReply,
+    "Target to hub, on the target's own port": messages.TargetToHub,
+    "Hub to target, on the target's own port": messages.HubToTarget,
+    "Gateway to target": messages.GatewayToTarget,
+    "Target to gateway": messages.TargetToGateway,
+}
+INSIDE: Final = (messages.RequestSpec, messages.TokenLogprob, TokenLaw)  # values within messages
+Edge = tuple[StrEnum, StrEnum, str]  # from, to, label
+_COMMENT: Final = re.compile(r"^ {4}(\w+): [^#\n]*# (.*)$", re.MULTILINE)
+_MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def link_diagram() -> str:
+    """The handshake as a Mermaid diagram."""
+    edges: list[Edge] = [
+        (state, following, message.__name__)
+        for state, row in LINK_TRANSITIONS.items()
+        for message, following in row.items()
+    ]
+    edges += [(state, LinkState.DISCONNECTED, "(lost)") for state in LinkState if state != LinkState.DISCONNECTED]
+    return _mermaid(LinkState.DISCONNECTED, edges)
+
+
+def tag_diagram() -> str:
+    """One tag as a Mermaid diagram."""
+    return _mermaid(
+        TagState.ABSENT, [(state, to, str(event)) for state, row in TRANSITIONS.items() for event, to in row.items()]
+    )
+
+
+def message_tables() -> str:
+    """Every message of every direction, with its fields. A message of two directions is described once."""
+    described: set[type] = set()
+    sections = {title: get_args(union) for title, union in DIRECTIONS.items()} | {"Values within messages": INSIDE}
+    return "\n\n".join(
+        f"### {title}\n\n" + "\n\n".join(_message(kind, described) for kind in kinds)
+        for title, kinds in sections.items()
+    )
+
+
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "link_diagram": link_diagram,
+    "tag_diagram": tag_diagram,
+    "message_tables": message_tables,
+}
+
+
+def render(text: str) -> str:
+    """`text` with every generated part made anew. Raises: KeyError for a marker of an unknown part."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+
+
+def _mermaid(start: StrEnum, edges: Iterable[Edge]) -> str:
+    labels: dict[tuple[StrEnum, StrEnum], list[str]] = {}
+    for state, following, label in edges:
+        labels.setdefault((state, following), []).append(label)
+    arrows = [f"    {state} --> {following}: {' / '.join(names)}" for (state, following), names in labels.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", f"    [*] --> {start}", *arrows, "```"])
+
+
+def _message(kind: type, described: set[type]) -> str:
+    if kind in described:
+        return f"**{kind.__name__}**: as above."
+    described.add(kind)
+    lines = [f"**{kind.__name__}**: {' '.join((inspect.getdoc(kind) or '').split())}"]
+    if fields := shapes.type_info(kind).fields:  # type: ignore[attr-defined]
+        comments = dict(_COMMENT.findall(inspect.getsource(kind)))
+        lines += ["", "| field | type | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{each.name}` | {_type(each.type)} | {comments.get(each.name, '')} |" for each in fields]
+    return "\n".join(lines)
+
+
+def _type(shape: shapes.Type) -> str:
+    match shape:
+        case shapes.UnionType(types=types):
+            return " or ".join(_type(each) for each in types)
+        case shapes.ListType(item_type=item) | shapes.VarTupleType(item_type=item):
+            return f"[{_type(item)}]"
+        case shapes.LiteralType(values=values):
+            return ", ".join(f'"{value}"' for value in values)
+        case shapes.StructType(cls=cls) | shapes.DataclassType(cls=cls):
+            return f"`{cls.__name__}`"
+        case shapes.NoneType():
+            return "nil"
+        case _:
+            return type(shape).__name__.removesuffix("Type").lower()
+
+
+def main(path: Path) -> None:
+    """Rewrite the file's generated parts."""
+    path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,60 @@
+"""docs/protocol.md says what the code does."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from starspec.wire.diagram import link_diagram, message_tables, render, tag_diagram
+from starspec.wire.link import LINK_TRANSITIONS
+from starspec.wire.messages import Message
+from starspec.wire.session import TRANSITIONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+def test_the_committed_page_is_up_to_date() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count("<!-- generated:") == 3
+    assert text == render(text), "run: python -m starspec.wire.diagram docs/protocol.md"
+
+
+def test_the_module_rewrites_a_page_in_place(tmp_path: Path) -> None:
+    page = tmp_path / "protocol.md"
+    shutil.copy(PAGE, page)
+    page.write_text(
+        page.read_text(encoding="utf-8").replace("absent --> drafting", "absent --> lunch"), encoding="utf-8"
+    )
+    subprocess.run([sys.executable, "-m", "starspec.wire.diagram", str(page)], check=True)
+    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+
+
+def test_every_transition_is_drawn() -> None:
+    link, tag = link_diagram(), tag_diagram()
+    for state, row in LINK_TRANSITIONS.items():
+        for message, following in row.items():
+            [line] = [each for each in link.splitlines() if f" {state} --> {following}:" in each]
+            assert message.__name__ in line
+    for state, row in TRANSITIONS.items():
+        for event, following in row.items():
+            [line] = [each for each in tag.splitlines() if f" {state} --> {following}:" in each]
+            assert str(event) in line
+
+
+def test_every_message_and_field_is_described_with_its_meaning() -> None:
+    tables = message_tables()
+    for kind in Message.__subclasses__():
+        assert tables.count(f"**{kind.__name__}**: ") >= 1
+        for field in kind.__struct_fields__:
+            assert f"| `{field}` |" in tables
+    assert "| `port` | int | dedicated port at the host that the target already knows |" in tables
+    assert "| `code` | str |" not in tables
+
+
+def test_a_marker_of_an_unknown_part_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        render("<!-- generated: nonsense -->\n<!-- end -->")

@@ -1,0 +1,58 @@
+"""The handshake's table: what may follow what, at both ends alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from starspec.errors import LocalProtocolError, PeerProtocolError
+from starspec.ids import Epoch, SessionId, Tag, TargetId
+from starspec.wire.link import LINK_TRANSITIONS, LinkSession, LinkState
+from starspec.wire.messages import Goodbye, Hello, Ping, Pong, Refused, Reopen, Verdict, Welcome
+
+HELLO = Hello(1, TargetId("t"), 100, "f")
+WELCOME = Welcome(1, SessionId("s"), 1, "d", 4, 10.0)
+VERDICT = Verdict(Tag(1), Epoch(2), 3, [1], 4)
+
+
+def both_after(*messages) -> tuple[LinkSession, LinkSession]:
+    here, there = LinkSession(), LinkSession()
+    for message in messages:
+        there.receive(here.send(message))
+        assert here.state is there.state
+    return here, there
+
+
+def test_a_handshake_connects_both_ends() -> None:
+    here, there = both_after(HELLO, HELLO, WELCOME, HELLO, WELCOME, Ping(0), Ping(0), Pong(0), VERDICT, Ping(1))
+    assert here.state is there.state is LinkState.CONNECTED
+
+
+@pytest.mark.parametrize("ending", [Goodbye(), None], ids=["goodbye", "lost"])
+def test_after_an_ending_only_a_new_hello_is_allowed(ending: Goodbye | None) -> None:
+    here, _ = both_after(HELLO, WELCOME, Ping(0), Pong(0))
+    here.lose() if ending is None else here.send(ending)
+    assert here.state is LinkState.DISCONNECTED
+    with pytest.raises(LocalProtocolError, match="Verdict is not allowed while the link is disconnected"):
+        here.send(VERDICT)
+    here.send(HELLO)
+    assert here.state is LinkState.GREETING
+
+
+def test_a_refusal_ends_the_greeting() -> None:
+    here, _ = both_after(HELLO, Refused("full", "no"))
+    assert here.state is LinkState.DISCONNECTED
+
+
+@pytest.mark.parametrize("early", [VERDICT, Reopen(Tag(1), Epoch(1))])
+def test_traffic_before_the_first_pong_raises_and_changes_nothing(early) -> None:
+    here, there = both_after(HELLO, WELCOME)
+    with pytest.raises(LocalProtocolError):
+        here.send(early)
+    with pytest.raises(PeerProtocolError):
+        there.receive(early)
+    assert here.state is there.state is LinkState.ATTACHING
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    reached = {state for row in LINK_TRANSITIONS.values() for state in row.values()}
+    assert reached == set(LinkState) == set(LINK_TRANSITIONS)
