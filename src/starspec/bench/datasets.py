@@ -54,7 +54,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def spread(prompts: Sequence[Prompt], num: int) -> list[Prompt]:
-    """`num` of the prompts, evenly over the file, so that none of its categories is left out; all if there are fewer."""
+    """`num` of the prompts, evenly over the file, so that no category is left out; all if there are fewer."""
     if num >= len(prompts):
         return list(prompts)
     return [prompts[index * len(prompts) // num] for index in range(num)]

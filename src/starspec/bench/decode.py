@@ -1,4 +1,4 @@
-"""Run requests through an engine, some at a time, with others joining as they leave: what every comparison is made of."""
+"""Run requests through an engine, some at a time, with others joining as they leave."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""`starspec verify`: does this pair, on this machine, decode as its target does alone?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starspec.bench.datasets import Prompt, hash_prompts
+from starspec.bench.lossless import Advance, Contender, LosslessRow, compare_with_plain, no_progress
+from starspec.bench.provenance import Provenance, collect_provenance
+from starspec.bench.workbench import GREEDY, Sampling, Workbench
+from starspec.config import ModelConfig, SpeculativeConfig
+
+SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The receipt."""
+
+    provenance: Provenance
+    rows: list[LosslessRow]
+    numerics: str  # what the probe found when the target was loaded
+    is_promised: bool  # whether these settings promise the same tokens
+    is_identical: bool
+    prompts_sha256: str
+
+    @property
+    def is_broken(self) -> bool:
+        """A promise was not kept."""
+        return self.is_promised and not self.is_identical
+
+
+def verify_pair(
+    target: ModelConfig,
+    speculative: SpeculativeConfig,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    batch_size: int,
+    advance: Advance = no_progress,
+) -> VerifyReport:
+    """Compare decoding with drafts, alone and in batches, with the same engine's plain decoding.
+
+    Args:
+        target: with a row for each sequence of a batch.
+        advance: called with what was run, `num_turns` times.
+    Raises: as load_runner and local_drafts.
+    """
+    bench = Workbench(target)
+    drafts = bench.drafts(speculative)
+    name = "ngram" if speculative.method == "ngram" else "draft"
+    contenders = [Contender(name, 1, drafts)]
+    if batch_size > 1:
+        contenders += [Contender("off", batch_size), Contender(name, batch_size, drafts)]
+    rows = compare_with_plain(bench, prompts, SAMPLINGS, contenders, max_tokens, advance=advance)
+    models = {"target": target.model} | ({"draft": speculative.model} if speculative.model else {})
+    return VerifyReport(
+        provenance=collect_provenance(models),
+        rows=rows,
+        numerics=bench.numerics_report,
+        is_promised=bench.promises_equality,
+        is_identical=all(row.is_identical for row in rows),
+        prompts_sha256=hash_prompts(prompts),
+    )

@@ -1,0 +1,71 @@
+"""The hub of a wire benchmark: as `starspec draft` runs it, with a note of when the drafter was computing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+
+from torch import Tensor
+
+from starspec.bench.wire.clock import Interval
+from starspec.cache.ragged import RaggedCache
+from starspec.config import HubConfig, ModelConfig
+from starspec.draft.admission import admit
+from starspec.draft.build import LoadedDrafter, build_hub, terms_of
+from starspec.draft.grow import CausalDrafter
+from starspec.draft.loop import HubLoop
+from starspec.models.load import load_runner
+from starspec.models.runner import ModelInfo, ModelRunner, Segment
+from starspec.speculation.stats import HubStats
+from starspec.wire.messages import HubStatus
+from starspec.wire.zmq_hub import ZmqHub
+
+IDLE_WAIT_S = 0.05
+
+
+class TimedRunner:
+    """A runner that notes when its forwards began and ended."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.forwards: list[Interval] = []
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    @property
+    def cache(self) -> RaggedCache:
+        return self._runner.cache
+
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        started_s = time.monotonic()
+        logits = self._runner.forward(segments)
+        self.forwards.append(Interval(started_s, time.monotonic()))
+        return logits
+
+
+def run_hub(parent: Connection, model: ModelConfig) -> None:
+    """Serve until the parent says anything; then tell it when the drafter was computing.
+
+    Sends: the public port; at the end a list of Interval.
+    """
+    runner = TimedRunner(load_runner(model))
+    config = HubConfig(port=0)
+    loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
+    transport = ZmqHub(
+        config.host,
+        config.port,
+        partial(admit, terms_of(loaded, config)),
+        lambda: HubStatus(model.model, HubStats()),
+    )
+    try:
+        loop = HubLoop(build_hub(loaded.drafter, config), transport)
+        parent.send(transport.port)
+        while not parent.poll():
+            loop.turn(IDLE_WAIT_S)
+        parent.send(runner.forwards)
+    finally:
+        transport.close()

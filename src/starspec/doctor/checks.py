@@ -1,0 +1,69 @@
+"""What can be said of a target and a draft without running them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starspec.errors import VocabularyMismatch
+from starspec.models.runner import ModelInfo
+from starspec.models.vocabulary import check_vocabularies
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding."""
+
+    what: str
+    severity: Literal["ok", "warning", "fatal"]  # fatal: the pair cannot be used
+    story: str
+
+
+def check_tokenizers(target: Any, draft: Any) -> list[Check]:
+    """Vocabulary and chat template of two tokenizers."""
+    return [_check_vocabulary(target, draft), _check_chat_template(target, draft)]
+
+
+def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
+    """Whether the draft can follow as far as the target goes."""
+    if draft.max_model_len >= target.max_model_len:
+        story = f"target {target.max_model_len} tokens, draft {draft.max_model_len}"
+        return Check("length", "ok", story)
+    return Check(
+        "length",
+        "warning",
+        f"the draft holds {draft.max_model_len} tokens, the target {target.max_model_len}: "
+        f"beyond {draft.max_model_len} tokens decoding goes on without drafts",
+    )
+
+
+def check_sizes(target: ModelInfo, draft: ModelInfo) -> Check:
+    """Whether the draft reads fewer bytes a step than the target: otherwise it cannot be faster."""
+    ratio = draft.num_weight_bytes / target.num_weight_bytes if target.num_weight_bytes else 0.0
+    story = f"target {_mib(target)}, draft {_mib(draft)} a step"
+    return Check("size", "ok" if ratio < 1.0 else "warning", story)
+
+
+def _check_vocabulary(target: Any, draft: Any) -> Check:
+    try:
+        check_vocabularies(target, draft)
+    except VocabularyMismatch as error:
+        return Check("vocabulary", "fatal", str(error))
+    return Check("vocabulary", "ok", f"{len(target.get_vocab())} tokens, the same ids in both")
+
+
+def _check_chat_template(target: Any, draft: Any) -> Check:
+    ours, theirs = (getattr(tokenizer, "chat_template", None) for tokenizer in (target, draft))
+    if ours is None:
+        return Check("chat template", "warning", "the target has none: /v1/chat/completions will not work")
+    if ours == theirs:
+        return Check("chat template", "ok", "the same in both")
+    return Check(
+        "chat template",
+        "warning",
+        "the draft has another one or none; the target's is used for both, and the draft may guess worse in chats",
+    )
+
+
+def _mib(info: ModelInfo) -> str:
+    return f"{info.num_weight_bytes / 2**20:.0f} MiB"
