@@ -12,12 +12,16 @@ from tiny import (
     prefill,
     prompt_ids,
 )
+from transformers import AutoModelForCausalLM
 
+from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
+from starspec.models.load import load_runner
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
+from starspec.models.vocabulary import load_tokenizer
 
 TOLERANCE = {"atol": 5e-5, "rtol": 2e-4}  # float32: only the order of sums differs
 TREE = (-1, 0, 0, 1, 1, 2)
@@ -132,3 +136,29 @@ def test_models_outside_the_family_are_refused_with_the_reason(family, changes, 
         model.config.model_type = "gpt2"
     with pytest.raises(ModelError, match=reason):
         FusedRunner(model, make_config(), make_info(), pack_dense)
+
+
+@pytest.mark.model
+def test_smollm2_fused_agrees_with_transformers_in_float32(smollm2):
+    plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    runner = load_runner(ModelConfig(model=str(smollm2), dtype="float32", max_model_len=256, numerics="fast"))
+    unfused = TransformersRunner(plain, make_config(), make_info(max_model_len=256))
+    ids = load_tokenizer(str(smollm2)).encode("The star is bright, and the hub that feeds it is small. " * 8)
+    rows = [prefill(each, ids[:-9]) for each in (runner, unfused)]
+    logits, expected = (
+        each.forward([Segment(row, ids[-9:], 9)]) for each, row in zip((runner, unfused), rows, strict=True)
+    )
+    plain.set_attn_implementation("sdpa")
+    for right in (expected, plain_logits(plain, ids)[-9:]):
+        torch.testing.assert_close(logits, right, atol=2e-3, rtol=1e-3)  # 30 layers, logits up to 30
+        assert torch.equal(logits.argmax(-1), right.argmax(-1))
+
+
+@pytest.mark.model
+def test_smollm2_greedy_decoding_is_that_of_generate_in_float32(smollm2):
+    plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    runner = load_runner(ModelConfig(model=str(smollm2), dtype="float32", max_model_len=256))
+    tokenizer = load_tokenizer(str(smollm2))
+    for prompt in ("The capital of France is", "def fibonacci(n):", "Once upon a time"):
+        ids = tokenizer.encode(prompt)
+        assert decode_greedily(runner, ids, 24) == generate(plain, ids, 24)

@@ -25,6 +25,7 @@ from starspec.models.attention import RaggedAttention
 from starspec.models.batch import RaggedBatch
 from starspec.models.hf import check_rotary, make_cache
 from starspec.models.linear import PackedLinear, Packer
+from starspec.models.numerics import ProbedLinear, settle_numerics
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ModelInfo
 
@@ -99,6 +100,7 @@ class FusedRunner(PackedRunner):
         self._num_kv_heads = cache.keys[0].shape[1]
         self._head_dim: int = attention.head_dim
         self._scaling: float = attention.scaling
+        self._intermediate_size: int = model.config.intermediate_size
         self._rotary = rotary_table(body.rotary_emb, cache.keys[0].shape[2], cache.dtype)
         self._embedding: Tensor = body.embed_tokens.weight.detach()
         self._final_norm = _norm(body.norm)
@@ -106,11 +108,16 @@ class FusedRunner(PackedRunner):
         self.layers = [_take_layer(body.layers, index, pack) for index in range(len(body.layers))]
         num_bytes = sum(linear.num_bytes for layer in self.layers for linear in layer.linears) + self._head.num_bytes
         self._info = replace(info, num_weight_bytes=num_bytes)
+        if config.numerics == "invariant":
+            settle_numerics(self, self.linears)
 
     @property
-    def head(self) -> PackedLinear:
-        """The linear that gives the logits."""
-        return self._head
+    def linears(self) -> list[ProbedLinear]:
+        """The linears of one layer and the one that gives the logits."""
+        layer, hidden_size = self.layers[0], self._embedding.shape[1]
+        sizes = (hidden_size, self._num_heads * self._head_dim, hidden_size, self._intermediate_size)
+        of_layer = [ProbedLinear(linear, size) for linear, size in zip(layer.linears, sizes, strict=True)]
+        return [*of_layer, ProbedLinear(self._head, hidden_size)]
 
     def _run(self, batch: RaggedBatch) -> Tensor:
         hidden = F.embedding(batch.token_ids, self._embedding)  # [R, C]

@@ -7,6 +7,7 @@ by cache row.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import ModelError
 from starspec.models.batch import RaggedBatch
+from starspec.models.numerics import ProbedLinear, settle_numerics
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ModelInfo, Segment
 
@@ -79,6 +81,8 @@ class TransformersRunner(PackedRunner):
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
         self._try_one_token()
+        if config.numerics == "invariant":
+            settle_numerics(self, distinct_linears(model))
 
     def _run(self, batch: RaggedBatch) -> Tensor:
         output = self._model(
@@ -96,6 +100,21 @@ class TransformersRunner(PackedRunner):
             self.forward([Segment(row, [0], 1)])
         finally:
             self._cache.free(row)
+
+
+def distinct_linears(model: nn.Module) -> list[ProbedLinear]:
+    """One linear of each shape, called as the model calls it: with a batch dimension of 1."""
+    found: dict[tuple[int, ...], ProbedLinear] = {}
+    for module in model.modules():
+        in_features, out_features = (getattr(module, name, None) for name in ("in_features", "out_features"))
+        if isinstance(in_features, int) and isinstance(out_features, int):
+            call = partial(_call_as_batch, module)
+            found.setdefault((in_features, out_features), ProbedLinear(call, in_features))
+    return list(found.values())
+
+
+def _call_as_batch(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x.unsqueeze(0))[0]  # type: ignore[no-any-return]
 
 
 def make_cache(model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> RaggedCache:

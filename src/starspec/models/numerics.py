@@ -1,0 +1,174 @@
+"""The same bits with and without speculation: find out at load for which row counts the machine's kernels allow it.
+
+A matrix product may round differently for different numbers of rows: kernels are chosen, and sums are cut, by shape.
+Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
+switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
+forwards and splits larger ones (`models/batch.py`), and attention is shaped by token (`models/attention.py`).
+
+Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from starspec.cache.ragged import RaggedCache
+from starspec.models.attention import RaggedAttention, plan_calls
+from starspec.models.batch import RowRange
+from starspec.models.packed import PackedRunner
+from starspec.models.runner import Segment
+
+MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
+MAX_ROWS: Final = 64  # no forward of several sequences is wider
+ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
+NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
+
+PREFIX_LENS: Final = (3, 60, 505, 1500)  # committed slots: inside a key block, across one, across a longer one
+CHAIN_LEN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedLinear:
+    """One of a model's linears, as the model calls it."""
+
+    call: Callable[[Tensor], Tensor]  # [R, in_features] -> [R, N]
+    in_features: int
+
+
+def settle_numerics(runner: PackedRunner, linears: Sequence[ProbedLinear]) -> None:
+    """Make a runner's bits independent of what is batched, as far as this machine allows.
+
+    Args:
+        linears: every distinct linear of the model.
+    Effects: the runner's `rows`, `is_invariant` and `numerics_report`; leases and frees rows of its cache.
+    """
+    cache = runner.cache
+    rows = invariant_rows(linears, cache.dtype, cache.device)
+    culprit = "linears"
+    if rows is not None:
+        runner.rows = rows
+        if not attention_is_invariant(cache, runner.num_heads):
+            culprit = "attention"
+        elif not model_is_invariant(runner):
+            culprit = "layers"
+        else:
+            runner.is_invariant = True
+    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, None if runner.is_invariant else culprit)}"
+
+
+def _kernels(cache: RaggedCache) -> str:
+    name = f"{str(cache.dtype).removeprefix('torch.')} on {cache.device.type}"
+    num_threads = torch.get_num_threads()
+    return f"{name}, {num_threads} thread{'s' * (num_threads > 1)}" if cache.device.type == "cpu" else name
+
+
+def _finding(rows: RowRange | None, culprit: str | None) -> str:
+    if rows is not None and culprit is None:
+        return (
+            f"in forwards of {rows.lowest} to {rows.highest} rows every row gets the same bits, "
+            "so a token's logits do not depend on what it is batched with"
+        )
+    return (
+        f"the {culprit} round differently for different row counts, "
+        "so a token's last bits may depend on what it is batched with"
+    )
+
+
+@torch.inference_mode()
+def invariant_rows(linears: Sequence[ProbedLinear], dtype: torch.dtype, device: torch.device) -> RowRange | None:
+    """The widest range of row counts around `ANCHOR_ROWS` for which all linears give each row the same bits.
+
+    Returns: None if it holds no second row count.
+    """
+    lowest, highest = MIN_ROWS, MAX_ROWS
+    for linear in linears:
+        # cubed: like real activations a few entries dominate, so that another order of summation shows
+        x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
+        lowest, highest = _narrow(linear, x.to(device, dtype), lowest, highest)
+    return RowRange(lowest, highest) if lowest < highest else None
+
+
+def _narrow(linear: ProbedLinear, x: Tensor, lowest: int, highest: int) -> tuple[int, int]:
+    """Narrow lowest..highest to the row counts next to the anchor that give the anchor's bits."""
+    # backwards, so that each row stands in another place than below
+    blocks = x.view(-1, ANCHOR_ROWS, x.shape[-1]).flip(1)
+    expected = torch.cat([linear.call(block).flip(0) for block in blocks])
+
+    def agrees(num_rows: int) -> bool:
+        num_calls = min(-(-NUM_OUTPUTS // (num_rows * expected.shape[1])), MAX_ROWS // num_rows)
+        parts = [slice(call * num_rows, (call + 1) * num_rows) for call in range(num_calls)]
+        return all(torch.equal(linear.call(x[part]), expected[part]) for part in parts)
+
+    for num_rows in range(ANCHOR_ROWS, lowest - 1, -1):
+        if not agrees(num_rows):
+            lowest = num_rows + 1
+            break
+    for num_rows in range(ANCHOR_ROWS + 1, highest + 1):
+        if not agrees(num_rows):
+            highest = num_rows - 1
+            break
+    return lowest, highest
+
+
+@torch.inference_mode()
+def attention_is_invariant(like: RaggedCache, num_heads: int) -> bool:
+    """Whether each token of a chain attends with the bits that it has alone, for various numbers of cached slots."""
+    num_kv_heads, _, head_dim = like.keys[0].shape[1:]
+    num_slots = max(PREFIX_LENS) + MAX_ROWS
+    cache = RaggedCache(1, 1, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
+    generator = torch.Generator().manual_seed(0)
+    row = cache.lease()
+    for stored in (cache.keys[0], cache.values[0]):
+        stored.copy_(torch.randn(stored.shape, generator=generator))
+    query = torch.randn(MAX_ROWS // 2, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
+    return all(
+        torch.equal(_attend_chain(cache, row, prefix_len, query), _attend_singly(cache, row, prefix_len, query))
+        for prefix_len in PREFIX_LENS
+    )
+
+
+def _attend_singly(cache: RaggedCache, row: int, prefix_len: int, query: Tensor) -> Tensor:
+    return torch.cat([_attend_chain(cache, row, prefix_len + at, query[at : at + 1]) for at in range(len(query))])
+
+
+def _attend_chain(cache: RaggedCache, row: int, prefix_len: int, query: Tensor) -> Tensor:
+    num_tokens, num_heads, head_dim = query.shape
+    calls = plan_calls(
+        row, 0, prefix_len, parents=None, new_tokens=range(num_tokens), by_token=True, like=cache.keys[0]
+    )
+    nowhere = torch.empty(0, dtype=torch.int64, device=cache.device)  # keys and values are there already
+    attention = RaggedAttention(cache, calls, nowhere, nowhere, num_rows=num_tokens, num_heads=num_heads)
+    nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
+    return attention(0, query, nothing, head_dim**-0.5)
+
+
+def model_is_invariant(runner: PackedRunner) -> bool:
+    """Whether the model gives a chain's tokens the bits that they have one by one, and in a batch with others.
+
+    The chain crosses a key block. Takes about eight decoding steps and a prompt of 60 tokens.
+    """
+    cache = runner.cache
+    rows = [cache.lease() for _ in range(min(3, cache.num_free_rows))]
+    try:
+        vocab_size = runner.info.vocab_size
+        prompt = [token * 7919 % vocab_size for token in range(PREFIX_LENS[1] + CHAIN_LEN)]
+        prefix, chain = prompt[:-CHAIN_LEN], prompt[-CHAIN_LEN:]
+        row, *others = rows
+        runner.forward([Segment(row, prefix, 0)])
+        cache.append(row, len(prefix))
+        verified = runner.forward([Segment(row, chain, CHAIN_LEN)])
+        beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
+        batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)])[len(beside) :]
+        singly = []
+        for token in chain:
+            singly.append(runner.forward([Segment(row, [token], 1)]))
+            cache.append(row, 1)
+        return torch.equal(verified, batched) and torch.equal(verified, torch.cat(singly))
+    finally:
+        for row in rows:
+            cache.free(row)

@@ -1,0 +1,176 @@
+"""The same bits alone, in a verified chain and in a mixed batch."""
+
+import dataclasses
+
+import pytest
+import torch
+from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_ids
+
+from starspec.cache.ragged import RaggedCache
+from starspec.config import ModelConfig
+from starspec.models.batch import RowRange
+from starspec.models.fused import FusedRunner
+from starspec.models.hf import TransformersRunner
+from starspec.models.load import load_runner
+from starspec.models.numerics import MAX_ROWS, ProbedLinear, attention_is_invariant, invariant_rows, settle_numerics
+from starspec.models.packing import make_packer, swap_linears
+from starspec.models.prepack import pack_dense
+from starspec.models.runner import Segment
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def num_threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def make_runner(family="llama", dtype=torch.bfloat16, **changes):
+    config = make_config(str(dtype).removeprefix("torch."), numerics="invariant")
+    return FusedRunner(make_model(family, dtype, **changes), config, make_info(), pack_dense)
+
+
+def decode_singly(runner, row, tokens):
+    """Logits of each token, decoded one by one; the row's length is as before."""
+    length = runner.cache.lengths[row]
+    logits = []
+    for token in tokens:
+        logits.append(runner.forward([Segment(row, [token], 1)]))
+        runner.cache.append(row, 1)
+    runner.cache.truncate(row, length)
+    return torch.cat(logits)
+
+
+def assert_same_bits_however_batched(runner, prefix_lens, chain_len):
+    vocab_size = runner.info.vocab_size
+    rows = [prefill(runner, prompt_ids(length, length, vocab_size)) for length in prefix_lens]
+    chains = [prompt_ids(chain_len, 1000 + length, vocab_size) for length in prefix_lens]
+    alone = [decode_singly(runner, row, chain) for row, chain in zip(rows, chains, strict=True)]
+    for row, chain, expected in zip(rows, chains, alone, strict=True):
+        assert torch.equal(runner.forward([Segment(row, chain, chain_len)]), expected)
+    # a batch of mixed widths: chains of 1, 2, ... tokens side by side, then all whole
+    widths = [1 + index % chain_len for index in range(len(rows))]
+    mixed = [Segment(row, chain[:width], width) for row, chain, width in zip(rows, chains, widths, strict=True)]
+    expected = torch.cat([logits[:width] for logits, width in zip(alone, widths, strict=True)])
+    assert torch.equal(runner.forward(mixed), expected)
+    whole = [Segment(row, chain, chain_len) for row, chain in zip(rows, chains, strict=True)]
+    assert torch.equal(runner.forward(whole), torch.cat(alone))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_has_the_same_bits_alone_in_a_chain_and_in_a_batch_of_eight(family, dtype, num_threads):
+    runner = make_runner(family, dtype)
+    assert runner.is_invariant, runner.numerics_report
+    assert_same_bits_however_batched(runner, (1, 7, 30, 59, 62, 63, 64, 120), chain_len=7)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (8, 4), (10, 2)])
+def test_the_same_bits_for_any_grouping_of_heads(heads, num_threads):
+    runner = make_runner(num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=80)
+    assert runner.is_invariant, runner.numerics_report
+    assert_same_bits_however_batched(runner, (1, 61, 62, 130), chain_len=5)
+
+
+def test_hugging_face_modules_over_packed_linears_have_the_same_bits_too(num_threads):
+    model, config = make_model(dtype=torch.bfloat16), make_config("bfloat16", numerics="invariant")
+    swap_linears(model, make_packer(config, model.config.vocab_size))
+    runner = TransformersRunner(model, config, make_info())
+    assert runner.is_invariant, runner.numerics_report
+    assert_same_bits_however_batched(runner, (1, 7, 30, 59, 62, 63, 64, 120), chain_len=7)
+
+
+def test_a_verification_wider_than_any_forward_has_the_bits_of_decoding():
+    runner = make_runner()
+    tokens = prompt_ids(MAX_ROWS + 10)
+    row = prefill(runner, prompt_ids(20))
+    assert torch.equal(runner.forward([Segment(row, tokens, len(tokens))]), decode_singly(runner, row, tokens))
+
+
+def test_a_prompt_has_the_same_bits_alone_and_beside_others():
+    runner, prompt = make_runner(), prompt_ids(40)
+    row, other = prefill(runner, prompt_ids(3)), prefill(runner, prompt_ids(9))
+    alone = runner.forward([Segment(row, prompt, 1)])
+    keys = runner.cache.keys[1][row].clone()
+    together = runner.forward([Segment(other, [4], 1), Segment(row, prompt, 1), Segment(runner.cache.lease(), [5], 1)])
+    assert torch.equal(together[1:2], alone)
+    assert torch.equal(runner.cache.keys[1][row], keys)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (14, 2, 64), (1, 1, 64), (32, 8, 128)])
+def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, num_threads):
+    num_heads, num_kv_heads, head_dim = heads
+    like = RaggedCache(1, 1, 1, num_kv_heads, head_dim, dtype=dtype)
+    assert attention_is_invariant(like, num_heads)
+
+
+class Moody:
+    """A linear whose rounding depends on the number of rows."""
+
+    def __init__(self, mood):
+        self.mood = mood
+        self.weight = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
+        self.num_bytes = 0
+
+    def __call__(self, x):
+        # one small product a row: the same bits whatever the row count
+        exact = torch.stack([self.weight.double() @ row for row in x.double()]).float()
+        return exact * (1 + 1e-6 * self.mood(len(x)))
+
+
+@pytest.mark.parametrize(
+    ("mood", "expected"),
+    [
+        (lambda rows: 0, RowRange(2, MAX_ROWS)),
+        (lambda rows: rows > 32, RowRange(2, 32)),
+        (lambda rows: rows < 4, RowRange(4, MAX_ROWS)),
+        (lambda rows: rows < 4 or rows == 17, RowRange(4, 16)),
+        (lambda rows: rows, None),
+    ],
+)
+def test_the_probe_finds_the_range_in_which_rounding_does_not_change(mood, expected):
+    found = invariant_rows([ProbedLinear(Moody(mood), 16)], torch.float32, torch.device("cpu"))
+    assert found == expected
+
+
+def test_the_probe_intersects_the_ranges_of_all_linears():
+    linears = [ProbedLinear(Moody(mood), 16) for mood in (lambda rows: rows < 5, lambda rows: rows > 20)]
+    assert invariant_rows(linears, torch.float32, torch.device("cpu")) == RowRange(5, 20)
+
+
+def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
+    runner = make_runner(dtype=torch.float32)
+    runner.rows, runner.is_invariant = RowRange(1, None), False
+    settle_numerics(runner, [ProbedLinear(Moody(lambda rows: rows), 16)])
+    assert not runner.is_invariant
+    assert runner.rows == RowRange(1, None)
+    assert "the linears round differently" in runner.numerics_report
+
+
+def test_layers_that_round_by_row_count_are_reported_though_every_linear_is_fine():
+    runner = make_runner(dtype=torch.float32)
+    runner.is_invariant = False
+    layer = runner.layers[0]
+    runner.layers[0] = dataclasses.replace(layer, input_norm=lambda x: layer.input_norm(x) * (1 + 1e-5 * len(x)))
+    settle_numerics(runner, runner.linears)
+    assert not runner.is_invariant
+    assert "the layers round differently" in runner.numerics_report
+    runner.cache.check_integrity()
+    assert runner.cache.num_free_rows == runner.cache.num_rows
+
+
+def test_fast_numerics_neither_pad_nor_split():
+    runner = FusedRunner(make_model(), make_config(numerics="fast"), make_info(), pack_dense)
+    assert runner.rows == RowRange(1, None)
+    assert not runner.is_invariant
+
+
+@pytest.mark.model
+def test_smollm2_gives_a_token_the_same_bits_alone_in_a_chain_and_in_a_batch_of_eight(smollm2, num_threads):
+    runner = load_runner(ModelConfig(model=str(smollm2), max_model_len=256))
+    assert runner.is_invariant, runner.numerics_report
+    assert_same_bits_however_batched(runner, (1, 7, 30, 59, 62, 63, 64, 120), chain_len=4)
