@@ -250,6 +250,8 @@ async def converse(addresses: dict[str, str], started_s: float) -> bool:
         min(answer.first_token_s for answer in with_drafts.answers if answer.first_token_s is not None) - started_s
     )
     print(f"first token after {first_s:.1f} s | {line}")
+    if with_drafts.tokens_per_s < plainly.tokens_per_s:
+        print("Drafting did not pay here: this draft is as large as its targets, and all of them share one CPU.")
     return is_identical
 
 

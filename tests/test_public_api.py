@@ -12,8 +12,10 @@ def test_the_public_names_are_these() -> None:
     assert starspec.__all__ == [
         "LLM",
         "CapacityError",
+        "CompletionOutput",
         "ConfigError",
         "RequestError",
+        "RequestOutput",
         "SamplingParams",
         "SpeculativeConfig",
         "StarspecError",

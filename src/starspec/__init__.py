@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from starspec.config import SpeculativeConfig
     from starspec.errors import CapacityError, ConfigError, RequestError, StarspecError
-    from starspec.llm import LLM
+    from starspec.llm import LLM, CompletionOutput, RequestOutput
     from starspec.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -20,8 +20,10 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CapacityError",
+    "CompletionOutput",
     "ConfigError",
     "RequestError",
+    "RequestOutput",
     "SamplingParams",
     "SpeculativeConfig",
     "StarspecError",
@@ -30,8 +32,10 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "CapacityError": "errors",
+    "CompletionOutput": "llm",
     "ConfigError": "errors",
     "RequestError": "errors",
+    "RequestOutput": "llm",
     "SamplingParams": "sampling_params",
     "SpeculativeConfig": "config",
     "StarspecError": "errors",
