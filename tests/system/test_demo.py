@@ -1,0 +1,27 @@
+"""`make demo`: what a newcomer runs first."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.model, pytest.mark.timeout(600)]
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
+
+
+def test_the_demo_answers_eight_prompts_identically(smollm2: Path) -> None:
+    assert smollm2.is_dir()
+    done = subprocess.run(
+        [sys.executable, str(DEMO)], capture_output=True, text=True, timeout=580, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = [line for line in done.stdout.splitlines() if "identical" in line]
+    assert "identical 8/8" in summary
+    match = re.search(r"(\d+) tokens \| block efficiency ([\d.]+) tokens a forward", summary)
+    assert match is not None
+    assert int(match[1]) > 300
+    assert float(match[2]) > 2.0  # a draft that is its target, rounded to four bits, is mostly right
