@@ -11,8 +11,9 @@ from starspec.config import ModelConfig
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
+from starspec.models.linear import StepLinear
 from starspec.models.load import load_runner
-from starspec.models.numerics import MAX_ROWS, ProbedLinear, attention_is_invariant, invariant_rows, settle_numerics
+from starspec.models.numerics import MAX_ROWS, attention_is_invariant, invariant_rows, settle_numerics
 from starspec.models.packing import make_packer, swap_linears
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
@@ -133,19 +134,24 @@ class Moody:
     ],
 )
 def test_the_probe_finds_the_range_in_which_rounding_does_not_change(mood, expected):
-    found = invariant_rows([ProbedLinear(Moody(mood), 16)], torch.float32, torch.device("cpu"))
+    found = invariant_rows([StepLinear(Moody(mood), 16, 0)], torch.float32, torch.device("cpu"))
     assert found == expected
 
 
 def test_the_probe_intersects_the_ranges_of_all_linears():
-    linears = [ProbedLinear(Moody(mood), 16) for mood in (lambda rows: rows < 5, lambda rows: rows > 20)]
+    linears = [
+        StepLinear(Moody(mood), 16, shape) for shape, mood in enumerate((lambda rows: rows < 5, lambda rows: rows > 20))
+    ]
     assert invariant_rows(linears, torch.float32, torch.device("cpu")) == RowRange(5, 20)
 
 
 def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
     runner = make_runner(dtype=torch.float32)
     runner.rows, runner.is_invariant = RowRange(1, None), False
-    settle_numerics(runner, [ProbedLinear(Moody(lambda rows: rows), 16)])
+    head = runner._head
+    runner._head = lambda x: head(x) * (1 + 1e-6 * len(x))
+    runner._head.num_bytes = head.num_bytes
+    settle_numerics(runner)
     assert not runner.is_invariant
     assert runner.rows == RowRange(1, None)
     assert "the linears round differently" in runner.numerics_report
@@ -156,7 +162,7 @@ def test_layers_that_round_by_row_count_are_reported_though_every_linear_is_fine
     runner.is_invariant = False
     layer = runner.layers[0]
     runner.layers[0] = dataclasses.replace(layer, input_norm=lambda x: layer.input_norm(x) * (1 + 1e-5 * len(x)))
-    settle_numerics(runner, runner.linears)
+    settle_numerics(runner)
     assert not runner.is_invariant
     assert "the layers round differently" in runner.numerics_report
     runner.cache.check_integrity()

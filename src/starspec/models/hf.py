@@ -12,14 +12,16 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import ModelError
 from starspec.models.batch import RaggedBatch
-from starspec.models.numerics import ProbedLinear, settle_numerics
+from starspec.models.linear import StepLinear
+from starspec.models.numerics import settle_numerics
 from starspec.models.packed import PackedRunner
+from starspec.models.rotary import check_rotary
 from starspec.models.runner import ModelInfo, Segment
 
 ATTENTION_NAME: Final = "starspec_ragged"
@@ -82,7 +84,7 @@ class TransformersRunner(PackedRunner):
         self._model = model.eval()
         self._try_one_token()
         if config.numerics == "invariant":
-            settle_numerics(self, distinct_linears(model))
+            settle_numerics(self)
 
     def _run(self, batch: RaggedBatch) -> Tensor:
         output = self._model(
@@ -94,6 +96,16 @@ class TransformersRunner(PackedRunner):
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
+    @property
+    def step_linears(self) -> list[StepLinear]:
+        return [
+            StepLinear(partial(_call_as_batch, module), module.weight.shape[1], _num_bytes(module))
+            for module in self._model.modules()
+            if isinstance(getattr(module, "weight", None), Tensor)
+            and module.weight.dim() == 2
+            and not isinstance(module, nn.Embedding)
+        ]
+
     def _try_one_token(self) -> None:
         row = self._cache.lease()
         try:
@@ -102,19 +114,13 @@ class TransformersRunner(PackedRunner):
             self._cache.free(row)
 
 
-def distinct_linears(model: nn.Module) -> list[ProbedLinear]:
-    """One linear of each shape, called as the model calls it: with a batch dimension of 1."""
-    found: dict[tuple[int, ...], ProbedLinear] = {}
-    for module in model.modules():
-        in_features, out_features = (getattr(module, name, None) for name in ("in_features", "out_features"))
-        if isinstance(in_features, int) and isinstance(out_features, int):
-            call = partial(_call_as_batch, module)
-            found.setdefault((in_features, out_features), ProbedLinear(call, in_features))
-    return list(found.values())
-
-
 def _call_as_batch(module: nn.Module, x: Tensor) -> Tensor:
     return module(x.unsqueeze(0))[0]  # type: ignore[no-any-return]
+
+
+def _num_bytes(module: Any) -> int:
+    """Bytes of weights read by one call; a packed linear knows, its weight is only a shape."""
+    return int(getattr(module, "num_bytes", module.weight.numel() * module.weight.element_size()))
 
 
 def make_cache(model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> RaggedCache:
@@ -130,11 +136,3 @@ def make_cache(model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> 
         dtype=model.dtype,
         device=model.device,
     )
-
-
-def check_rotary(config: PreTrainedConfig) -> None:
-    """Raises: ModelError if rotary frequencies depend on the longest position in the batch."""
-    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    kind = parameters.get("rope_type", "default")
-    if kind in ("dynamic", "longrope"):
-        raise ModelError(f"rotary type '{kind}' makes a sequence depend on its batch, so starspec does not support it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -18,3 +19,12 @@ class PackedLinear(Protocol):
 
 Packer = Callable[[Tensor, Tensor | None], PackedLinear]
 """weight [N, K], bias [N] or None -> the packed linear; the originals may be freed after."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLinear:
+    """A linear where a decoding step meets it."""
+
+    call: Callable[[Tensor], Tensor]  # [R, in_features] -> [R, N]
+    in_features: int
+    num_bytes: int

@@ -10,8 +10,7 @@ Nothing is promised that the probe did not see: it ends with the model itself, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from starspec.cache.ragged import RaggedCache
 from starspec.models.attention import RaggedAttention, plan_calls
 from starspec.models.batch import RowRange
+from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
 
@@ -32,23 +32,13 @@ PREFIX_LENS: Final = (3, 60, 505, 1500)  # committed slots: inside a key block, 
 CHAIN_LEN: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedLinear:
-    """One of a model's linears, as the model calls it."""
-
-    call: Callable[[Tensor], Tensor]  # [R, in_features] -> [R, N]
-    in_features: int
-
-
-def settle_numerics(runner: PackedRunner, linears: Sequence[ProbedLinear]) -> None:
+def settle_numerics(runner: PackedRunner) -> None:
     """Make a runner's bits independent of what is batched, as far as this machine allows.
 
-    Args:
-        linears: every distinct linear of the model.
     Effects: the runner's `rows`, `is_invariant` and `numerics_report`; leases and frees rows of its cache.
     """
     cache = runner.cache
-    rows = invariant_rows(linears, cache.dtype, cache.device)
+    rows = invariant_rows(runner.step_linears, cache.dtype, cache.device)
     culprit = "linears"
     if rows is not None:
         runner.rows = rows
@@ -80,20 +70,23 @@ def _finding(rows: RowRange | None, culprit: str | None) -> str:
 
 
 @torch.inference_mode()
-def invariant_rows(linears: Sequence[ProbedLinear], dtype: torch.dtype, device: torch.device) -> RowRange | None:
+def invariant_rows(linears: Sequence[StepLinear], dtype: torch.dtype, device: torch.device) -> RowRange | None:
     """The widest range of row counts around `ANCHOR_ROWS` for which all linears give each row the same bits.
 
-    Returns: None if it holds no second row count.
+    Only one linear of each shape is tried.
+
+    Returns: None if the range holds no second row count.
     """
     lowest, highest = MIN_ROWS, MAX_ROWS
-    for linear in linears:
+    of_each_shape = {(linear.in_features, linear.num_bytes): linear for linear in linears}
+    for linear in of_each_shape.values():
         # cubed: like real activations a few entries dominate, so that another order of summation shows
         x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
         lowest, highest = _narrow(linear, x.to(device, dtype), lowest, highest)
     return RowRange(lowest, highest) if lowest < highest else None
 
 
-def _narrow(linear: ProbedLinear, x: Tensor, lowest: int, highest: int) -> tuple[int, int]:
+def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int) -> tuple[int, int]:
     """Narrow lowest..highest to the row counts next to the anchor that give the anchor's bits."""
     # backwards, so that each row stands in another place than below
     blocks = x.view(-1, ANCHOR_ROWS, x.shape[-1]).flip(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from starspec.cache.ragged import RaggedCache
 from starspec.errors import CacheRangeError
 from starspec.models.batch import RaggedBatch, RowRange, build_batch, plan_forwards
+from starspec.models.linear import StepLinear
 from starspec.models.runner import ModelInfo, Segment
 
 
@@ -60,6 +61,11 @@ class PackedRunner(ABC):
             batch = build_batch(pieces, self._cache, self.rows, self._num_heads)
             logits.append(self._run(batch)[: batch.num_logits])
         return logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits])
+
+    @property
+    @abstractmethod
+    def step_linears(self) -> list[StepLinear]:
+        """The linears of one step, in the order in which they run."""
 
     @abstractmethod
     def _run(self, batch: RaggedBatch) -> Tensor:
