@@ -20,7 +20,7 @@ from typing import Literal
 from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.bench.liars import LyingDrafts
-from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress
+from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress, num_turns
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
@@ -126,48 +126,82 @@ class Certificate:
     parts: list[PartResult]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subjects:
+    """What the claims are tried on."""
+
+    model: str  # of the parts with one model
+    pair: tuple[str, str] | None = None  # target and draft of one more part; None = there is none
+    num_threads: int | None = None
+
+    def parts(self) -> list[tuple[Part, str, str]]:
+        """Every part with its target and draft."""
+        tried = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS)]
+        return tried + ([(PAIR, *self.pair)] if self.pair else [])
+
+    def models(self) -> dict[str, str]:
+        """For the provenance."""
+        return {"model": self.model} | ({"target": self.pair[0], "draft": self.pair[1]} if self.pair else {})
+
+
 def certify(
-    model: str,
-    pair: tuple[str, str] | None,
+    subjects: Subjects,
     prompt_files: Sequence[Sequence[Prompt]],
-    parts: Sequence[Part] = (EXACT, SAMPLED_PART, BITS),
-    num_prompts: int | None = None,
+    max_prompts: int | None = None,
     advance: Advance = no_progress,
 ) -> Certificate:
     """Try every claim.
 
     Args:
-        model: of the parts with one model.
-        pair: target and draft of one more part; the draft's weights become int4. None = there is none.
         prompt_files: used in equal shares.
-        num_prompts: at most so many for each part; None = as the parts say.
+        max_prompts: at most so many for each part; None = as the parts say.
+        advance: called with what was run, `count_turns` times.
     Raises: as load_runner and local_drafts.
     """
-    tried = [(part, model, model) for part in parts]
-    tried += [(PAIR, *pair)] if pair else []
-    results = [
-        try_part(part, target, draft, prompt_files, min(part.num_prompts, num_prompts or part.num_prompts), advance)
-        for part, target, draft in tried
-    ]
-    models = {"model": model} | ({"target": pair[0], "draft": pair[1]} if pair else {})
-    return Certificate(provenance=collect_provenance(models), holds=all(each.holds for each in results), parts=results)
+    results = []
+    for part, target, draft in subjects.parts():
+        config = ModelConfig(
+            model=target,
+            dtype=part.dtype,
+            num_rows=NUM_ROWS,
+            max_model_len=MAX_MODEL_LEN,
+            num_threads=subjects.num_threads,
+        )
+        results.append(try_part(part, config, draft, prompt_files, _num_prompts(part, max_prompts), advance))
+    return Certificate(
+        provenance=collect_provenance(subjects.models()),
+        holds=all(each.holds for each in results),
+        parts=results,
+    )
+
+
+def count_turns(subjects: Subjects, max_prompts: int | None) -> int:
+    """How often `certify` advances, if the files hold as many prompts as it wants."""
+    return sum(
+        num_turns(
+            _num_prompts(part, max_prompts),
+            len(part.samplings),
+            len(part.contenders) + part.is_against_transformers,
+        )
+        for part, _, _ in subjects.parts()
+    )
 
 
 def try_part(
     part: Part,
-    target: str,
+    target: ModelConfig,
     draft: str,
     prompt_files: Sequence[Sequence[Prompt]],
     num_prompts: int,
     advance: Advance = no_progress,
 ) -> PartResult:
-    """Try one claim. Args, raises: as certify."""
+    """Try one claim. Effects: loads the models. Raises: as certify."""
     started_s = time.perf_counter()
-    bench = Workbench(ModelConfig(model=target, dtype=part.dtype, num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN))
+    bench = Workbench(target)
     prompts = short_prompts(bench, prompt_files, num_prompts)
     baseline = None
     if part.is_against_transformers:
-        baseline = TransformersBaseline(target, part.dtype, bench.runner.info.eos_token_ids)
+        baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)
     truths = Truths()
     kinds = {kind: _drafts(bench, kind, draft, truths) for kind, _ in part.contenders}
     rows = compare_with_plain(
@@ -221,3 +255,7 @@ def _drafts(bench: Workbench, kind: DraftKind, draft: str, truths: Truths) -> Dr
             return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1)
         case "half-liar":
             return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, truth=truths)
+
+
+def _num_prompts(part: Part, max_prompts: int | None) -> int:
+    return part.num_prompts if max_prompts is None else min(part.num_prompts, max_prompts)

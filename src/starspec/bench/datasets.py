@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from starspec.errors import ConfigError
 from starspec.models.vocabulary import prompt_ids_of_chat
+
+T = TypeVar("T")
 
 CONTINUED_CATEGORIES = frozenset({"code", "plain"})  # text to be continued; everything else is asked as a question
 
@@ -53,11 +55,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     return _parse(content, str(path))
 
 
-def spread(prompts: Sequence[Prompt], num: int) -> list[Prompt]:
-    """`num` of the prompts, evenly over the file, so that no category is left out; all if there are fewer."""
-    if num >= len(prompts):
-        return list(prompts)
-    return [prompts[index * len(prompts) // num] for index in range(num)]
+def spread(entries: Sequence[T], num: int) -> list[T]:
+    """`num` of the entries, evenly over all, so that no category is left out; all if there are fewer."""
+    if num >= len(entries):
+        return list(entries)
+    return [entries[index * len(entries) // num] for index in range(num)]
 
 
 def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:

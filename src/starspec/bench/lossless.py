@@ -145,6 +145,11 @@ def compare_with_plain(
     return [_row(name, rows[index], tally) for (name, index), tally in tallies.items()]
 
 
+def num_turns(num_prompts: int, num_samplings: int, num_rows: int) -> int:
+    """How often `compare_with_plain` advances, for so many rows of each way of sampling."""
+    return -(-num_prompts // CHUNK) * num_samplings * (num_rows + 1)
+
+
 def _jobs(
     bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int
 ) -> list[Job]:

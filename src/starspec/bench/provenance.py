@@ -53,7 +53,7 @@ def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
     sha = _git("rev-parse", "HEAD") if is_checkout else None
     changes = None if sha is None else _git("status", "--porcelain", "--untracked-files=no")
     return Provenance(
-        argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
+        argv=[Path(sys.argv[0]).name, *(abbreviate(argument) for argument in sys.argv[1:])],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         starspec_version=starspec.__version__,
         git_sha=sha,
@@ -68,6 +68,12 @@ def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
         devices=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         models={name: hash_model(model) for name, model in (models or {}).items()},
     )
+
+
+def abbreviate(argument: str) -> str:
+    """An argument without the part of an absolute path that says nothing on another machine."""
+    path = Path(argument)
+    return str(Path("...", *path.parts[-2:])) if path.is_absolute() else argument
 
 
 def hash_model(model: str) -> str:

@@ -12,10 +12,13 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from starspec import __version__
+from starspec.cli import bench
+from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.keys import keygen
 from starspec.cli.serve import draft, gateway, target
 from starspec.cli.up import up
+from starspec.cli.verify import verify
 from starspec.errors import ConfigError, StarspecError
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
@@ -44,8 +47,9 @@ def starspec(
     """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
 
 
-for command in (generate, up, draft, target, gateway, keygen):
+for command in (generate, up, draft, target, gateway, keygen, verify, doctor):
     app.command()(command)
+app.add_typer(bench.app)
 
 
 def main() -> None:

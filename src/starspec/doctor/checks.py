@@ -39,9 +39,10 @@ def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
 
 def check_sizes(target: ModelInfo, draft: ModelInfo) -> Check:
     """Whether the draft reads fewer bytes a step than the target: otherwise it cannot be faster."""
-    ratio = draft.num_weight_bytes / target.num_weight_bytes if target.num_weight_bytes else 0.0
-    story = f"target {_mib(target)}, draft {_mib(draft)} a step"
-    return Check("size", "ok" if ratio < 1.0 else "warning", story)
+    story = f"a step reads {_mib(target)} of the target, {_mib(draft)} of the draft"
+    if draft.num_weight_bytes < target.num_weight_bytes:
+        return Check("size", "ok", story)
+    return Check("size", "warning", f"{story}: not fewer, so a draft token costs what a token of the target costs")
 
 
 def _check_vocabulary(target: Any, draft: Any) -> Check:

@@ -1,0 +1,150 @@
+"""`starspec bench ...`: measurements that anybody can repeat; each is saved with its provenance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from starspec.cli import options as opt
+from starspec.cli.process import log_to_stderr
+from starspec.cli.progress import ProgressBar
+from starspec.cli.tables import divergence_lines, lossless_table, out, pair_table, wire_table
+from starspec.cli.verify import MEASURE, JsonFile
+
+if TYPE_CHECKING:
+    from starspec.bench.datasets import Prompt
+
+app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
+
+QUICK_PROMPTS = 4  # of each part of the certificate
+
+Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
+Datasets = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--dataset",
+        help='Prompts, as JSON lines with "turns"; may be repeated, each file gives an equal share.',
+        show_default="prompts of our own",
+        rich_help_panel=MEASURE,
+    ),
+]
+
+
+@app.command()
+def pair(
+    target: opt.TargetModel,
+    draft: Annotated[
+        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
+    ],
+    draft_quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        typer.Option(help="Of the draft in the ratios; the others are measured too.", rich_help_panel=opt.MODELS),
+    ] = "int4",
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
+) -> None:
+    """Plain, speculative and batched decoding beside transformers' generate and assisted generation.
+
+    Greedy, the methods taking turns prompt by prompt. Exits 1 if drafts or batches changed a token of ours.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench pair") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.pair.measure import QUICK, PairModels, PairPlan, measure_pair  # noqa: PLC0415 (torch)
+        from starspec.bench.report import write_report  # noqa: PLC0415
+
+        def advance(what: str, num_turns: int | None) -> None:
+            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
+
+        models = PairModels(
+            target=target, draft=draft, quantization=draft_quantization, dtype=dtype, num_threads=num_threads
+        )
+        report = measure_pair(models, _prompt_files(dataset), QUICK if quick else PairPlan(), advance)
+    console = out()
+    console.print(pair_table(report.rows))
+    console.print(f"numerics: {report.numerics}")
+    _show_ratios(report.ratios)
+    if json_file is not None:
+        write_report(report, json_file)
+    if not report.outputs_identical:
+        console.print("drafts or batches changed tokens of ours")
+        raise typer.Exit(1)
+
+
+@app.command()
+def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """What the hub, its messages and the sockets cost beyond drafting: real processes, synthetic accelerators."""
+    log_to_stderr("warning")
+    with ProgressBar("bench wire") as bar:
+        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+        from starspec.bench.wire.measure import QUICK, WirePlan, measure_wire  # noqa: PLC0415
+
+        report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
+    out().print(wire_table(report.rows))
+    if json_file is not None:
+        write_report(report, json_file)
+
+
+@app.command()
+def certify(
+    model: Annotated[
+        str, typer.Option(help=f"Model of the parts with one model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Target of the part with two models.", show_default="no such part", rich_help_panel=opt.MODELS
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Its draft.", show_default="no such part", rich_help_panel=opt.MODELS)
+    ] = None,
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    num_threads: opt.NumThreads = None,
+) -> None:
+    """The losslessness certificate: drafts and batches change no token, against transformers and plain decoding.
+
+    Exits 1 if a claim does not hold.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench certify") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.certify import Subjects, count_turns  # noqa: PLC0415 (these import torch)
+        from starspec.bench.certify import certify as run  # noqa: PLC0415
+        from starspec.bench.report import write_report  # noqa: PLC0415
+
+        two = (target, draft) if target and draft else None
+        subjects = Subjects(model=model, pair=two, num_threads=num_threads)
+        max_prompts = QUICK_PROMPTS if quick else None
+        prompt_files = _prompt_files(dataset)
+        bar.begin("decoding", count_turns(subjects, max_prompts))
+        found = run(subjects, prompt_files, max_prompts, bar.turn)
+    console = out()
+    for part in found.parts:
+        console.print(lossless_table(part.rows, f"{part.name}: {part.claim} ({part.target}, {part.seconds:.0f} s)"))
+        for line in divergence_lines(part.rows):
+            console.print(line)
+        console.print(f"numerics: {part.numerics}")
+        console.print(f"{part.name}: {'holds' if part.holds else 'DOES NOT HOLD'}", style="bold")
+    if json_file is not None:
+        write_report(found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
+    from starspec.bench.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
+
+    return [read_prompts(path) for path in paths] if paths else [own_prompts()]
+
+
+def _show_ratios(ratios: dict[str, float]) -> None:
+    for name, ratio in ratios.items():
+        out().print(f"{name.replace('_', ' ')}: {ratio:.2f}x")

@@ -1,0 +1,131 @@
+"""`starspec doctor`: is this draft any good for this target?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from starspec.cli import options as opt
+from starspec.cli.process import log_to_stderr
+from starspec.cli.progress import ProgressBar
+from starspec.cli.tables import out
+from starspec.cli.verify import MEASURE, JsonFile, PromptFile
+from starspec.config import ModelConfig
+
+if TYPE_CHECKING:
+    from starspec.doctor.examine import Examination, Prospect
+    from starspec.doctor.outlook import StepTimes
+
+SIGNS = {"ok": "[green]ok[/]", "warning": "[yellow]note[/]", "fatal": "[red]no[/]"}
+
+
+def doctor(
+    target: opt.TargetModel,
+    draft: Annotated[
+        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
+    ],
+    draft_quantization: Annotated[
+        Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=opt.MODELS)
+    ] = "none",
+    prompts: PromptFile = None,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts used, evenly over the file.", rich_help_panel=MEASURE)
+    ] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.", rich_help_panel=MEASURE)] = 48,
+    max_draft_tokens: Annotated[
+        int, typer.Option(min=1, max=15, help="Largest number of draft tokens to consider.", rich_help_panel=MEASURE)
+    ] = 8,
+    round_trip_ms: Annotated[
+        float,
+        typer.Option(min=0.0, help="Between target and hub, counted with each round.", rich_help_panel=MEASURE),
+    ] = 0.0,
+    json_file: JsonFile = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    device: opt.Device = opt.MODEL.device,
+    numerics: opt.Numerics = opt.MODEL.numerics,
+    num_threads: opt.NumThreads = None,
+) -> None:
+    """Check a target and a draft: do they fit, how often is the draft right, what speed-up is to be expected?
+
+    Exits 1 if they cannot be used together.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("doctor") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
+        from starspec.bench.report import write_report  # noqa: PLC0415
+        from starspec.doctor.examine import examine  # noqa: PLC0415
+
+        chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
+        bar.begin("examining", None)
+        found = examine(
+            ModelConfig(model=target, dtype=dtype, device=device, numerics=numerics, num_threads=num_threads),
+            ModelConfig(
+                model=draft, dtype=dtype, device=device, quantization=draft_quantization, numerics="fast", num_rows=1
+            ),
+            chosen,
+            max_tokens=max_tokens,
+            max_draft_tokens=max_draft_tokens,
+            link_s=round_trip_ms / 1e3,
+        )
+    _show(found)
+    if json_file is not None:
+        write_report(found, json_file)
+    if not found.is_usable:
+        raise typer.Exit(1)
+
+
+def _show(found: Examination) -> None:
+    console = out()
+    for check in found.checks:
+        console.print(f"{SIGNS[check.severity]} {check.what}: {check.story}")
+    if found.times is None:
+        console.print("These two cannot be used together.")
+        return
+    console.print(_times_story(found.times))
+    for prospect in found.prospects:
+        console.print(_rates_story(prospect))
+        console.print(_forecast_table(prospect))
+        _show_advice(console, prospect)
+
+
+def _times_story(times: StepTimes) -> str:
+    last = times.max_draft_tokens
+    return (
+        f"t_s {times.draft_s * 1e3:.1f} ms, t_v {times.verify_s[0] * 1e3:.1f} ms for 1 token, "
+        f"{times.verify_s[last] * 1e3:.1f} ms for {last + 1}, t_c {times.link_s * 1e3:.1f} ms"
+    )
+
+
+def _rates_story(prospect: Prospect) -> str:
+    return (
+        f"{prospect.sampling}: the draft's first choice is right at {prospect.first_choice_rate:.0%} of "
+        f"{prospect.num_positions} positions, one of its first four at {prospect.first_four_rate:.0%}"
+    )
+
+
+def _forecast_table(prospect: Prospect) -> Table:
+    table = Table()
+    for column in ("K", "tokens a round", "by eq. 3", "ms a round", "expected speed-up"):
+        table.add_column(column, justify="right")
+    for each in prospect.forecasts:
+        table.add_row(
+            str(each.num_draft_tokens),
+            f"{each.tokens_per_round:.2f}",
+            f"{each.tokens_per_round_eq3:.2f}",
+            f"{each.round_ms:.1f}",
+            f"{each.speed_up:.2f}x",
+            style="bold" if each == prospect.best else None,
+        )
+    return table
+
+
+def _show_advice(console: Console, prospect: Prospect) -> None:
+    best = prospect.best
+    if best is None:
+        console.print(f"{prospect.sampling}: do not speculate, this draft does not pay here")
+    else:
+        console.print(f"{prospect.sampling}: --spec-tokens {best.num_draft_tokens}, about {best.speed_up:.2f}x plain")

@@ -1,0 +1,47 @@
+"""How far a long command is: a bar on a terminal, a line a stage elsewhere. On standard error."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+class ProgressBar:
+    """One bar, stage after stage. A context manager; leaving it takes the bar away."""
+
+    def __init__(self, what: str) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._what = what
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task(what, total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, stage: str, num_turns: int | None) -> None:
+        """A stage of so many turns begins; None: nobody knows how many."""
+        if not self._console.is_terminal:
+            self._console.print(f"{self._what}: {stage} ...")
+        self._progress.reset(self._task, total=num_turns, description=stage)
+
+    def turn(self, what: str) -> None:
+        """A turn of the stage is done, or begins; `what` is shown."""
+        self._progress.update(self._task, advance=1, description=what)

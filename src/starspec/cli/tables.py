@@ -1,0 +1,107 @@
+"""Tables of measurements, for a terminal or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from starspec.bench.lossless import LosslessRow
+    from starspec.bench.pair.measure import PairRow
+    from starspec.bench.wire.measure import WireRow
+
+PIPE_WIDTH = 140  # columns where there is no terminal to ask
+NOTHING = "-"
+
+
+def out() -> Console:
+    """Standard output, wide enough for a table when it is no terminal."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def lossless_table(rows: Sequence[LosslessRow], title: str) -> Table:
+    """One row for each way of sampling and of drafting."""
+    table = _table(
+        title, "sampling", "drafts", "batch", "identical", "tokens", "same bits", "near-ties", "acceptance length"
+    )
+    for row in rows:
+        bits = NOTHING if row.num_bitwise_tokens is None else f"{row.num_bitwise_tokens}/{row.num_compared_tokens}"
+        table.add_row(
+            row.sampling,
+            row.contender,
+            str(row.batch_size),
+            f"{row.num_identical}/{row.num_prompts}",
+            str(row.num_tokens),
+            bits,
+            str(row.num_near_ties),
+            f"{row.acceptance_length:.2f}",
+        )
+    return table
+
+
+def pair_table(rows: Sequence[PairRow]) -> Table:
+    """One row for each method."""
+    title = "tokens/s: median (lowest to highest) of the repeats, prompts included"
+    table = _table(title, "method", "batch", "K", "tokens/s", "acceptance length", "block efficiency", "as our plain")
+    for row in rows:
+        rate = row.tokens_per_s
+        table.add_row(
+            row.method,
+            str(row.batch_size),
+            _or_nothing(row.num_draft_tokens, "d"),
+            f"{rate.median:.2f} ({rate.lowest:.2f} to {rate.highest:.2f})",
+            _or_nothing(row.acceptance_length, ".2f"),
+            _or_nothing(row.block_efficiency, ".2f"),
+            f"{row.num_same_as_plain}/{row.num_answers}",
+        )
+    return table
+
+
+def wire_table(rows: Sequence[WireRow]) -> Table:
+    """One row for each star and each echo."""
+    title = "milliseconds; overhead = of a round trip, outside the drafter's modelled forwards (synthetic accelerators)"
+    table = _table(title, "what", "measured", "overhead p50", "p90", "p99", "round trip p50")
+    for row in rows:
+        table.add_row(
+            row.what,
+            str(row.num_measured),
+            _or_nothing(row.overhead_ms_p50, ".3f"),
+            _or_nothing(row.overhead_ms_p90, ".3f"),
+            _or_nothing(row.overhead_ms_p99, ".3f"),
+            f"{row.round_trip_ms_p50:.3f}",
+        )
+    return table
+
+
+def divergence_lines(rows: Sequence[LosslessRow]) -> list[str]:
+    """A sentence for each row whose tokens differ."""
+    lines = []
+    for row in rows:
+        if (first := row.first_divergence) is None:
+            continue
+        gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
+        lines.append(
+            f"{row.sampling}, {row.contender}, batch {row.batch_size}: first divergence in prompt {first.prompt} at "
+            f"token {first.position}: {_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}"
+        )
+    return lines
+
+
+def _token(token_id: int | None) -> str:
+    return "the end" if token_id is None else f"token {token_id}"
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("drafts", "numerics") else "right")
+    return table
+
+
+def _or_nothing(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)
