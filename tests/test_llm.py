@@ -81,7 +81,7 @@ def test_logprobs_are_the_targets_own_whatever_was_drafted() -> None:
 
 
 def test_bad_options_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="dtpye.*did you mean 'dtype'"):
+    with pytest.raises(ConfigError, match=r"dtpye.*did you mean 'dtype'"):
         LLM(TARGET, dtpye="float32")
     with pytest.raises(ConfigError, match="num_spec_tokens"):
         LLM(TARGET, speculative_config={"num_spec_tokens": 3})
