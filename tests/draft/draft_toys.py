@@ -24,6 +24,7 @@ VOCAB_SIZE = 32
 END = 31
 GREEDY = TokenLaw(temperature=0.0, end_token_ids=(END,))
 SAMPLED = TokenLaw(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, min_tokens=3, end_token_ids=(END,))
+PENALIZED = TokenLaw(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
 LOGITS = torch.randn(509, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
 

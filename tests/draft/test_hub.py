@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draft_toys import END, GREEDY, SAMPLED, ToyStar, ToyTag, reference_chain
+from draft_toys import END, GREEDY, PENALIZED, SAMPLED, ToyStar, ToyTag, reference_chain
 
 from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
@@ -31,6 +31,23 @@ def test_a_proposal_is_the_drafts_own_continuation_under_the_law(law: TokenLaw) 
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], law)
     star.say("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
+
+
+def test_penalties_count_committed_output_and_the_chain_itself() -> None:
+    plain, prompt = TokenLaw(temperature=0.0), None
+    for start in range(30):  # a prompt whose unpenalized continuation repeats itself, early and after a verdict
+        chain = reference_chain([start], 1, plain, 8, 64)
+        if len(set(chain)) < len(chain):
+            prompt = [start]
+    assert prompt is not None
+    star, tag = ToyStar("a", max_len=200), ToyTag(1, prompt, PENALIZED)
+    star.say("a", tag.open(8))
+    chain = propose(star, "a", tag).token_ids
+    assert chain == tag.expected(8, 200)
+    for _ in range(8):
+        star.say("a", tag.verdict([*chain, 3], 8))
+        chain = propose(star, "a", tag).token_ids
+        assert chain == tag.expected(8, 200)
 
 
 def test_sessions_of_different_targets_grow_in_the_same_forwards() -> None:
@@ -160,6 +177,15 @@ def test_a_token_that_the_draft_cannot_read_ends_drafting_for_its_tag_only() -> 
     star.say("a", foreign.open(2), plain.open(2))
     replies = {message.tag: message.token_ids for _, message in star.drain()}
     assert replies == {1: [], 2: plain.expected(2)}
+
+
+def test_a_committed_token_that_the_draft_cannot_read_ends_drafting_for_good() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2])
+    star.say("a", tag.open(2))
+    star.drain()
+    for token_id in (999, 5):
+        star.say("a", tag.verdict([token_id], 2))
+        assert propose(star, "a", tag).token_ids == []
 
 
 def test_a_target_that_wants_nothing_gets_nothing() -> None:
@@ -338,6 +364,25 @@ def test_a_forward_that_raises_costs_its_sessions_only_and_the_hub_goes_on() -> 
     star.say("a", hit.open(2), spared.verdict(guess[:1], 2))
     replies = {message.tag: message.token_ids for _, message in star.drain()}
     assert replies == {1: hit.expected(2), 2: spared.expected(2)}
+
+
+def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2])
+    star.say("a", tag.open(0), tag.close())
+    star.hub.lose(A, Tag(1), star.clock())
+    star.hub.lose(A, Tag(2), star.clock())
+    star.hub.lose(SessionId("gone"), Tag(1), star.clock())
+    assert star.drain() == []
+
+
+def test_an_evicted_chain_survives_a_verdict_that_agrees_with_it() -> None:
+    star, tag = ToyStar("a", num_rows=1), ToyTag(1, [1, 2])
+    star.say("a", tag.open(4))
+    guess = propose(star, "a", tag).token_ids
+    star.say("a", ToyTag(2, [7]).open(1))
+    star.drain()
+    star.say("a", tag.verdict(guess[:1], 3))
+    assert propose(star, "a", tag).token_ids == guess[1:]
 
 
 def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag
+from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,7 +17,7 @@ from starspec.wire.session import TagState
 
 MAX_LEN = 40
 NUM_ROWS = 3
-LAWS = (GREEDY, SAMPLED, TokenLaw(temperature=1.0, seed=3))
+LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
 
 dice = st.integers(0, 2**16)
 wanted = st.integers(0, 5)

@@ -62,6 +62,14 @@ def test_prefill_counts_as_drafting_but_neither_as_t_s_nor_as_s(slow_star: ToySt
     assert proposal.service_s == 3 * LAYER_S  # but a target must be able to take it off its round trip
 
 
+def test_an_answer_that_took_no_layer_is_no_sample_of_queue_and_service(slow_star: ToyStar) -> None:
+    slow_star.say("a", ToyTag(1, [1] * 100).open(2))  # longer than the draft's context
+    ((_, proposal),) = slow_star.drain()
+    stats = slow_star.hub.stats
+    assert (proposal.token_ids, proposal.queue_s, proposal.service_s) == ([], 0.0, 0.0)
+    assert (stats.num_proposals, stats.queue.count, stats.service.count) == (1, 0, 0)
+
+
 def test_idle_is_time_with_tags_open_and_nothing_to_draft(slow_star: ToyStar) -> None:
     hub, clock, tag = slow_star.hub, slow_star.clock, ToyTag(1, [1, 2])
     clock.advance(7.0)  # nobody is there: that is not idling

@@ -51,6 +51,12 @@ def test_tokens_that_the_target_commits_are_looked_up_too() -> None:
     assert star.ask(tag.verdict([9, 1, 2], 3)) == [3, 9, 1]
 
 
+def test_a_later_occurrence_is_a_better_guess_than_what_was_proposed_before() -> None:
+    star, tag = NgramStar(), ToyTag(1, [1, 2, 3, 1, 2, 8, 5, 1, 2, 3])
+    assert star.ask(tag.open(3)) == [1, 2, 8]
+    assert star.ask(tag.verdict([1, 2], 2)) == NgramIndex(2, 3, tag.token_ids).propose(2) != [8]
+
+
 def test_nothing_is_copied_beyond_an_end_token() -> None:
     assert NgramStar().ask(ToyTag(1, [1, 2, 3, END, 5, 1, 2]).open(4)) == [3, END]
 

@@ -44,7 +44,7 @@ class Drafter(Protocol):
         ...
 
     def free(self, session: DraftSession) -> None:
-        """Take the session's row away, if it has one, and its chain with it. Effects: `session.row`, its chain."""
+        """Take the session's row away, if it has one. Effects: `session.row`; its tokens and chain stay."""
         ...
 
     def num_missing(self, session: DraftSession) -> int:
@@ -103,7 +103,6 @@ class CausalDrafter:
         if session.row is not None:
             self._cache.free(session.row)
             session.row = None
-            session.forget_chain()
 
     def num_missing(self, session: DraftSession) -> int:
         return len(session) - (0 if session.row is None else self._cache.lengths[session.row])

@@ -44,7 +44,6 @@ class NgramDrafter:
             self._rows.free(session.row)
             del self._indexes[session.row]
             session.row = None
-            session.forget_chain()
 
     def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
         return 1

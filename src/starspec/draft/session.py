@@ -132,14 +132,13 @@ class DraftSession:
         num_valid = len(self) if num_agreed == len(token_ids) else len(self.token_ids) + num_agreed
         self.chain = self.chain[num_agreed:] if num_agreed == len(token_ids) else []
         self.token_ids += token_ids
-        self.is_exhausted = False
         self._is_readable = self._is_readable and max(token_ids) < self._limits.vocab_size
         if self._counts:
             self._counts.append(token_ids)
         return num_valid
 
     def forget_chain(self) -> None:
-        """Go back to the committed tokens."""
+        """Go back to the committed tokens; the drafter may know more by now."""
         self.chain = []
         self.is_exhausted = False
 
