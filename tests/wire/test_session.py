@@ -94,7 +94,7 @@ def test_the_hub_drops_what_is_not_newer(hub: TagSession, message: Open | Verdic
     assert (facts(hub), hub.num_stale) == (before, 1)
 
 
-@pytest.mark.parametrize("missed", [verdict(3, 5), verdict(2, 4)], ids=["epoch", "base_len"])
+@pytest.mark.parametrize("missed", [verdict(3, 5), verdict(3, 3), verdict(2, 4)], ids=["both", "epoch", "base_len"])
 def test_a_verdict_that_does_not_follow_makes_the_hub_ask_for_all(hub: TagSession, missed: Verdict) -> None:
     assert hub.receive(missed) is None
     assert (hub.state, hub.num_stale) == (TagState.ABSENT, 0)

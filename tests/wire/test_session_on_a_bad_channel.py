@@ -14,7 +14,7 @@ from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 from starspec.wire.session import FromHub, FromTarget, Role, TagSession, TagState
 
 TAG = Tag(1)
-MESSAGE = st.randoms(use_true_random=False)
+WHICH = st.integers(0, 5)
 WANTED = st.integers(0, 3)
 
 
@@ -44,7 +44,7 @@ class TwoEnds(RuleBasedStateMachine):
         self.history[message.epoch] = list(self.committed)
         self.to_hub.append(message)
 
-    @precondition(lambda self: self.target.state is not TagState.CLOSED)
+    @precondition(lambda self: self.target.state is TagState.ABSENT)
     @rule(wanted=WANTED)
     def open(self, wanted: int) -> None:
         self.say(Open(TAG, self.target.next_epoch, list(self.committed), 1, TokenLaw(), wanted))
@@ -85,19 +85,24 @@ class TwoEnds(RuleBasedStateMachine):
     # ------------------------------------------------------------ the network
 
     @precondition(lambda self: self.to_hub)
-    @rule(dice=MESSAGE, is_repeated=st.booleans())
-    def deliver_to_hub(self, dice, is_repeated: bool) -> None:
-        self.hub_hears(pick(self.to_hub, dice, is_repeated))
+    @rule(which=WHICH, is_repeated=st.booleans())
+    def deliver_to_hub(self, which: int, is_repeated: bool) -> None:
+        self.hub_hears(pick(self.to_hub, which, is_repeated))
 
     @precondition(lambda self: self.to_target)
-    @rule(dice=MESSAGE, is_repeated=st.booleans())
-    def deliver_to_target(self, dice, is_repeated: bool) -> None:
-        self.target_hears(pick(self.to_target, dice, is_repeated))
+    @rule(which=WHICH, is_repeated=st.booleans())
+    def deliver_to_target(self, which: int, is_repeated: bool) -> None:
+        self.target_hears(pick(self.to_target, which, is_repeated))
 
-    @precondition(lambda self: self.to_hub or self.to_target)
-    @rule(dice=MESSAGE)
-    def lose_one(self, dice) -> None:
-        pick(dice.choice([each for each in (self.to_hub, self.to_target) if each]), dice, is_repeated=False)
+    @precondition(lambda self: self.to_hub)
+    @rule(which=WHICH)
+    def lose_one_for_the_hub(self, which: int) -> None:
+        pick(self.to_hub, which, is_repeated=False)
+
+    @precondition(lambda self: self.to_target)
+    @rule(which=WHICH)
+    def lose_one_for_the_target(self, which: int) -> None:
+        pick(self.to_target, which, is_repeated=False)
 
     @rule(dice=st.integers(0, 9))
     def break_the_link(self, dice: int) -> None:
@@ -128,6 +133,11 @@ class TwoEnds(RuleBasedStateMachine):
         if isinstance(accepted, Proposal):
             [tokens] = [tokens for proposal, tokens in self.drawn_from if proposal is message]
             assert tokens == self.committed
+
+    @rule(dice=st.integers(0, 4))
+    def reopen_at_will(self, dice: int) -> None:
+        if dice == 0 and self.target.is_held:
+            self.open(2)
 
     @rule()
     def heal(self) -> None:
@@ -169,10 +179,11 @@ class TwoEnds(RuleBasedStateMachine):
             assert self.hub.prefix_len == len(self.believed)
 
 
-def pick(messages: list, dice, is_repeated: bool):
-    index = dice.randrange(len(messages))
+def pick(messages: list, which: int, is_repeated: bool):
+    """Any message on the wire; one that is repeated stays there."""
+    index = which % len(messages)
     return messages[index] if is_repeated else messages.pop(index)
 
 
-TwoEnds.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TwoEnds.TestCase.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
 TestTwoEnds = TwoEnds.TestCase
