@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from starspec.bench.decode import Answer, Job
-from starspec.models.foreign import reading
+from starspec.models.foreign import quiet_transformers, reading
 from starspec.models.locate import locate
 
 DRAFT_TOKENS_AT_FIRST = 5  # of the heuristic schedule
@@ -61,15 +61,16 @@ class TransformersBaseline:
             self._draft.generation_config.num_assistant_tokens_schedule = assistance.schedule
             options["assistant_model"] = self._draft
         prompt = torch.tensor([job.prompt_token_ids], device=self._target.device)
-        output = self._target.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),  # or tokens that equal the pad token would be hidden
-            max_new_tokens=job.max_tokens,
-            do_sample=False,
-            eos_token_id=self._eos_token_ids,
-            pad_token_id=self._eos_token_ids[0],
-            **options,
-        )
+        with quiet_transformers():
+            output = self._target.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),  # or tokens that equal the pad token would be hidden
+                max_new_tokens=job.max_tokens,
+                do_sample=False,
+                eos_token_id=self._eos_token_ids,
+                pad_token_id=self._eos_token_ids[0],
+                **options,
+            )
         token_ids = output[0, len(job.prompt_token_ids) :].tolist()
         is_stopped = bool(token_ids) and token_ids[-1] in self._eos_token_ids
         return Answer(token_ids, "stop" if is_stopped else "length")

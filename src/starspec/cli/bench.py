@@ -10,7 +10,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
-from starspec.cli.tables import divergence_lines, lossless_table, out, pair_table, wire_table
+from starspec.cli.tables import divergence_lines, lossless_table, out, pair_table, step_table, wire_table
 from starspec.cli.verify import MEASURE, JsonFile
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def pair(
         report = measure_pair(models, _prompt_files(dataset), QUICK if quick else PairPlan(), advance)
     console = out()
     console.print(pair_table(report.rows))
+    if report.steps:
+        console.print(step_table(report.steps))
     console.print(f"numerics: {report.numerics}")
     _show_ratios(report.ratios)
     if json_file is not None:

@@ -11,7 +11,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from starspec.bench.lossless import LosslessRow
-    from starspec.bench.pair.measure import PairRow
+    from starspec.bench.pair.rows import PairRow
+    from starspec.bench.pair.steps import StepRow
     from starspec.bench.wire.measure import WireRow
 
 PIPE_WIDTH = 140  # columns where there is no terminal to ask
@@ -57,6 +58,24 @@ def pair_table(rows: Sequence[PairRow]) -> Table:
             _or_nothing(row.acceptance_length, ".2f"),
             _or_nothing(row.block_efficiency, ".2f"),
             f"{row.num_same_as_plain}/{row.num_answers}",
+        )
+    return table
+
+
+def step_table(rows: Sequence[StepRow]) -> Table:
+    """One row for each width of step."""
+    columns = ("step ms", "linears ms", "other", "GB/s of weights", "GB/s of memory", "limit ms", "step / limit")
+    table = _table("steps of the target; limit = bytes of its linears / memory's rate", "tokens", *columns)
+    for row in rows:
+        table.add_row(
+            str(row.num_tokens),
+            f"{row.step_ms:.1f}",
+            f"{row.linears_ms:.1f}",
+            f"{row.other_share:.1%}",
+            f"{row.weight_gigabytes_per_s:.1f}",
+            f"{row.read_gigabytes_per_s:.1f}",
+            f"{row.bytes_ms:.1f}",
+            f"{row.step_over_limit:.2f}",
         )
     return table
 

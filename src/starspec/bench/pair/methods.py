@@ -57,6 +57,14 @@ class Timed:
         self.answers.update(zip((job.name for job in jobs), answers, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the methods decode."""
+
+    singles: Sequence[Job]  # one at a time
+    batched: Sequence[Job]  # by methods of larger batches
+
+
 def plain_method(bench: Workbench, batch_size: int = 1) -> Method:
     """Our own decoding without drafts."""
     return our_method(bench, "plain", NoDrafts(), None, batch_size)
@@ -87,9 +95,9 @@ def transformers_method(baseline: TransformersBaseline, assistance: Assistance |
 
 
 def run_in_turns(
-    methods: Sequence[Method], jobs: Sequence[Job], num_repeats: int, advance: Callable[[str], None]
+    methods: Sequence[Method], work: Work, num_repeats: int, advance: Callable[[str], None]
 ) -> dict[str, Timed]:
-    """Time all methods on all requests; they take turns, so that a slow moment of the machine hits all alike.
+    """Time all methods on their requests; they take turns, so that a slow moment of the machine hits all alike.
 
     Methods of one request at a time take turns request by request, the others repeat by repeat.
 
@@ -101,13 +109,13 @@ def run_in_turns(
     singles = [method for method in methods if method.batch_size == 1]
     batched = [method for method in methods if method.batch_size > 1]
     for repeat in range(num_repeats):
-        for job in jobs:
+        for job in work.singles:
             for method in singles:
                 advance(method.name)
                 timed[key(method)].run(method, [job], repeat)
         for method in batched:
             advance(key(method))
-            timed[key(method)].run(method, jobs, repeat)
+            timed[key(method)].run(method, work.batched, repeat)
     return timed
 
 

@@ -1,0 +1,108 @@
+"""Comparisons of answers and of the bits that decided them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.bench.compare import compare, decision_gap, first_difference, is_near_tie
+from starspec.bench.decode import Answer, Job
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.sampling import next_token
+
+GREEDY = TokenLaw(temperature=0.0)
+ROW = torch.tensor([0.0, 3.0, 2.5, -1.0], dtype=torch.bfloat16)
+
+
+def jobs(num: int) -> list[Job]:
+    return [Job(f"prompt-{index}", (1, 2), GREEDY, 8) for index in range(num)]
+
+
+def test_equal_answers_are_identical_and_their_bits_are_compared() -> None:
+    answers = [Answer([1, 2]), Answer([3])]
+    rows = [[ROW, ROW], [ROW]]
+    found = [[ROW.clone(), ROW + 0.0], [torch.nextafter(ROW, ROW + 1)]]
+    comparison = compare(jobs(2), answers, answers, rows, found)
+    assert comparison.is_identical
+    assert comparison.exact_match_rate == 1.0
+    assert (comparison.num_compared, comparison.num_bitwise, comparison.is_bitwise) == (3, 2, False)
+
+
+def test_minus_zero_is_not_the_same_bits_as_zero() -> None:
+    zero = torch.zeros(4)
+    comparison = compare(jobs(1), [Answer([1])], [Answer([1])], [[zero]], [[-zero]])
+    assert comparison.is_identical
+    assert not comparison.is_bitwise
+
+
+def test_the_first_divergence_has_prompt_position_and_gap() -> None:
+    expected, found = [Answer([1, 1, 1]), Answer([1, 1])], [Answer([1, 1, 1]), Answer([1, 2])]
+    comparison = compare(jobs(2), expected, found, [[ROW] * 3, [ROW] * 2])
+    assert comparison.first is not None
+    assert (comparison.first.prompt, comparison.first.position) == ("prompt-1", 1)
+    assert (comparison.first.expected, comparison.first.found) == (1, 2)
+    assert comparison.first.logit_gap == 0.5
+    assert comparison.num_identical == 1
+    assert comparison.num_compared == 4
+    assert comparison.num_bitwise is None
+
+
+@pytest.mark.parametrize(("expected", "found"), [([1, 2], [1]), ([1], [1, 2])])
+def test_an_answer_that_ends_elsewhere_diverges_there(expected: list[int], found: list[int]) -> None:
+    first = compare(jobs(1), [Answer(expected)], [Answer(found)], [[ROW] * len(expected)]).first
+    assert first is not None
+    assert first.position == 1
+    assert None in (first.expected, first.found)
+    assert first.logit_gap is None
+
+
+def test_a_token_without_recorded_logits_counts_as_other_bits() -> None:
+    answers = [Answer([1, 1])]
+    assert not compare(jobs(1), answers, answers, [[ROW]], [[ROW, ROW]]).is_bitwise
+
+
+def test_comparisons_add_up_and_keep_the_earlier_divergence() -> None:
+    good = compare(jobs(1), [Answer([1])], [Answer([1])], [[ROW]], [[ROW]])
+    bad = compare(jobs(1), [Answer([1])], [Answer([2])], [[ROW]], [[ROW]])
+    both = good.plus(bad)
+    assert (both.num_answers, both.num_identical, both.num_tokens) == (2, 1, 2)
+    assert (both.num_bitwise, both.num_compared) == (1, 1)
+    assert both.first == bad.first
+    assert good.plus(compare(jobs(1), [Answer([1])], [Answer([1])])).num_bitwise is None
+
+
+@given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
+def test_the_first_difference_is_the_length_of_the_common_prefix(one: list[int], other: list[int]) -> None:
+    at = first_difference(one, other)
+    if at is None:
+        assert one == other
+    else:
+        assert one[:at] == other[:at]
+        assert one[at : at + 1] != other[at : at + 1]
+
+
+def test_the_greedy_gap_is_that_of_the_two_largest_logits() -> None:
+    assert decision_gap(ROW, GREEDY, 5) == 0.5
+
+
+@given(st.integers(0, 1000))
+def test_lowering_a_drawn_token_by_its_gap_is_what_changes_the_draw(seed: int) -> None:
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    law = TokenLaw(temperature=0.7, seed=seed)
+    gap, drawn = decision_gap(logits, law, 9), next_token(logits, law, 9)
+    lower, less_low = logits.clone(), logits.clone()
+    lower[drawn] -= gap * 1.001
+    less_low[drawn] -= gap * 0.999
+    assert next_token(lower, law, 9) != drawn
+    assert next_token(less_low, law, 9) == drawn
+
+
+def test_a_draw_without_an_alternative_has_an_infinite_gap() -> None:
+    assert decision_gap(ROW, TokenLaw(temperature=1.0, top_k=1), 0) == float("inf")
+
+
+@pytest.mark.parametrize(("second", "is_tie"), [(16.0, True), (15.875, True), (12.0, False)])
+def test_near_ties_are_measured_in_rounding_steps(second: float, is_tie: bool) -> None:
+    logits = torch.tensor([16.0, second, 0.0])
+    assert is_near_tie(logits.bfloat16(), GREEDY, 0) is is_tie
+    assert is_near_tie(logits, GREEDY, 0) is (second == 16.0)

@@ -1,0 +1,150 @@
+"""The comparison behind `verify` and the certificate finds what it should, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from starspec.bench.certify import BITS, EXACT, PAIR, SAMPLED_PART, Subjects, certify, count_turns, short_prompts
+from starspec.bench.datasets import Prompt, own_prompts
+from starspec.bench.decode import Answer
+from starspec.bench.liars import LyingDrafts
+from starspec.bench.lossless import Contender, Truths, compare_with_plain, num_turns
+from starspec.bench.verify import verify_pair
+from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
+from starspec.config import ModelConfig, SpeculativeConfig
+
+PROMPTS = own_prompts()[:10]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    return Workbench(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=256, num_rows=8))
+
+
+class Corrupting:
+    """A runner that changes one logit of rows that are not alone in their forward."""
+
+    def __init__(self, runner, change: float) -> None:
+        self.info, self.cache = runner.info, runner.cache
+        self._runner, self._change = runner, change
+
+    def forward(self, segments):
+        logits = self._runner.forward(segments).clone()
+        if len(segments) > 1 and len(logits):
+            logits[:, 7] += self._change
+        return logits
+
+
+def test_every_contender_is_a_row_for_each_way_of_sampling(bench: Workbench) -> None:
+    turns: list[str] = []
+    contenders = [Contender("off", 4), Contender("liar", 8, LyingDrafts(128, 4, seed=1))]
+    rows = compare_with_plain(bench, PROMPTS, [GREEDY, SAMPLED[1]], contenders, 9, advance=turns.append)
+    assert [(row.sampling, row.contender, row.batch_size) for row in rows] == [
+        ("greedy", "off", 4),
+        ("greedy", "liar", 8),
+        ("T=0.7, top-p 0.9", "off", 4),
+        ("T=0.7, top-p 0.9", "liar", 8),
+    ]
+    assert all(row.is_identical and row.is_bitwise for row in rows)
+    assert all(row.num_prompts == 10 and row.exact_match_rate == 1.0 for row in rows)
+    assert rows[0].output_sha256 == rows[1].output_sha256
+    assert len(turns) == num_turns(10, 2, 2)
+
+
+def test_answers_of_a_run_have_different_lengths(bench: Workbench) -> None:
+    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 8)], 12)
+    assert row.num_tokens < 12 * len(PROMPTS)
+
+
+def test_a_batch_that_changes_bits_but_no_token_is_seen(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "runner", Corrupting(bench.runner, 1e-6))
+    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 4)], 9)
+    assert row.is_identical
+    assert not row.is_bitwise
+    assert 0 < row.num_bitwise_tokens < row.num_compared_tokens
+
+
+def test_a_batch_that_changes_tokens_is_seen_with_its_gap(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "runner", Corrupting(bench.runner, 1e3))
+    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 4)], 9)
+    assert row.num_identical < row.num_prompts
+    assert row.first_divergence.found == 7
+    assert row.first_divergence.logit_gap > 0
+
+
+def test_an_oracle_that_disagrees_with_plain_decoding_is_seen(bench: Workbench) -> None:
+    def oracle(jobs) -> list[Answer]:
+        return [Answer([5] * job.max_tokens) for job in jobs]
+
+    rows = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 4)], 6, reference=oracle)
+    assert [(row.contender, row.batch_size) for row in rows] == [("off", 1), ("off", 4)]
+    assert all(row.num_identical == 0 and row.first_divergence.expected == 5 for row in rows)
+
+
+def test_a_half_liar_learns_what_plain_decoding_said(bench: Workbench) -> None:
+    truths = Truths()
+    half_liar = Contender("half-liar", 4, LyingDrafts(128, 4, seed=3, truth=truths))
+    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [half_liar], 24, truths=truths)
+    assert row.is_identical
+    assert 2.0 < row.acceptance_length < 4.0
+
+
+def test_near_ties_are_counted_in_the_reference(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flat(Corrupting):
+        def forward(self, segments):
+            return torch.zeros_like(self._runner.forward(segments))
+
+    monkeypatch.setattr(bench, "runner", Flat(bench.runner, 0.0))
+    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 1)], 4)
+    assert row.num_near_ties == row.num_tokens > 0
+
+
+def test_verify_keeps_a_promise_with_a_real_model_in_bfloat16(tiny_folder: Path) -> None:
+    target = ModelConfig(model=str(tiny_folder), num_rows=4, max_model_len=256)
+    draft = SpeculativeConfig(model=str(tiny_folder), quantization="int8", max_model_len=256)
+    report = verify_pair(target, draft, PROMPTS, 8, 4)
+    assert [(row.contender, row.batch_size) for row in report.rows[:3]] == [("draft", 1), ("off", 4), ("draft", 4)]
+    assert not report.is_broken
+    assert report.is_identical >= report.is_promised
+    assert report.provenance.models.keys() == {"target", "draft"}
+
+
+def test_verify_promises_nothing_with_fast_numerics(tiny_folder: Path) -> None:
+    target = ModelConfig(model=str(tiny_folder), numerics="fast", num_rows=2, max_model_len=256)
+    ngram = SpeculativeConfig(method="ngram")
+    report = verify_pair(target, ngram, PROMPTS[:2], 4, 1)
+    assert not report.is_promised
+    assert [row.contender for row in report.rows] == ["ngram"] * 3
+
+
+def test_the_certificate_holds_for_a_tiny_model_against_transformers(tiny_folder: Path) -> None:
+    subjects = Subjects(model=str(tiny_folder), pair=(str(tiny_folder), str(tiny_folder)))
+    turns: list[str] = []
+    certificate = certify(subjects, [own_prompts()], max_prompts=3, advance=turns.append)
+    assert [part.name for part in certificate.parts] == ["exact", "sampled", "bits", "pair"]
+    assert all(row.is_identical for part in certificate.parts for row in part.rows)
+    assert certificate.holds == all(part.holds for part in certificate.parts)
+    assert len(turns) == count_turns(subjects, 3)
+
+
+def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
+    assert EXACT.num_prompts >= 200
+    assert {size for _, size in EXACT.contenders} >= {1, 4, 8}
+    assert {kind for kind, _ in SAMPLED_PART.contenders} >= {"off", "ngram", "draft", "liar"}
+    assert {(each.temperature, each.top_p < 1.0) for each in SAMPLED_PART.samplings} == {
+        (0.7, False),
+        (0.7, True),
+        (1.0, False),
+        (1.0, True),
+    }
+    assert {size for _, size in BITS.contenders} == set(range(1, 9))
+    assert BITS.needs_same_bits
+    assert PAIR.needs_same_bits
+
+
+def test_long_prompts_are_left_out_and_files_give_equal_shares(bench: Workbench) -> None:
+    long = [Prompt("long", "plain", "bipa " * 400)]
+    short = [Prompt(f"short-{index}", "plain", "bipa " * index) for index in range(1, 9)]
+    chosen = short_prompts(bench, [long + short, own_prompts()], 6)
+    assert [each.name.partition("/")[0] for each in chosen] == ["short-1", "short-3", "short-6", "own", "own", "own"]

@@ -1,0 +1,60 @@
+"""Provenance: what a receipt says of machine, code and models."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from starspec.bench.provenance import abbreviate, collect_provenance, hash_model, hash_token_ids
+from starspec.bench.report import Report, Spread, write_report
+from starspec.errors import ConfigError
+
+
+def test_a_model_is_hashed_by_its_content(tmp_path: Path) -> None:
+    for name, weights in (("one", b"1"), ("same", b"1"), ("other", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+        (tmp_path / name / "README.md").write_text(name)
+    hashes = {name: hash_model(str(tmp_path / name)) for name in ("one", "same", "other")}
+    assert hashes["one"] == hashes["same"] != hashes["other"]
+
+
+def test_a_synthetic_model_is_called_so() -> None:
+    assert collect_provenance({"target": "synthetic:alpha=1"}).models == {"target": "synthetic"}
+
+
+def test_the_receipt_names_command_code_and_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/starspec", "verify", "--target", str(tmp_path / "a" / "model")])
+    provenance = collect_provenance()
+    assert provenance.argv == ["starspec", "verify", "--target", ".../a/model"]
+    assert provenance.num_cores >= 1
+    assert provenance.cpu
+    assert provenance.packages.keys() >= {"torch", "transformers", "pyzmq"}
+    assert provenance.date.endswith("+00:00")
+
+
+@pytest.mark.parametrize("argument", ["--quick", "models/one", "synthetic:alpha=0.5", "0.5"])
+def test_only_absolute_paths_are_abbreviated(argument: str) -> None:
+    assert abbreviate(argument) == argument
+
+
+def test_equal_answers_have_equal_hashes() -> None:
+    assert hash_token_ids([[1, 2], [3]]) == hash_token_ids([[1, 2], [3]])
+    assert hash_token_ids([[1, 2], [3]]) != hash_token_ids([[1], [2, 3]])
+
+
+def test_a_report_is_a_json_file_with_provenance_rows_and_ratios(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.json"
+    write_report(Report(collect_provenance(), [Spread.of([3.0, 1.0, 2.0])], {"one_vs_other": 2.0}), path)
+    content = msgspec.json.decode(path.read_bytes())
+    assert content["rows"] == [{"median": 2.0, "lowest": 1.0, "highest": 3.0}]
+    assert content["ratios"] == {"one_vs_other": 2.0}
+    assert content["provenance"]["starspec_version"]
+
+
+def test_a_report_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"report\.json' cannot be written"):
+        write_report(Spread.of([1.0]), tmp_path / "file" / "report.json")

@@ -1,0 +1,56 @@
+"""The cost of the wire: interval arithmetic exactly, and a small star of real processes."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.bench.wire.clock import Interval, percentile, uncovered_s
+from starspec.bench.wire.echo import CurvePair, measure_echo, run_echo
+from starspec.bench.wire.measure import run_star
+from starspec.bench.wire.processes import BenchProcess
+from starspec.errors import PeerLost
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=2, max_size=12, unique=True).map(sorted),
+    st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted),
+)
+def test_what_no_forward_covers_is_counted_tick_by_tick(edges: list[int], interval: list[int]) -> None:
+    others = [Interval(start, end) for start, end in zip(edges[::2], edges[1::2], strict=False)]
+    start, end = interval
+    ticks = [tick for tick in range(start, end) if not any(each.start_s <= tick < each.end_s for each in others)]
+    assert uncovered_s(Interval(start, end), others) == len(ticks)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(values: list[int], share: float) -> None:
+    found = percentile(values, share)
+    assert sum(each <= found for each in values) >= share * len(values)
+    assert sum(each < found for each in values) < share * len(values)
+
+
+@pytest.mark.system
+def test_a_star_of_real_processes_times_every_proposal() -> None:
+    requests, forwards = run_star(2, 15)
+    assert len(requests) >= 2 * 12
+    assert all(before.end_s <= after.start_s for before, after in pairwise(forwards))
+    assert all(0 <= uncovered_s(each, forwards) <= each.length_s for each in requests)
+    assert percentile([each.length_s for each in requests], 0.5) > 0.002 * 4  # the last of an answer ask for fewer
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("curve", [None, CurvePair()], ids=["plain", "curve"])
+def test_an_echo_comes_back_each_time(curve: CurvePair | None) -> None:
+    with BenchProcess(run_echo, curve) as echo:
+        times = measure_echo(echo.hear(), 200, curve, 20)
+        echo.say("stop")
+    assert len(times) == 20
+    assert min(times) > 0
+
+
+@pytest.mark.system
+def test_a_process_that_fails_is_heard_with_its_reason() -> None:
+    with BenchProcess(run_echo, "no curve") as process, pytest.raises(PeerLost, match="failed: AttributeError: 'str'"):
+        process.hear()

@@ -1,0 +1,95 @@
+"""`verify`, `doctor` and `bench`: what is printed, what is saved, how they exit."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from starspec.speculation.verify import TreeVerdict
+
+TARGET = "synthetic:vocab=128,step_ms=0"
+DRAFT = "synthetic:vocab=128,step_ms=0,role=draft"
+VERIFY = ("verify", "--target", TARGET, "--num-prompts", "4", "--max-tokens", "6", "--max-model-len", "256")
+
+
+def test_verify_prints_the_comparison_and_saves_the_receipt(starspec, tmp_path: Path) -> None:
+    receipt = tmp_path / "receipt.json"
+    outcome = starspec(*VERIFY, "--draft", DRAFT, "--batch", "2", "--json", str(receipt))
+    assert outcome.code == 0
+    assert "identical: 36/36 answers (promised)" in outcome.out
+    assert "numerics: a synthetic model is exact" in outcome.out
+    content = msgspec.json.decode(receipt.read_bytes())
+    assert content["is_identical"]
+    assert content["provenance"]["models"] == {"target": "synthetic", "draft": "synthetic"}
+    assert {row["sampling"] for row in content["rows"]} == {"greedy", "T=0.7", "T=1, top-p 0.9"}
+    assert all(row["output_sha256"] and row["exact_match_rate"] == 1.0 for row in content["rows"])
+
+
+def test_verify_takes_prompts_of_a_file(starspec, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["bipa bigu"]}\n')
+    outcome = starspec(*VERIFY, "--spec-method", "ngram", "--batch", "1", "--prompts", str(prompts))
+    assert outcome.code == 0
+    assert "identical: 3/3" in outcome.out
+
+
+def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypatch: pytest.MonkeyPatch) -> None:
+    from starspec.target import round as target_round
+
+    verify_trees = target_round.verify_trees
+
+    def believe(trees, logits, *arguments):
+        """Take a proposal of four tokens for the truth."""
+        verdicts = verify_trees(trees, logits, *arguments)
+        return [
+            TreeVerdict((0, 1, 2, 3), (*tree.token_ids, 9)) if tree.num_draft_tokens == 4 else verdict
+            for tree, verdict in zip(trees, verdicts, strict=True)
+        ]
+
+    monkeypatch.setattr(target_round, "verify_trees", believe)
+    outcome = starspec(*VERIFY, "--draft", DRAFT, "--batch", "1")
+    assert outcome.code == 1
+    assert "greedy, draft, batch 1: first divergence in prompt own/" in outcome.out
+    assert "found, logit gap" in outcome.out
+    assert "answers (promised)" in outcome.out
+
+
+def test_verify_without_drafts_is_told_what_to_give(starspec) -> None:
+    outcome = starspec(*VERIFY)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "give --draft, or --spec-method ngram" in outcome.err
+
+
+def test_doctor_prints_a_forecast_and_saves_it(starspec, tmp_path: Path) -> None:
+    path = tmp_path / "doctor.json"
+    arguments = ("--num-prompts", "2", "--max-tokens", "12", "--max-draft-tokens", "3", "--json", str(path))
+    outcome = starspec("doctor", "--target", "synthetic:step_ms=5", "--draft", "synthetic:role=draft", *arguments)
+    assert outcome.code == 0
+    assert "the same ids in both" in outcome.out
+    assert "expected speed-up" in outcome.out
+    assert "do not speculate, this draft does not pay here" in outcome.out  # a draft layer takes 20 ms by default
+    content = msgspec.json.decode(path.read_bytes())
+    assert len(content["prospects"]) == 2
+    assert content["times"]["verify_s"][0] >= 0.005
+
+
+def test_doctor_exits_1_for_two_vocabularies(starspec) -> None:
+    outcome = starspec("doctor", "--target", TARGET, "--draft", "synthetic:vocab=256,role=draft")
+    assert outcome.code == 1
+    assert "These two cannot be used together." in outcome.out
+    assert "128 tokens against 256" in outcome.out.replace("\n", " ")
+
+
+def test_certify_of_a_missing_model_is_one_sentence(starspec) -> None:
+    outcome = starspec("bench", "certify", "--model", "./nowhere")
+    assert outcome.code == 2
+    assert "nowhere" in outcome.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["pair", "wire", "certify"])
+def test_every_measurement_has_a_quick_form_and_a_file(command: str, starspec) -> None:
+    outcome = starspec("bench", command, "--help")
+    assert outcome.code == 0
+    assert "--quick" in outcome.out
+    assert "--json" in outcome.out

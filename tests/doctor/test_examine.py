@@ -1,0 +1,107 @@
+"""The doctor's checks and measurements, on pairs that are good, bad and unfit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from starspec.bench.datasets import own_prompts
+from starspec.config import ModelConfig
+from starspec.doctor.agreement import answer_logits, first_choices
+from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
+from starspec.doctor.examine import examine
+from starspec.doctor.timing import step_times_s
+from starspec.models.load import load_runner
+from starspec.models.runner import ModelInfo, Segment
+from starspec.models.synthetic_tokenizer import synthetic_tokenizer
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.sampling import propose_token
+
+
+def config(**options: object) -> ModelConfig:
+    spec = ",".join(f"{name}={value}" for name, value in {"vocab": 128, "step_ms": 0, **options}.items())
+    return ModelConfig(model=f"synthetic:{spec}", max_model_len=256, num_rows=2)
+
+
+def diagnose(target: ModelConfig, draft: ModelConfig):
+    return examine(target, draft, own_prompts()[:3], max_tokens=24, max_draft_tokens=4, link_s=0.0)
+
+
+def test_a_good_draft_is_recommended_with_a_length() -> None:
+    found = diagnose(config(step_ms=6, alpha=0.9), config(step_ms=0.5, alpha=0.9, role="draft"))
+    assert found.is_usable
+    assert [prospect.sampling for prospect in found.prospects] == ["greedy", "T=0.7"]
+    for prospect in found.prospects:
+        assert prospect.best is not None
+        assert prospect.best.speed_up > 1.5
+        assert 0.8 < prospect.first_choice_rate <= prospect.first_four_rate
+        assert [each.num_draft_tokens for each in prospect.forecasts] == [0, 1, 2, 3, 4]
+
+
+def test_a_draft_as_slow_as_its_target_is_not() -> None:
+    found = diagnose(config(step_ms=2), config(step_ms=2, role="draft"))
+    assert found.is_usable
+    assert all(prospect.best is None for prospect in found.prospects)
+
+
+def test_a_draft_of_another_vocabulary_is_not_even_run() -> None:
+    found = diagnose(config(), config(vocab=256, role="draft"))
+    assert not found.is_usable
+    assert found.times is None
+    assert found.prospects == []
+    assert found.checks[0].severity == "fatal"
+    assert "128 tokens against 256" in found.checks[0].story
+
+
+@pytest.mark.parametrize(("theirs", "severity"), [("same", "ok"), ("other", "warning"), (None, "warning")])
+def test_chat_templates_are_compared(theirs: str | None, severity: str) -> None:
+    target, draft = (synthetic_tokenizer("synthetic:vocab=128") for _ in range(2))
+    target.chat_template, draft.chat_template = "same", theirs
+    assert check_tokenizers(target, draft)[1].severity == severity
+
+
+def test_a_target_without_a_chat_template_is_told_so() -> None:
+    tokenizer = SimpleNamespace(get_vocab=dict, chat_template=None)
+    assert "/v1/chat/completions" in check_tokenizers(tokenizer, tokenizer)[1].story
+
+
+def info(max_model_len: int, num_weight_bytes: int) -> ModelInfo:
+    return ModelInfo("model", 128, max_model_len, 0, num_weight_bytes, ())
+
+
+def test_a_draft_that_is_shorter_or_no_smaller_is_noted() -> None:
+    large, small = info(4096, 2**30), info(1024, 2**28)
+    assert check_lengths(large, small).severity == "warning"
+    assert check_lengths(small, large).severity == "ok"
+    assert check_sizes(large, small).severity == "ok"
+    assert check_sizes(small, large).severity == "warning"
+    assert "1024 MiB of the target, 256 MiB of the draft" in check_sizes(large, small).story
+
+
+def test_step_times_follow_the_model_and_leave_its_cache_alone() -> None:
+    runner = load_runner(config(step_ms=3, per_token=1))
+    times = step_times_s(runner, 3)
+    assert times[0] >= 0.003
+    assert times[0] < times[1] < times[2]
+    assert runner.cache.num_free_rows == 2
+
+
+def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
+    runner = load_runner(config())
+    prompt, answer = [5] * 300, [9, 8, 7]  # longer than a chunk of the prompt
+    runner = load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=1))
+    logits = answer_logits(runner, prompt, answer)
+    row = runner.cache.lease()
+    expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)])
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_first_choice_is_the_proposal_and_all_differ(temperature: float) -> None:
+    law = TokenLaw(temperature=temperature, seed=3)
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    choices = first_choices(logits, law, 7)
+    assert choices[0] == propose_token(logits, law, 7)
+    assert len(set(choices)) == 4
+    if temperature == 0.0:
+        assert choices == logits.topk(4).indices.tolist()

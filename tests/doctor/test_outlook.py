@@ -1,0 +1,112 @@
+"""The forecast: replayed rounds against brute force, eq. 3 against its closed form, and theorems of the model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.bench.decode import Job, decode, make_engine
+from starspec.bench.workbench import GREEDY, Sampling, Workbench
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.doctor.agreement import measure_agreement
+from starspec.doctor.outlook import (
+    Forecast,
+    StepTimes,
+    agreement_rate,
+    best_forecast,
+    count_rounds,
+    expected_accepted,
+    forecast,
+)
+from starspec.models.load import load_runner
+
+BITS = st.lists(st.booleans(), max_size=40)
+LENGTHS = st.integers(0, 9)
+
+
+@given(BITS, LENGTHS)
+def test_every_round_emits_one_token_to_k_plus_one(agreements: list[bool], length: int) -> None:
+    num_rounds = count_rounds(agreements, length)
+    assert num_rounds * (length + 1) >= len(agreements) >= num_rounds
+
+
+@given(BITS)
+def test_without_draft_tokens_every_token_is_a_round(agreements: list[bool]) -> None:
+    assert count_rounds(agreements, 0) == len(agreements)
+
+
+@given(st.integers(0, 50), LENGTHS)
+def test_a_perfect_draft_fills_every_round_and_a_wrong_one_none(num_tokens: int, length: int) -> None:
+    assert count_rounds([True] * num_tokens, length) == -(-num_tokens // (length + 1))
+    assert count_rounds([False] * num_tokens, length) == num_tokens
+
+
+@given(BITS, LENGTHS)
+def test_more_agreement_never_takes_more_rounds_of_a_perfect_draft(agreements: list[bool], length: int) -> None:
+    assert count_rounds([True] * len(agreements), length) <= count_rounds(agreements, length)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)], ids=lambda each: each.name)
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_the_replay_counts_the_rounds_that_an_engine_really_runs(length: int, sampling: Sampling) -> None:
+    options = "vocab=128,step_ms=0,alpha=0.7"
+    bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=1))
+    draft = ModelConfig(model=f"synthetic:{options},role=draft", max_model_len=256, num_rows=1)
+    drafts = bench.drafts(SpeculativeConfig(model=draft.model, num_speculative_tokens=length))
+    job = Job("job", (5, 6, 7), bench.law(sampling, seed=1), 60)
+    (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
+    agreement = measure_agreement(load_runner(draft), [job], [answer])
+    assert count_rounds(agreement.first[0], length) == answer.stats.acceptance.num_forwards
+    assert agreement.first_rate < agreement.branches_rate
+
+
+@given(st.floats(0.0, 0.99), st.integers(0, 12))
+def test_eq_3_is_its_closed_form(rate: float, length: int) -> None:
+    assert expected_accepted(rate, length) == pytest.approx(rate * (1 - rate**length) / (1 - rate), abs=1e-9)
+
+
+def test_eq_3_at_certain_acceptance_is_k() -> None:
+    assert expected_accepted(1.0, 5) == 5.0
+
+
+@given(st.lists(BITS, min_size=1, max_size=4), st.integers(0, 4))
+def test_no_forecast_is_faster_than_its_bound(agreements: list[list[bool]], length: int) -> None:
+    times = StepTimes(draft_s=0.003, verify_s=[0.010, 0.011, 0.012, 0.013, 0.014], link_s=0.002)
+    found = forecast(agreements, times, length)
+    assert found.speed_up <= (length + 1) * times.verify_s[0] / times.round_s(length) + 1e-9
+    assert found.round_ms == pytest.approx(times.round_s(length) * 1e3)
+
+
+def test_plain_decoding_is_the_unit_and_needs_no_hub() -> None:
+    times = StepTimes(draft_s=0.003, verify_s=[0.010, 0.012], link_s=0.5)
+    assert forecast([[True, False, True]], times, 0).speed_up == 1.0
+
+
+def test_a_round_is_k_layers_a_round_trip_and_a_verification() -> None:
+    times = StepTimes(draft_s=0.002, verify_s=[0.010, 0.011, 0.013], link_s=0.001)
+    assert times.round_s(2) == pytest.approx(2 * 0.002 + 0.001 + 0.013)
+
+
+def test_a_draft_that_does_not_pay_is_not_recommended() -> None:
+    slow = StepTimes(draft_s=0.010, verify_s=[0.010, 0.011, 0.012])
+    right = [[True] * 30]
+    forecasts = [forecast(right, slow, length) for length in range(3)]
+    assert best_forecast(forecasts) is None
+
+
+def test_the_fastest_length_is_recommended() -> None:
+    times = StepTimes(draft_s=0.001, verify_s=[0.010, 0.010, 0.010, 0.010])
+    forecasts = [forecast([[True, True, False] * 20], times, length) for length in range(4)]
+    best = best_forecast(forecasts)
+    assert isinstance(best, Forecast)
+    assert best.num_draft_tokens == 2
+
+
+@given(st.lists(BITS, max_size=5))
+def test_the_rate_is_that_of_all_positions(agreements: list[list[bool]]) -> None:
+    bits = [bit for answer in agreements for bit in answer]
+    assert agreement_rate(agreements) == (sum(bits) / len(bits) if bits else 0.0)
+
+
+def test_no_answers_forecast_nothing() -> None:
+    times = StepTimes(draft_s=0.001, verify_s=[0.010, 0.010])
+    assert forecast([], times, 1).tokens_per_round == 1.0
