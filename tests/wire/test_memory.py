@@ -168,6 +168,14 @@ def test_a_hub_that_always_has_work_holds_a_target_no_longer_than_the_deadline()
     assert clock() == pytest.approx(1.2)
 
 
+def test_a_hub_that_is_closed_is_gone_for_its_targets() -> None:
+    hub = Echo()
+    target = hub.connect()
+    hub.transport.close()
+    assert not target.is_connected
+    assert target.receive(1.0) == []
+
+
 def test_real_time_passes_for_delayed_messages_on_a_real_clock() -> None:
     transport = MemoryHub(admit, faults=Faults(seed=1, max_delay_s=0.01))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import queue
+import re
 import socket as stdlib_socket
+import threading
 import time
 
 import msgspec
@@ -11,13 +15,16 @@ import zmq
 
 from starspec.errors import ConfigError, OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.wire import hub_loop, hub_session, sockets
+from starspec.speculation.stats import HubStats
+from starspec.wire import hub_exchange, hub_loop, hub_session, sockets
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.hub_exchange import Exchange
 from starspec.wire.messages import (
     Ask,
     Fault,
     Goodbye,
     Hello,
+    HubPublicReply,
     HubStatus,
     HubToTarget,
     Ping,
@@ -29,9 +36,11 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.transport import Joined, Left
+from starspec.wire.transport import HubTransportStats, Joined, Left
 from starspec.wire.zmq_hub import ZmqHub
 from starspec.wire.zmq_target import ZmqTarget
+
+PATIENCE_S = 20.0
 
 
 def hello(name: str = "t") -> Hello:
@@ -290,6 +299,82 @@ def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch
         hub.close()
 
 
+def test_a_target_that_flooded_and_went_leaves_all_the_same(star, monkeypatch) -> None:
+    monkeypatch.setattr(hub_loop, "MAX_BACKLOG", 100)
+    terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
+    full = Refused("full", "one is enough", 0.1)
+    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: full if num else terms, lambda: None)
+    try:
+        raw = star.raw(f"tcp://127.0.0.1:{hub.port}")
+        raw.attach()
+        for number in range(1, 301):
+            raw.socket.send(encode(Ping(number)))
+        raw.socket.close(linger=PATIENCE_S * 1000)
+        raw.context.term()  # returns when all is sent
+        star.connected(f"tcp://127.0.0.1:{hub.port}", "next")  # its place is free, though nobody has read its words
+        words = [each.message for each in hub.receive(5.0) if each.target_id == "raw"]
+        assert isinstance(words[0], Joined)
+        assert isinstance(words[-1], Left)
+        assert 100 <= len(words) < 300
+    finally:
+        hub.close()
+
+
+def test_a_hub_that_stood_still_does_not_blame_its_targets(star, monkeypatch) -> None:
+    monkeypatch.setattr(hub_loop, "STALL_S", 0.2)
+    is_over = threading.Event()
+
+    def stand_still() -> HubStatus:
+        threading.Event().wait(0.8)  # the stall itself: longer than the lease
+        is_over.set()
+        return HubStatus("d", HubStats())
+
+    terms = Welcome(1, SessionId(""), 0, "d", 16, 0.5)
+    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, stand_still)
+    try:
+        raw, caller = star.raw(f"tcp://127.0.0.1:{hub.port}"), star.raw(f"tcp://127.0.0.1:{hub.port}")
+        raw.attach()
+        caller.socket.send(encode(Ask()))
+        assert is_over.wait(PATIENCE_S)
+        assert isinstance(Decoder(HubPublicReply).decode(caller.socket.recv()), HubStatus)
+        assert raw.ask(raw.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
+        assert hub.stats.num_leases_expired == 0
+    finally:
+        hub.close()
+
+
+def test_an_answer_for_a_caller_that_went_is_dropped_and_counted(star) -> None:
+    is_asked, is_gone = threading.Event(), threading.Event()
+
+    def answer_late() -> HubStatus:
+        is_asked.set()
+        is_gone.wait(PATIENCE_S)
+        return HubStatus("d", HubStats())
+
+    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: None, answer_late)
+    try:
+        caller = star.raw(f"tcp://127.0.0.1:{hub.port}")
+        caller.socket.send(encode(Ask()))
+        assert is_asked.wait(PATIENCE_S)
+        caller.close()  # returns when the connection is closed
+        is_gone.set()
+        star.until(lambda: hub.stats.num_dropped == 1)
+    finally:
+        is_gone.set()
+        hub.close()
+
+
+def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
+    monkeypatch.setattr(hub_exchange, "MAX_REPLIES", 3)
+    stats = HubTransportStats()
+    exchange = Exchange(queue.SimpleQueue(), stats)
+    for _ in range(5):
+        exchange.put_reply(SessionId("s"), [b"one", b"two"])
+    assert (len(exchange.replies), stats.num_dropped) == (3, 4)
+    exchange.close()
+    exchange.put_reply(SessionId("s"), [b"late"])  # nobody is there to be woken, and nobody minds
+
+
 def test_the_data_ports_come_from_the_range_and_end_with_it(star) -> None:
     with stdlib_socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -319,6 +404,22 @@ def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:
 def test_an_address_that_is_not_ours_is_a_sentence(host: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         ZmqHub(host, 0, lambda hello, num: None, lambda: None, is_insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.EACCES, "the hub may not listen on 127.0.0.1:80: choose a port above 1023"),
+        (errno.ENOMEM, "the hub cannot listen on 127.0.0.1:80: "),
+    ],
+)
+def test_every_reason_not_to_listen_is_a_sentence(monkeypatch, number: int, sentence: str) -> None:
+    def fail(self: zmq.Socket, address: str) -> None:
+        raise zmq.ZMQError(number)
+
+    monkeypatch.setattr(zmq.Socket, "bind", fail)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ZmqHub("127.0.0.1", 80, lambda hello, num: None, lambda: None)
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:7700", "tcp://127.0.0.1", "tcp://:7700", "tcp://h:port", "tcp://h:0"])

@@ -135,10 +135,9 @@ class HubSession:
         """Some connection to this port broke: if it was the target's, there is no way to it any more."""
         try:
             self.socket.send_multipart([self._identity, encode(Pong(0))], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
-        except zmq.ZMQError:
-            self.end("the connection broke")
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # and not EAGAIN: it is there and does not read
+                self.end("the connection broke")
 
     def _send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         try:

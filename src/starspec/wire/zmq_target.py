@@ -158,9 +158,9 @@ class ZmqTarget:
             self.problem = _why_handshake_failed(event, value, self._endpoint)
         for frames in self._public.read():
             self._take_answer(frames, now)
-            if self._public is None:
+            if self._link.state is LinkState.ATTACHING or self._public is None:
                 return
-        if self._link.state is LinkState.ATTACHING or now < self._say_at:
+        if now < self._say_at:
             return
         if self._public.send([encode(self._hello)]):  # it cannot be sent before the connection is made
             self._link.send(self._hello)
@@ -177,8 +177,6 @@ class ZmqTarget:
             case Welcome():
                 self._terms = answer
                 self._give_up_at, self._say_at = now + ATTACH_S, now
-                if self._own is not None:
-                    self._own.close(0)
                 self._own = self._line(f"tcp://{self._host}:{answer.port}", LOST, answer.session_id.encode())
             case Refused():
                 self.refusal = answer
