@@ -1,6 +1,7 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
 # make test     the whole test suite
 # make check    format, lint, types, import directions, public API
+# make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
 # make clean    forget the environment
 
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip
 INSTALLED := $(VENV)/.installed
 SOURCES := src tests examples
 
-.PHONY: demo test check models format clean
+.PHONY: demo test check certify models format clean
 .DEFAULT_GOAL := test
 
 demo: models
@@ -27,6 +28,12 @@ check: $(INSTALLED)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py
+
+# About 20 minutes on 2 cores; without PROMPTS the few prompts that come with starspec.
+certify: models
+	$(BIN)/starspec bench certify --model "$$($(BIN)/python -m starspec.models.embedded)" \
+		$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
+		--json benchmarks/results/certificate.json
 
 models: $(INSTALLED)
 	$(BIN)/python -m starspec.models.embedded

@@ -1,0 +1,106 @@
+"""Drafts change no token: a sample of the certificate (`make certify`), on SmolLM2 and our own prompts.
+
+24 prompts of each kind. Each is decoded plainly and alone first; contenders decode in ragged batches that requests join
+and leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from starspec.bench.baseline import TransformersBaseline
+from starspec.bench.certify import MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS
+from starspec.bench.datasets import own_prompts, spread
+from starspec.bench.liars import LyingDrafts
+from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain
+from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.target.drafts import Drafts, NoDrafts
+
+pytestmark = pytest.mark.model
+PROMPTS = spread(own_prompts(), 24)
+NEARLY_TIED = 1.0  # in logits of about 20, where a step of bfloat16 is 0.125
+
+
+class Subject:
+    """SmolLM2 in one dtype, and drafts of every kind for it."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        config = ModelConfig(model=str(folder), dtype=dtype, num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN)
+        self.bench = Workbench(config)
+        self.truths = Truths()
+        vocab_size = self.bench.runner.info.vocab_size
+        self._drafts: dict[str, Drafts] = {
+            "off": NoDrafts(),
+            "ngram": self.bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
+            "int4 self": self.bench.drafts(
+                SpeculativeConfig(
+                    model=str(folder),
+                    quantization="int4",
+                    num_speculative_tokens=NUM_DRAFT_TOKENS,
+                    max_model_len=MAX_MODEL_LEN,
+                )
+            ),
+            "liar": LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1),
+            "half-liar": LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, truth=self.truths),
+        }
+
+    def compare(
+        self, sampling: Sampling, contenders: Sequence[tuple[str, int]], max_tokens: int, reference=None
+    ) -> list[LosslessRow]:
+        rivals = [Contender(name, size, self._drafts[name]) for name, size in contenders]
+        return compare_with_plain(
+            self.bench, PROMPTS, [sampling], rivals, max_tokens, reference=reference, truths=self.truths
+        )
+
+
+@pytest.fixture(scope="module")
+def float32(smollm2: Path) -> Subject:
+    return Subject(smollm2, "float32")
+
+
+@pytest.fixture(scope="module")
+def bfloat16(smollm2: Path) -> Subject:
+    return Subject(smollm2, "bfloat16")
+
+
+def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(float32: Subject, smollm2: Path) -> None:
+    oracle = TransformersBaseline(str(smollm2), "float32", float32.bench.runner.info.eos_token_ids)
+    contenders = [("int4 self", 1), ("half-liar", 4), ("int4 self", 8)]
+    rows = float32.compare(GREEDY, contenders, 12, reference=oracle.answer_all)
+    assert [row.first_divergence for row in rows] == [None] * 4
+    assert all(row.num_identical == 24 for row in rows)
+    assert rows[1].acceptance_length > 3.0  # the draft was really at work
+
+
+@pytest.mark.parametrize(
+    ("sampling", "contenders"),
+    [
+        (SAMPLED[0], [("off", 8), ("int4 self", 4)]),
+        (SAMPLED[1], [("ngram", 4), ("liar", 8)]),
+        (SAMPLED[2], [("int4 self", 8), ("ngram", 8)]),
+        (SAMPLED[3], [("half-liar", 4), ("off", 4), ("liar", 4)]),
+    ],
+    ids=lambda each: each.name if isinstance(each, Sampling) else "",
+)
+def test_sampled_float32_says_what_plain_decoding_says_with_the_same_seed(
+    float32: Subject, sampling: Sampling, contenders: list[tuple[str, int]]
+) -> None:
+    rows = float32.compare(sampling, contenders, 9)
+    assert [row.first_divergence for row in rows] == [None] * len(contenders)
+    assert all(row.num_identical == 24 for row in rows)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED[1]], ids=lambda each: each.name)
+def test_bfloat16_has_the_same_bits_with_and_without_drafts(bfloat16: Subject, sampling: Sampling) -> None:
+    contenders = [("int4 self", 1), ("ngram", 2), ("half-liar", 3), ("int4 self", 8), ("off", 5)]
+    rows = bfloat16.compare(sampling, contenders, 9)
+    if bfloat16.bench.promises_equality:
+        assert [row.first_divergence for row in rows] == [None] * len(contenders)
+        assert all(row.num_identical == 24 and row.is_bitwise for row in rows)
+    else:  # kernels without the invariance that the probe looks for: tokens may differ where two are nearly tied
+        gaps = [abs(row.first_divergence.logit_gap) for row in rows if row.first_divergence]
+        assert max(gaps, default=0.0) < NEARLY_TIED, bfloat16.bench.numerics_report
