@@ -70,9 +70,9 @@ class EchoHub:
         while not self._is_stopping:
             with contextlib.suppress(OurBug):
                 for arrival in self.transport.receive(0.02):
+                    self.heard.append(arrival)
                     if isinstance(arrival.message, Ping):
                         self.transport.send(arrival.session_id, [Pong(arrival.message.sequence)])
-                    self.heard.append(arrival)
 
 
 class RawTarget:

@@ -12,11 +12,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import zmq
-
 from starspec.errors import LinkError, PeerProtocolError
-from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
+from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
+from starspec.wire.line import Dialler, Line, why_handshake_failed
 from starspec.wire.link import LinkSession, LinkState
 from starspec.wire.messages import (
     Fault,
@@ -33,14 +32,8 @@ from starspec.wire.messages import (
 )
 from starspec.wire.sockets import (
     GOODBYE_MS,
-    HANDSHAKE_FAILED,
-    LOST,
-    Context,
     Socket,
-    Watch,
-    connect,
     host_of,
-    make_socket,
 )
 
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
@@ -65,14 +58,12 @@ class ZmqTarget:
         require_keys(self._host, keys, is_insecure, "the target would speak to the hub at")
         self._endpoint = endpoint
         self._hello = hello
-        self._keys = keys
-        self._hub_key = b"" if keys is None else keys.public_key_of("hub")
-        self._context: Context = zmq.Context()
+        self._dialler = Dialler(keys)
         self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(HubPublicReply)
         self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, hello.vocab_size)
         self._link = LinkSession()
-        self._public: _Line | None = None
-        self._own: _Line | None = None
+        self._public: Line | None = None
+        self._own: Line | None = None
         self._terms: Welcome | None = None
         self._say_at = 0.0  # when the next Hello or keep-alive is due
         self._give_up_at = math.inf
@@ -135,7 +126,7 @@ class ZmqTarget:
             self.send([Goodbye("the target is closing")])
         self._hang_up(GOODBYE_MS)
         self._link.lose()
-        self._context.term()
+        self._dialler.close()
 
     # ---------------------------------------------------------------- the connection, one step further
 
@@ -153,9 +144,9 @@ class ZmqTarget:
         if self._public is None:
             if now < self._say_at:
                 return
-            self._public = self._line(self._endpoint, HANDSHAKE_FAILED, identity=None)
+            self._public = self._dialler.dial_public(self._endpoint)
         for event, value in self._public.watch.events():
-            self.problem = _why_handshake_failed(event, value, self._endpoint)
+            self.problem = why_handshake_failed(event, value, self._endpoint)
         for frames in self._public.read():
             self._take_answer(frames, now)
             if self._link.state is LinkState.ATTACHING or self._public is None:
@@ -177,7 +168,7 @@ class ZmqTarget:
             case Welcome():
                 self._terms = answer
                 self._give_up_at, self._say_at = now + ATTACH_S, now
-                self._own = self._line(f"tcp://{self._host}:{answer.port}", LOST, answer.session_id.encode())
+                self._own = self._dialler.dial_own(f"tcp://{self._host}:{answer.port}", answer.session_id.encode())
             case Refused():
                 self.refusal = answer
                 wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
@@ -248,65 +239,3 @@ class ZmqTarget:
             if line is not None:
                 line.close(linger_ms)
         self._public = self._own = None
-
-    def _line(self, endpoint: str, events: int, identity: bytes | None) -> _Line:
-        socket = make_socket(self._context, zmq.DEALER, MAX_FRAME_BYTES)
-        if self._keys is not None:
-            self._keys.secure_client(socket, self._hub_key)
-        if identity is None:
-            socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
-        else:
-            socket.routing_id = identity
-            # A broken connection ends the session, so ZeroMQ need not reconnect. Told never to (-1), libzmq 4.3.5
-            # throws away what the hub had said before, and its context may hang at the end: so it is told to wait
-            # for longer than the socket will live.
-            socket.reconnect_ivl = 3_600_000
-            socket.immediate = False
-        line = _Line(socket, Watch(socket, events))
-        connect(socket, endpoint)
-        return line
-
-
-class _Line:
-    """One DEALER socket and its connection events."""
-
-    def __init__(self, socket: Socket, watch: Watch) -> None:
-        self._socket = socket
-        self.watch = watch
-        self.sockets = (socket, watch.socket)
-        self._poller = zmq.Poller()
-        for each in self.sockets:
-            self._poller.register(each, zmq.POLLIN)
-
-    def send(self, frames: Sequence[bytes]) -> bool:
-        """Send without waiting. Returns: False if there is no connection yet or the peer does not read."""
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def read(self) -> list[list[bytes]]:
-        """The multiparts that have arrived."""
-        arrived = []
-        try:
-            while True:
-                arrived.append(self._socket.recv_multipart(zmq.NOBLOCK))
-        except zmq.Again:
-            return arrived
-
-    def wait(self, timeout_s: float) -> None:
-        """Until something arrives or happens, at most `timeout_s`."""
-        self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
-
-    def close(self, linger_ms: int) -> None:
-        self._socket.linger = linger_ms
-        self.watch.close()
-
-
-def _why_handshake_failed(event: int, value: int, endpoint: str) -> str:
-    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        return f"the hub at {endpoint} does not know this target's key (status {value}): copy target.public to the hub"
-    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-        return f"who listens at {endpoint} does not speak as this target does: keys on one side only, or no hub at all"
-    return f"the hub at {endpoint} broke off the handshake: is hub.public here the hub's own?"
