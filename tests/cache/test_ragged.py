@@ -120,6 +120,36 @@ CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=2
 test_any_order_of_operations_keeps_the_committed_tokens = CacheMachine.TestCase
 
 
+def test_all_three_ways_to_write_put_the_same_into_the_same_slots():
+    caches = [make_cache() for _ in range(3)]
+    for cache in caches:
+        row = [cache.lease(), cache.lease()][1]
+        cache.append(row, 3)
+    content = torch.randn(4, 2, HEADS, DIM)  # [T, 2, H, D]
+    keys, values = content.permute(1, 2, 0, 3)
+    caches[0].write(1, row, keys, values)
+    caches[1].put(1, row, 3, content)
+    caches[2].scatter(1, torch.full((4,), row), torch.arange(3, 7), content)
+    for cache in caches:
+        assert torch.equal(cache.keys[1][row, :, 3:7], keys)
+        assert torch.equal(cache.values[1][row, :, 3:7], values)
+        assert torch.equal(cache.keys[1], caches[0].keys[1])
+        assert not cache.keys[0].any()
+
+
+def test_a_window_shows_a_row_as_often_as_asked_without_copying():
+    cache = make_cache()
+    row = [cache.lease(), cache.lease()][1]
+    forward(cache, row, [1, 2, 3])
+    keys, values = cache.window(1, row, num_slots=5, num_copies=3)
+    assert keys.shape == (3, HEADS, 5, DIM)
+    for copy in range(3):
+        assert torch.equal(keys[copy], cache.keys[1][row, :, :5])
+        assert torch.equal(values[copy], cache.values[1][row, :, :5])
+    cache.keys[1][row, 0, 4] = 9.0
+    assert (keys[:, 0, 4] == 9.0).all()
+
+
 def test_a_chain_prefix_moves_nothing():
     cache = make_cache()
     row = cache.lease()

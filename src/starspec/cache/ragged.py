@@ -126,6 +126,13 @@ class RaggedCache:
         self.keys[layer][row, :, start:stop] = keys
         self.values[layer][row, :, start:stop] = values
 
+    def put(self, layer: int, row: int, slot: int, keys_values: Tensor) -> None:
+        """Put new keys and values [T, 2, H, D] of one row into T slots from `slot` on.
+
+        Effects: those slots; no length. Trusts the caller as `write` does.
+        """
+        self._by_slot[layer][row, slot : slot + keys_values.shape[0]] = keys_values
+
     def scatter(self, layer: int, rows: Tensor, slots: Tensor, keys_values: Tensor) -> None:
         """Put new keys and values of many rows at once: [T, 2, H, D] into slot `slots[t]` of row `rows[t]`.
 

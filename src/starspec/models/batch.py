@@ -12,7 +12,7 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import AttentionCall, RaggedAttention, plan_calls
+from starspec.models.attention import AttentionCall, Placement, RaggedAttention, plan_calls
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
@@ -83,8 +83,7 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num
     token_ids: list[int] = []
     positions: list[int] = []
     logit_rows: list[int] = []
-    cache_rows: list[int] = []
-    cache_slots: list[int] = []
+    placements: list[Placement] = []
     calls: list[AttentionCall] = []
     for piece in pieces:
         segment, new_tokens = piece.segment, range(piece.first, piece.last)
@@ -94,8 +93,7 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num
         positions += [prefix_len + depths[token] for token in new_tokens]
         first_logit = len(segment.token_ids) - segment.num_logits
         logit_rows += [start + token - piece.first for token in new_tokens if token >= first_logit]
-        cache_rows += [segment.row] * piece.num_tokens
-        cache_slots += range(prefix_len + piece.first, prefix_len + piece.last)
+        placements.append(Placement(segment.row, prefix_len + piece.first, piece.num_tokens))
         calls += plan_calls(
             segment.row,
             start,
@@ -109,14 +107,8 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num
     padding = [0] * max(0, rows.lowest - len(token_ids))
     logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)
     to_tensor = partial(torch.tensor, dtype=torch.int64, device=cache.device)
-    attention = RaggedAttention(
-        cache,
-        calls,
-        to_tensor(cache_rows),
-        to_tensor(cache_slots),
-        num_rows=len(token_ids) + len(padding),
-        num_heads=num_heads,
-    )
+    num_rows = len(token_ids) + len(padding)
+    attention = RaggedAttention(cache, placements, calls, num_rows=num_rows, num_heads=num_heads)
     return RaggedBatch(
         token_ids=to_tensor(token_ids + padding),
         positions=to_tensor(positions + padding),

@@ -21,7 +21,7 @@ from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.attention import RaggedAttention
 from starspec.models.batch import RaggedBatch
-from starspec.models.fused_layer import FusedLayer, take_layer, take_norm
+from starspec.models.fused_layer import FusedLayer, own_copy, take_layer, take_norm
 from starspec.models.hf import make_cache
 from starspec.models.linear import Packer, StepLinear
 from starspec.models.numerics import settle_numerics
@@ -72,7 +72,7 @@ class FusedRunner(PackedRunner):
         self._scaling: float = attention.scaling
         self._intermediate_size: int = model.config.intermediate_size
         self._rotary = rotary_table(body.rotary_emb, cache.keys[0].shape[2], cache.dtype)
-        self._embedding: Tensor = body.embed_tokens.weight.detach()
+        self._embedding = own_copy(body.embed_tokens.weight)
         self._final_norm = take_norm(body.norm)
         self._head = pack(model.lm_head.weight.detach(), model.lm_head.bias)
         model.lm_head = nn.Identity()

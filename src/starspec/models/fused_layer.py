@@ -45,7 +45,12 @@ class FusedLayer:
 
 
 def take_norm(module: Any) -> Norm:
-    return Norm(module.weight.detach(), module.variance_epsilon)
+    return Norm(own_copy(module.weight), module.variance_epsilon)
+
+
+def own_copy(weight: Tensor) -> Tensor:
+    """A copy without history: a tensor as loaded may keep its whole checkpoint file mapped."""
+    return weight.detach().clone()
 
 
 def _join(linears: Sequence[nn.Linear], pack: Packer) -> PackedLinear:

@@ -134,8 +134,8 @@ def _attend_chain(cache: RaggedCache, row: int, prefix_len: int, query: Tensor) 
     calls = plan_calls(
         row, 0, prefix_len, parents=None, new_tokens=range(num_tokens), by_token=True, like=cache.keys[0]
     )
-    nowhere = torch.empty(0, dtype=torch.int64, device=cache.device)  # keys and values are there already
-    attention = RaggedAttention(cache, calls, nowhere, nowhere, num_rows=num_tokens, num_heads=num_heads)
+    # the keys and values are there already
+    attention = RaggedAttention(cache, [], calls, num_rows=num_tokens, num_heads=num_heads)
     nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
     return attention(0, query, nothing, head_dim**-0.5)
 
