@@ -5,7 +5,7 @@ Every sequence owns a row, and slot = position. Nothing is padded, so nothing is
     row 0   [ c c c c c c | r n n n . . . . . ]     c  committed: valid, visible
     row 1   [ c c c | r n . . . . . . . . . . ]     r  root of the forward in flight (the last sampled token)
     row 2   [ c c c c c c c c | r . . . . . . ]     n  draft nodes, in the order of the tree
-                      length ^                      .  free; whatever lies there is never read
+                      length ^                      .  free; whatever lies there is masked
 
 A forward writes behind the length and moves no length. What happens next is one of three:
 

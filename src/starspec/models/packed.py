@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
 from starspec.errors import CacheRangeError
 from starspec.models.batch import RaggedBatch, RowRange, build_batch, plan_forwards
@@ -76,6 +77,7 @@ class PackedRunner(ABC):
             num_tokens = len(segment.token_ids)
             if num_tokens == 0 or not 0 <= segment.num_logits <= num_tokens:
                 raise ValueError(f"a segment of {num_tokens} tokens cannot give {segment.num_logits} logits")
+            depths_of(num_tokens, segment.parents)  # raises if a parent does not come first
             self._cache.check_fits(segment.row, num_tokens)
         if len({segment.row for segment in segments}) < len(segments):
             raise CacheRangeError("two segments of one forward share a row")
