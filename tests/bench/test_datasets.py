@@ -62,7 +62,7 @@ def test_questions_get_the_chat_template_and_texts_to_continue_do_not() -> None:
     tokenizer = synthetic_tokenizer("synthetic:vocab=128")
     user = tokenizer.convert_tokens_to_ids("<user>")
     assert user in prompt_token_ids(tokenizer, Prompt("a", "math", "bipa"))
-    assert user not in prompt_token_ids(tokenizer, Prompt("a", "code", "bipa"))
+    assert user not in prompt_token_ids(tokenizer, Prompt("a", "plain", "bipa"))
 
 
 def test_without_a_template_every_prompt_is_text() -> None:

@@ -81,4 +81,8 @@ def _load(model: str, dtype: str) -> Any:
         loaded = AutoModelForCausalLM.from_pretrained(
             str(locate(model)), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
         )
-    return loaded.eval().requires_grad_(requires_grad=False)
+    loaded.eval().requires_grad_(requires_grad=False)
+    for parameter in loaded.parameters():
+        # weights mapped from a file may be dropped from memory and read again while other methods have their turn
+        parameter.data = parameter.data.clone()
+    return loaded

@@ -20,7 +20,7 @@ from starspec.models.vocabulary import prompt_ids_of_chat
 
 T = TypeVar("T")
 
-CONTINUED_CATEGORIES = frozenset({"code", "plain"})  # text to be continued; everything else is asked as a question
+CONTINUED = "plain"  # category of text that a model is to continue; everything else is asked in a chat
 
 
 class _Line(msgspec.Struct):
@@ -68,7 +68,7 @@ def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     Args:
         tokenizer: the target's.
     """
-    if prompt.category in CONTINUED_CATEGORIES or not tokenizer.chat_template:
+    if prompt.category == CONTINUED or not tokenizer.chat_template:
         return list(tokenizer.encode(prompt.text))
     return prompt_ids_of_chat(tokenizer, [{"role": "user", "content": prompt.text}])
 

@@ -29,6 +29,7 @@ from starspec.target.drafts import Drafts
 ASSISTANCES = (Assistance("heuristic"), Assistance("constant", 3), Assistance("constant", 5))
 MAX_BATCH_SIZE = 8
 MAX_DRAFT_TOKENS = 8
+WARM_UP_TOKENS = 6  # of prompt and answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,6 @@ class PairPlan:
     num_repeats: int = 3
     lengths: tuple[int, ...] = (2, 3, 4, 5, 6)  # K tried in the run before
     num_length_prompts: int = 2  # of each file, in the run before
-    num_warm_up_tokens: int = 8
 
 
 QUICK = PairPlan(
@@ -134,7 +134,7 @@ def measure_pair(
     steps = measure_steps(runner, (1, best + 1)) if isinstance(runner, PackedRunner) else []
     methods = _methods(bench, plan, best)
     advance("warming up", 1 + num_turns(methods, len(bench.jobs), plan.num_repeats))
-    _warm_up(methods, bench.jobs, plan)
+    _warm_up(methods, bench.jobs)
     work = Work(bench.jobs, bench.batch_jobs)
     timed = run_in_turns(methods, work, plan.num_repeats, lambda what: advance(what, None))
     plain = plain_answers(methods, timed)
@@ -186,7 +186,7 @@ def _try_lengths(bench: _Bench, plan: PairPlan, advance: Advance) -> dict[int, f
     drafts = bench.drafts[bench.models.quantization]
     methods = [our_method(bench.workbench, f"K = {length}", drafts, length) for length in plan.lengths]
     advance("trying speculation lengths", 1 + num_turns(methods, len(jobs), 1))
-    _warm_up(methods[:1], jobs, plan)
+    _warm_up(methods[:1], jobs)
     timed = run_in_turns(methods, Work(jobs, []), 1, lambda what: advance(what, None))
     return {
         length: round(timed[key(method)].tokens_per_s[0], 3)
@@ -213,8 +213,10 @@ def _methods(bench: _Bench, plan: PairPlan, num_draft_tokens: int) -> list[Metho
     return methods
 
 
-def _warm_up(methods: Sequence[Method], jobs: Sequence[Job], plan: PairPlan) -> None:
+def _warm_up(methods: Sequence[Method], jobs: Sequence[Job]) -> None:
+    """Touch every weight once; methods of larger batches use the same engines."""
     job = jobs[0]
-    short = Job(job.name, job.prompt_token_ids, job.law, plan.num_warm_up_tokens)
+    short = Job(job.name, job.prompt_token_ids[:WARM_UP_TOKENS], job.law, WARM_UP_TOKENS)
     for method in methods:
-        method.answer([short])
+        if method.batch_size == 1:
+            method.answer([short])
