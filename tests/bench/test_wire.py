@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from starspec.bench.wire.clock import Interval, percentile, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_echo
-from starspec.bench.wire.measure import run_star
+from starspec.bench.wire.measure import run_callers, run_star
 from starspec.bench.wire.processes import BenchProcess
 from starspec.errors import PeerLost
 
@@ -38,6 +38,13 @@ def test_a_star_of_real_processes_times_every_proposal() -> None:
     assert all(before.end_s <= after.start_s for before, after in pairwise(forwards))
     assert all(0 <= uncovered_s(each, forwards) <= each.length_s for each in requests)
     assert percentile([each.length_s for each in requests], 0.5) > 0.002 * 4  # the last of an answer ask for fewer
+
+
+@pytest.mark.system
+def test_callers_of_a_bare_echo_time_every_call() -> None:
+    times = run_callers(2, 10)
+    assert len(times) == 2 * 8
+    assert min(times) > 0
 
 
 @pytest.mark.system

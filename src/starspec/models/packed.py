@@ -32,7 +32,6 @@ class PackedRunner(ABC):
         self._num_heads = num_heads
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
-        self.is_invariant = False  # whether a token's bits are known not to depend on what it is batched with
         self.numerics_report = "numerics are fast: a token's bits may depend on what it is batched with"
         self.is_invariant = False  # whether the probe showed that they do not
 

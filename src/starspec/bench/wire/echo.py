@@ -39,8 +39,13 @@ def run_echo(parent: Connection, curve: CurvePair | None) -> None:
         context.term()
 
 
-def measure_echo(port: int, num_bytes: int, curve: CurvePair | None, num_repeats: int) -> list[float]:
-    """Seconds of each round trip of `num_bytes` there and back. Raises: zmq.Again if the echo is silent."""
+def measure_echo(
+    port: int, num_bytes: int, curve: CurvePair | None, num_repeats: int, pause_s: float = 0.0
+) -> list[float]:
+    """Seconds of each round trip of `num_bytes` there and back, with a pause before each.
+
+    Raises: zmq.Again if the echo is silent.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.rcvtimeo = TIMEOUT_MS
@@ -52,6 +57,7 @@ def measure_echo(port: int, num_bytes: int, curve: CurvePair | None, num_repeats
     try:
         times = []
         for _ in range(num_repeats):
+            time.sleep(pause_s)
             started_s = time.perf_counter()
             socket.send(payload)
             socket.recv()
@@ -60,3 +66,13 @@ def measure_echo(port: int, num_bytes: int, curve: CurvePair | None, num_repeats
     finally:
         socket.close(linger=0)
         context.term()
+
+
+def run_caller(parent: Connection, port: int, num_bytes: int, num_repeats: int, pause_s: float) -> None:
+    """Call an echo as often as a target calls its hub.
+
+    Sends: True once it runs, and, told to begin, a list of round trips in seconds.
+    """
+    parent.send(True)
+    parent.recv()
+    parent.send(measure_echo(port, num_bytes, None, num_repeats, pause_s))
