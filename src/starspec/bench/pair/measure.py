@@ -41,8 +41,8 @@ class PairPlan:
     batch_sizes: tuple[int, ...] = (4, MAX_BATCH_SIZE)
     max_tokens: int = 96
     num_repeats: int = 3
-    lengths: tuple[int, ...] = (2, 3, 4, 5, 6)  # K tried in the run before
-    num_length_prompts: int = 2  # of each file, in the run before
+    num_trial_prompts: int = 4  # of all files together, in the trial before
+    lengths: tuple[int, ...] = (2, 3, 4, 5, 6)  # K tried there
 
 
 QUICK = PairPlan(
@@ -51,8 +51,8 @@ QUICK = PairPlan(
     batch_sizes=(MAX_BATCH_SIZE,),
     max_tokens=32,
     num_repeats=1,
+    num_trial_prompts=1,
     lengths=(3, 5),
-    num_length_prompts=1,
 )
 
 
@@ -65,7 +65,8 @@ class PairReport:
     ratios: dict[str, float]
     outputs_identical: bool  # ours, whatever the drafts and the batch
     best_num_draft_tokens: int
-    tokens_per_s_by_length: dict[int, float]  # of the run before
+    tokens_per_s_by_length: dict[int, float]  # of the trial
+    tokens_per_s_by_assistance: dict[str, float]  # of the trial: how transformers was told to speculate
     steps: list[StepRow]  # of the target; empty for a synthetic one
     numerics: str
     prompts: list[str]
@@ -119,7 +120,9 @@ Advance = Callable[[str, int | None], None]
 def measure_pair(
     models: PairModels, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Advance
 ) -> PairReport:
-    """Load everything, find the best speculation length, then time all methods in turns.
+    """Load everything, find out what suits each side best, then time all methods in turns.
+
+    The trial decides our speculation length and the schedule of transformers' assisted generation.
 
     Args:
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
@@ -127,12 +130,12 @@ def measure_pair(
     """
     advance("loading the target", 2 + 3)
     bench = _load(models, prompt_files, plan, lambda what: advance(what, None))
-    by_length = _try_lengths(bench, plan, advance)
-    best = max(by_length, key=lambda length: by_length[length])
+    trial = _try_out(bench, plan, advance)
+    best = trial.best_length
     advance("profiling steps", None)
     runner = bench.workbench.runner
     steps = measure_steps(runner, (1, best + 1)) if isinstance(runner, PackedRunner) else []
-    methods = _methods(bench, plan, best)
+    methods = _methods(bench, plan, trial)
     advance("warming up", 1 + num_turns(methods, len(bench.jobs), plan.num_repeats))
     _warm_up(methods, bench.jobs)
     work = Work(bench.jobs, bench.batch_jobs)
@@ -149,7 +152,8 @@ def measure_pair(
             if method.is_ours
         ),
         best_num_draft_tokens=best,
-        tokens_per_s_by_length=by_length,
+        tokens_per_s_by_length=trial.by_length,
+        tokens_per_s_by_assistance={each.name: rate for each, rate in trial.by_assistance.items()},
         steps=steps,
         numerics=bench.workbench.numerics_report,
         prompts=[job.name for job in bench.jobs],
@@ -180,26 +184,44 @@ def _share(prompt_files: Sequence[Sequence[Prompt]], num: int) -> list[Prompt]:
     return [prompt for prompts in prompt_files for prompt in spread(prompts, num)]
 
 
-def _try_lengths(bench: _Bench, plan: PairPlan, advance: Advance) -> dict[int, float]:
-    """Tokens a second for each speculation length, on a few prompts."""
-    jobs = spread(bench.jobs, len(bench.jobs) * plan.num_length_prompts // plan.num_prompts)
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Tokens a second of a few prompts."""
+
+    by_length: dict[int, float]
+    by_assistance: dict[Assistance, float]
+
+    @property
+    def best_length(self) -> int:
+        return max(self.by_length, key=lambda length: self.by_length[length])
+
+    @property
+    def best_assistance(self) -> Assistance:
+        return max(self.by_assistance, key=lambda assistance: self.by_assistance[assistance])
+
+
+def _try_out(bench: _Bench, plan: PairPlan, advance: Advance) -> _Trial:
+    jobs = spread(bench.jobs, plan.num_trial_prompts)
     drafts = bench.drafts[bench.models.quantization]
-    methods = [our_method(bench.workbench, f"K = {length}", drafts, length) for length in plan.lengths]
+    ours = {length: our_method(bench.workbench, f"K = {length}", drafts, length) for length in plan.lengths}
+    theirs = {assistance: transformers_method(bench.baseline, assistance) for assistance in ASSISTANCES}
+    methods = [*ours.values(), *theirs.values()]
     advance("trying speculation lengths", 1 + num_turns(methods, len(jobs), 1))
-    _warm_up(methods[:1], jobs)
+    _warm_up([methods[0], methods[-1]], jobs)
     timed = run_in_turns(methods, Work(jobs, []), 1, lambda what: advance(what, None))
-    return {
-        length: round(timed[key(method)].tokens_per_s[0], 3)
-        for length, method in zip(plan.lengths, methods, strict=True)
-    }
+    rates = {name: round(runs.tokens_per_s[0], 3) for name, runs in timed.items()}
+    return _Trial(
+        {length: rates[method.name] for length, method in ours.items()},
+        {assistance: rates[method.name] for assistance, method in theirs.items()},
+    )
 
 
-def _methods(bench: _Bench, plan: PairPlan, num_draft_tokens: int) -> list[Method]:
+def _methods(bench: _Bench, plan: PairPlan, trial: _Trial) -> list[Method]:
     """In the order of the table."""
+    num_draft_tokens = trial.best_length
     ours, quantization = bench.workbench, bench.models.quantization
     ngram = ours.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFT_TOKENS))
-    methods = [transformers_method(bench.baseline)]
-    methods += [transformers_method(bench.baseline, each) for each in ASSISTANCES]
+    methods = [transformers_method(bench.baseline, each) for each in (None, trial.best_assistance)]
     methods.append(plain_method(ours))
     methods.append(our_method(ours, "speculative", bench.drafts[quantization], num_draft_tokens))
     for other, drafts in bench.drafts.items():
