@@ -12,7 +12,7 @@ import starspec
 
 SOURCE = Path(starspec.__file__).parent
 LEAVES = {"errors", "ids"}  # every package may import these; they import nothing of ours
-ENGINE = {"speculation", "length", "cache", "models", "wire", "observe", "config", "sampling_params"}
+ENGINE = {"speculation", "length", "cache", "models", "wire", "observe", "config", "sampling_params", "request_specs"}
 SERVERS = ENGINE | {"draft", "target", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
@@ -21,8 +21,9 @@ ARROWS = {
     "ids": set(),
     "config": set(),
     "speculation": set(),
-    "sampling_params": {"speculation"},
-    "length": {"speculation"},
+    "sampling_params": {"speculation", "config"},
+    "request_specs": {"sampling_params", "wire"},
+    "length": {"speculation", "config"},
     "cache": {"speculation"},
     "wire": {"speculation", "config"},
     "models": {"cache", "speculation", "config"},

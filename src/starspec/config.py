@@ -17,6 +17,8 @@ from starspec.errors import ConfigError
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int4")
 MAX_DRAFT_TOKENS = 64
+MAX_TOP_LOGPROBS = 20
+MIN_LEASE_S = 0.1
 
 T = TypeVar("T")
 
@@ -40,6 +42,8 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("numerics", self.numerics, ("invariant", "fast"))
         _at_least("num_rows", self.num_rows, 1)
+        if self.num_threads is not None:
+            _at_least("num_threads", self.num_threads, 1)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
 
@@ -51,7 +55,7 @@ class RemoteConfig:
     endpoint: str | None = None  # tcp://host:port of the hub's public port; None = a hub of one's own in this process
     keys: str | None = None  # folder made by `starspec keygen`; required unless the host is loopback
     insecure: bool = False  # allow a host that is not loopback without keys
-    deadline_ms: float | None = None  # longest wait for proposals; None = follows recent rounds, at least 50
+    deadline_ms: float | None = None  # longest wait for proposals; None = follows recent rounds
     fallback: Literal["ngram", "none"] = "none"  # drafter of rounds that the hub misses
 
     def __post_init__(self) -> None:
@@ -123,14 +127,19 @@ class HubConfig:
     max_tags: int = 1024  # over all targets
     max_draft_tokens: int = 16  # nodes of one proposal, at most
     lease_s: float = 10.0  # a target silent for longer loses its tags
-    prefill_chunk: int = 256  # prompt tokens of one session in one draft forward
+    prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
+
+    def __post_init__(self) -> None:
+        for name in ("max_targets", "max_tags", "max_draft_tokens", "prefill_chunk"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("lease_s", self.lease_s, MIN_LEASE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
     """A target server."""
 
-    name: str = "target-0"  # shown in metrics, tables and traces
+    name: str = "target"  # shown in metrics, tables and traces; unique within a star
     host: str = "127.0.0.1"
     port: int = 7800  # 0 = any free one
     keys: str | None = None
@@ -140,6 +149,12 @@ class TargetConfig:
     prefill_chunk: int = 256  # prompt tokens of one forward
     lease_s: float = 10.0  # requests of a gateway silent for longer are aborted
     shutdown_timeout_s: float = 10.0  # running requests may take so long after SIGTERM
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_queued_reqs", "prefill_chunk"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("lease_s", self.lease_s, MIN_LEASE_S)
+        _at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +211,6 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} '{value}' is unknown{nearest(str(value), list(known))}")
 
 
-def _at_least(name: str, value: int, minimum: int) -> None:
+def _at_least(name: str, value: float, minimum: float) -> None:
     if value < minimum:
         raise ConfigError(f"{name} must be at least {minimum}, got {value}")

@@ -12,7 +12,6 @@ StarspecError
 ├─ LinkError                the network between two processes
 │  ├─ PeerProtocolError     the peer sent something that the protocol forbids
 │  ├─ LocalProtocolError    we tried to send something that the protocol forbids
-│  ├─ PeerRefused           the hub said no, with a reason
 │  └─ PeerLost              the peer is gone or silent
 ├─ CacheRangeError          a cache row was asked for slots that it does not have
 └─ OurBug                   an invariant broke: log it with its state, fail the request, keep serving
@@ -80,10 +79,6 @@ class PeerProtocolError(LinkError):
 
 class LocalProtocolError(LinkError):
     """We tried to send something that the protocol forbids: a bug on this side."""
-
-
-class PeerRefused(LinkError):
-    """The hub refused the handshake, and said why."""
 
 
 class PeerLost(LinkError):

@@ -21,10 +21,10 @@ from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer, prompt_ids_of_chat
+from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.speculation.stats import RequestStats, TargetStats
 from starspec.target.engine import TargetEngine
-from starspec.target.request import choice_specs
 from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
 
 Prompt = str | Sequence[int]
@@ -132,7 +132,7 @@ class LLM:
             token_ids = self._token_ids(prompt)
             outputs = [CompletionOutput(choice) for choice in range(each.n)]
             results.append(RequestOutput(prompt if isinstance(prompt, str) else None, token_ids, outputs))
-            for output, spec in zip(outputs, choice_specs(token_ids, each, self._eos_token_ids), strict=True):
+            for output, spec in zip(outputs, request_specs(token_ids, each, self._eos_token_ids), strict=True):
                 request_id = RequestId(f"llm-{next(self._request_numbers)}")
                 answers[request_id] = output
                 specs.append((request_id, spec))
@@ -158,7 +158,7 @@ class LLM:
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
-        (spec,) = choice_specs(self._token_ids(prompt), params, self._eos_token_ids)
+        (spec,) = request_specs(self._token_ids(prompt), params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
         try:
             while self.engine.has_work:

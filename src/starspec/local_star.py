@@ -12,7 +12,7 @@ from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_o
 from starspec.draft.loop import HubLoop
 from starspec.errors import ConfigError
 from starspec.ids import TargetId
-from starspec.length.policy import FixedLength
+from starspec.length.policy import make_policy
 from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab_fingerprint
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
@@ -34,7 +34,7 @@ def local_drafts(
     """
     if speculative is None:
         return NoDrafts()
-    policy = FixedLength(speculative.num_speculative_tokens)
+    policy = make_policy(speculative)
     if speculative.method == "ngram":
         return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
     if speculative.remote.endpoint is not None:

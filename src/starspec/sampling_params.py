@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from starspec.config import MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
 from starspec.speculation.law import TokenLaw
 
 MAX_CHOICES = 8  # n
-MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 
 

@@ -119,14 +119,16 @@ class ToyTag:
 class ToyStar:
     """A hub with a toy draft, in virtual time; targets join under one-letter names."""
 
-    def __init__(self, *targets: str, num_rows: int = 4, max_len: int = 64, **limits: int) -> None:
+    def __init__(
+        self, *targets: str, num_rows: int = 4, max_len: int = 64, target_vocab_size: int = VOCAB_SIZE, **limits: int
+    ) -> None:
         self.clock = VirtualClock()
         self.runner = ToyRunner(num_rows, max_len)
         self.runner.clock = self.clock
         sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 16, **limits}
         self.hub = DraftHub(CausalDrafter(self.runner), self.clock, **sizes)
         for target in targets:
-            self.hub.join(SessionId(target), TargetId(target))
+            self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
 
     def say(self, target: str, *messages: Open | Verdict | Close) -> None:
         for message in messages:

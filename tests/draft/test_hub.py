@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draft_toys import END, GREEDY, PENALIZED, SAMPLED, ToyStar, ToyTag, reference_chain
+from draft_toys import END, GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after, reference_chain
 
 from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
@@ -31,6 +31,19 @@ def test_a_proposal_is_the_drafts_own_continuation_under_the_law(law: TokenLaw) 
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], law)
     star.say("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
+
+
+@pytest.mark.parametrize("law", [GREEDY, TokenLaw(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
+def test_padding_of_the_drafts_vocabulary_is_never_proposed(law: TokenLaw) -> None:
+    star = ToyStar("a", target_vocab_size=9)
+    for number, start in enumerate(range(9), start=1):
+        tag = ToyTag(number, [start], law)
+        star.say("a", tag.open(8))
+        chain = propose(star, "a", tag).token_ids
+        best = [int(logits_after([start, *chain[:index]])[:9].argmax()) for index in range(len(chain))]
+        assert len(chain) == 8
+        assert max(chain) < 9
+        assert chain == best or law is not GREEDY
 
 
 def test_penalties_count_committed_output_and_the_chain_itself() -> None:
@@ -268,7 +281,7 @@ def test_nothing_is_sent_to_a_target_that_has_left() -> None:
 def test_a_target_cannot_join_twice() -> None:
     star = ToyStar("a")
     with pytest.raises(OurBug, match="joins twice"):
-        star.hub.join(A, TargetId("a"))
+        star.hub.join(A, TargetId("a"), VOCAB_SIZE)
 
 
 def test_a_verdict_on_an_unknown_tag_asks_for_open_once() -> None:

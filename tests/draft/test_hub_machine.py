@@ -44,7 +44,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         name = f"t{next(self.numbers)}"
-        self.star.hub.join(SessionId(name), TargetId("target"))
+        self.star.hub.join(SessionId(name), TargetId("target"), VOCAB_SIZE)
         self.tags[name] = {}
 
     @precondition(lambda self: self.tags)

@@ -23,7 +23,7 @@ class NgramStar:
         self.hub = DraftHub(
             NgramDrafter(2, 3, num_rows), lambda: 0.0, max_tags=16, max_draft_tokens=8, prefill_chunk=16
         )
-        self.hub.join(A, TargetId("a"))
+        self.hub.join(A, TargetId("a"), 32)
 
     def ask(self, message: Open | Verdict) -> list[int]:
         """The proposal that answers a message."""

@@ -1,4 +1,6 @@
-"""The hub is killed, stopped and restarted in mid-stream, with eight streams open: no token changes, none is late.
+"""The hub is killed, stopped and restarted in mid-stream, with eight streams open: no token changes.
+
+How late tokens get is measured by `starspec bench faults`; timings do not belong in tests.
 
 Real processes, real sockets, the openai client. The model is SmolLM2 in fp32, where equality is exact by design.
 """
@@ -7,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-sys.path.insert(0, str(Path(__file__).parent))
-from star_processes import StarProcesses
+from starspec.bench.faults.star_processes import StarProcesses
 
 pytestmark = [pytest.mark.system, pytest.mark.model]
 
@@ -79,8 +79,10 @@ async def accepted(url: str) -> float:
 
 
 async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2: Path) -> None:
-    options = ("--dtype", "float32", "--max-model-len", "512")
-    with StarProcesses(str(smollm2), str(smollm2), 2, options) as star:
+    shape = ("--dtype", "float32", "--max-model-len", "512")
+    draft_options = ("--draft-quantization", "int4", "--max-num-seqs", "16", "--max-model-len", "512")
+    models = (str(smollm2), str(smollm2))
+    with StarProcesses(*models, draft_options=draft_options, target_options=shape) as star:
         client = AsyncOpenAI(base_url=f"{star.url}/v1", api_key="none", max_retries=0, timeout=120)
         plain = [Stream() for _ in PROMPTS]
         await answer_all(client, plain, speculative=False)

@@ -13,13 +13,14 @@ from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
 from starspec.config import TargetConfig
 from starspec.errors import PeerProtocolError
-from starspec.ids import RequestId, Tag
+from starspec.ids import Epoch, RequestId, SessionId, Tag
 from starspec.length.policy import FixedLength
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import NgramDrafts
 from starspec.target.engine import TargetEngine
-from starspec.target.remote_drafts import MIN_RETRY_S, RemoteDrafts
+from starspec.target.hub_liveness import MIN_PAUSE_S
+from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.messages import (
     Close,
     HubToTarget,
@@ -27,14 +28,18 @@ from starspec.wire.messages import (
     Ping,
     Pong,
     Proposal,
+    Reopen,
     RequestSpec,
     TargetToHub,
     Verdict,
+    Welcome,
 )
 from starspec.wire.session import Role, TagSession
 
 STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
+FULL_S = 0.2
+MOODS = ["lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full"]
 
 
 class VirtualClock:
@@ -62,8 +67,7 @@ class ToyHub:
         self.clock = clock
         self.mood = "good"
         self.is_connected, self.num_connects = True, 1
-        self.welcome = self.refusal = None
-        self.sockets = ()
+        self.welcome: Welcome | None = None
         self.sessions: dict[Tag, TagSession] = {}
         self.ids: dict[Tag, list[int]] = {}
         self.mail: list[tuple[float, HubToTarget]] = []  # (when, message)
@@ -115,6 +119,16 @@ class ToyHub:
 
     def _propose(self, session: TagSession, num: int) -> None:
         if self.mood == "mute":
+            return
+        if self.mood == "reopening":  # for no reason
+            self._post(DRAFT_S, Reopen(session.tag, session.epoch))
+            return
+        if self.mood == "prophetic":  # a Reopen of an epoch that has not been
+            self._post(DRAFT_S, Reopen(session.tag, Epoch(session.epoch + 7)))
+        if self.mood == "full":
+            empty = Proposal(session.tag, session.epoch, session.prefix_len, [], retry_after_s=FULL_S)
+            self._post(DRAFT_S, session.send(empty))
+            session.lose()
             return
         path = list(self.ids[session.tag])
         for _ in range(num):
@@ -178,10 +192,11 @@ def test_a_good_hub_drafts_every_round() -> None:
     star.finish()
     assert star.stats.acceptance.num_accepted_tokens == 16
     assert star.stats.acceptance.block_efficiency == pytest.approx(21 / 5)
-    assert DRAFT_S <= star.stats.t_c.value < DRAFT_S + STEP_S  # the first one waited behind the prefill
+    assert star.stats.t_c.value == pytest.approx(DRAFT_S)  # the first one, which came during the prefill, is no sample
+    assert star.stats.num_reconnects == 0
 
 
-@pytest.mark.parametrize("mood", ["lying", "late", "mute", "frozen", "chatty"])
+@pytest.mark.parametrize("mood", MOODS)
 def test_a_bad_hub_costs_no_token_and_little_time(mood: str) -> None:
     star = Star()
     star.submit("a", PROMPT, 30)
@@ -228,7 +243,7 @@ def test_a_frozen_hub_is_used_again_after_it_thaws() -> None:
         star.step()
     assert not star.drafts.is_connected
     star.hub.mood = "good"
-    star.clock.now += MIN_RETRY_S + 0.5
+    star.clock.now += MIN_PAUSE_S + 0.5
     for _ in range(6):
         star.step()
     assert star.drafts.is_connected
@@ -260,6 +275,38 @@ def test_a_tag_whose_proposals_are_always_late_is_left_alone_for_a_while() -> No
     num_rounds = star.stats.num_rounds - rounds_before
     assert star.stats.num_late_rounds - late_before <= num_rounds / 3
     star.finish()
+
+
+def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
+    star = Star()
+    star.hub.mood = "full"
+    star.submit("a", PROMPT, 100)
+    started_s = star.clock.now
+    while star.clock.now < started_s + 3.5 * FULL_S:
+        star.step()
+    assert star.hub.num_opens == 4
+    star.hub.mood = "good"
+    star.finish()
+    assert star.stats.acceptance.num_accepted_tokens > 0
+
+
+def test_a_hub_that_never_answers_is_time_without_one() -> None:
+    star = Star()
+    star.hub.kill()
+    star.submit("a", PROMPT, 40)
+    started_s = star.clock.now
+    star.finish()
+    assert star.stats.degraded_s == pytest.approx(star.clock.now - started_s, abs=2 * STEP_S)
+    assert star.stats.num_reconnects == 0
+
+
+def test_no_more_is_asked_for_than_the_hub_gives() -> None:
+    star = Star()
+    star.hub.welcome = Welcome(1, SessionId("s"), 1, "toy", 2, 10.0)
+    star.submit("a", PROMPT, 21)
+    star.finish()
+    assert star.stats.acceptance.num_draft_tokens == 14
+    assert star.stats.acceptance.num_accepted_tokens == 14
 
 
 def test_a_request_that_does_not_speculate_opens_no_tag() -> None:
@@ -299,7 +346,7 @@ def test_no_interleaving_of_faults_changes_a_token(seed: int, fallback: bool) ->
             star.submit(f"r{step}", prompt, chance.randrange(1, 30))
         roll = chance.random()
         if roll < 0.10:
-            star.hub.mood = chance.choice(["good", "lying", "late", "mute", "frozen", "chatty"])
+            star.hub.mood = chance.choice(["good", *MOODS])
         elif roll < 0.14:
             star.hub.kill()
         elif roll < 0.22 and not star.hub.is_connected:

@@ -16,7 +16,7 @@ import zmq
 from starspec.errors import ConfigError, OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.stats import HubStats
-from starspec.wire import hub_exchange, hub_loop, hub_session, sockets
+from starspec.wire import hub_exchange, hub_io, hub_session, sockets
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.hub_exchange import Exchange
 from starspec.wire.messages import (
@@ -119,7 +119,7 @@ def test_a_connection_of_a_stranger_that_breaks_ends_nobody(star) -> None:
     assert target.welcome is not None
     for _ in range(20):
         stdlib_socket.create_connection(("127.0.0.1", target.welcome.port)).close()
-    stop_at = time.monotonic() + 4 * hub_loop.TICK_S
+    stop_at = time.monotonic() + 4 * hub_io.TICK_S
     star.until(lambda: time.monotonic() > stop_at, target)
     assert hub.events_of("t") == [Joined(hello())]
     target.send([Ping(1)])
@@ -277,7 +277,7 @@ def test_what_is_for_a_target_that_left_is_dropped_and_counted(star) -> None:
 
 
 def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch) -> None:
-    monkeypatch.setattr(hub_loop, "MAX_BACKLOG", 100)
+    monkeypatch.setattr(hub_io, "MAX_BACKLOG", 100)
     terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: None)
     try:
@@ -300,7 +300,7 @@ def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch
 
 
 def test_a_target_that_flooded_and_went_leaves_all_the_same(star, monkeypatch) -> None:
-    monkeypatch.setattr(hub_loop, "MAX_BACKLOG", 100)
+    monkeypatch.setattr(hub_io, "MAX_BACKLOG", 100)
     terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
     full = Refused("full", "one is enough", 0.1)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: full if num else terms, lambda: None)
@@ -321,7 +321,7 @@ def test_a_target_that_flooded_and_went_leaves_all_the_same(star, monkeypatch) -
 
 
 def test_a_hub_that_stood_still_does_not_blame_its_targets(star, monkeypatch) -> None:
-    monkeypatch.setattr(hub_loop, "STALL_S", 0.2)
+    monkeypatch.setattr(hub_io, "STALL_S", 0.2)
     is_over = threading.Event()
 
     def stand_still() -> HubStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
-from starspec.cli.tables import divergence_lines, lossless_table, out, pair_table, step_table, wire_table
+from starspec.cli.tables import divergence_lines, fault_table, lossless_table, out, pair_table, step_table, wire_table
 from starspec.cli.verify import MEASURE, JsonFile
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def pair(
     if report.steps:
         console.print(step_table(report.steps))
     console.print(f"numerics: {report.numerics}")
+    console.print(_trial_line("speculation lengths", {f"K = {k}": v for k, v in report.tokens_per_s_by_length.items()}))
+    console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
     _show_ratios(report.ratios)
     if json_file is not None:
         write_report(report, json_file)
@@ -90,6 +93,40 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
     out().print(wire_table(report.rows))
     if json_file is not None:
         write_report(report, json_file)
+
+
+@app.command()
+def faults(
+    target: opt.TargetModel,
+    draft: Annotated[
+        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
+    ],
+    draft_quantization: Annotated[
+        Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=opt.MODELS)
+    ] = "int4",
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+) -> None:
+    """What clients notice when the hub is killed, stopped and restarted: two targets, eight streams, real processes.
+
+    Exits 1 if a token changed.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench faults") as bar:
+        from starspec.bench.faults.measure import QUICK, FaultModels, FaultPlan, measure_faults  # noqa: PLC0415 (torch)
+        from starspec.bench.report import write_report  # noqa: PLC0415
+
+        models = FaultModels(target=target, draft=draft, quantization=draft_quantization, dtype=dtype)
+        prompts = [prompt.text for prompts in _prompt_files(dataset) for prompt in prompts]
+        report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
+    out().print(fault_table(report.rows))
+    if json_file is not None:
+        write_report(report, json_file)
+    if any(row.num_identical < row.num_answers for row in report.rows):
+        out().print("a fault of the hub changed tokens")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -145,6 +182,10 @@ def _prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
     from starspec.bench.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
 
     return [read_prompts(path) for path in paths] if paths else [own_prompts()]
+
+
+def _trial_line(what: str, rates: Mapping[str, float]) -> str:
+    return f"tried before, {what}: {', '.join(f'{name} {rate:.1f}' for name, rate in rates.items())} tokens/s"
 
 
 def _show_ratios(ratios: dict[str, float]) -> None:

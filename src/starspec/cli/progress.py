@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, a line a stage elsewhere. On standard error."""
+"""How far a long command is: a bar on a terminal, elsewhere a line for each tenth of a stage. On standard error."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class ProgressBar:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task(what, total=None)
+        self._stage = what
+        self._num_turns: int | None = None  # of this stage
+        self._num_done = 0
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -38,6 +41,7 @@ class ProgressBar:
 
     def begin(self, stage: str, num_turns: int | None) -> None:
         """A stage of so many turns begins; None: nobody knows how many."""
+        self._stage, self._num_turns, self._num_done = stage, num_turns, 0
         if not self._console.is_terminal:
             self._console.print(f"{self._what}: {stage} ...")
         self._progress.reset(self._task, total=num_turns, description=stage)
@@ -45,3 +49,8 @@ class ProgressBar:
     def turn(self, what: str) -> None:
         """A turn of the stage is done, or begins; `what` is shown."""
         self._progress.update(self._task, advance=1, description=what)
+        self._num_done += 1
+        if self._num_turns and not self._console.is_terminal:
+            tenths, before = (10 * num // self._num_turns for num in (self._num_done, self._num_done - 1))
+            if tenths > before:
+                self._console.print(f"{self._what}: {self._stage}, {10 * tenths}%")

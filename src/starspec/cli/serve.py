@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Annotated, Literal
 
 import typer
@@ -116,8 +118,11 @@ def target(
     spec_tokens: opt.SpecTokens = None,
     speculative_config: opt.SpeculativeJson = None,
     name: Annotated[
-        str, typer.Option(help="Name in metrics, tables and traces.", rich_help_panel=opt.PROCESS)
-    ] = opt.TARGET.name,
+        str | None,
+        typer.Option(
+            help="Name in metrics, tables and traces.", show_default="host name and port", rich_help_panel=opt.PROCESS
+        ),
+    ] = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     device: opt.Device = opt.MODEL.device,
     numerics: opt.Numerics = opt.MODEL.numerics,
@@ -136,6 +141,7 @@ def target(
     log_level: opt.LogLevel = "info",
 ) -> None:
     """Run a target server: it answers gateways, with the tokens of its own model and nothing else."""
+    name = name or f"{socket.gethostname()}:{port or os.getpid()}"
     process = ServerProcess(name, trace)
     with process.reporting_failure():
         speculative = DraftOptions(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from starspec.bench.faults.measure import FaultRow
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
     from starspec.bench.pair.steps import StepRow
@@ -99,6 +100,23 @@ def wire_table(rows: Sequence[WireRow]) -> Table:
             _or_nothing(row.outside_ms_p99, ".3f"),
             _or_nothing(row.loopback_ms_p50, ".3f"),
             f"{row.round_trip_ms_p50:.3f}",
+        )
+    return table
+
+
+def fault_table(rows: Sequence[FaultRow]) -> Table:
+    """One row for each fault."""
+    columns = ("identical", "round ms", "longest gap before", "longest gap after", "may be", "back after s")
+    table = _table("gaps between two pieces of one stream, milliseconds", "fault of the hub", *columns)
+    for row in rows:
+        table.add_row(
+            row.fault,
+            f"{row.num_identical}/{row.num_answers}",
+            f"{row.round_ms:.0f}",
+            f"{row.calm_gap_ms:.0f}",
+            f"{row.gap_ms:.0f}",
+            f"{row.max_gap_ms:.0f}",
+            f"{row.back_s:.2f}",
         )
     return table
 

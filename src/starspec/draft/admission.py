@@ -37,8 +37,7 @@ def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
 def _refuse_version(hello: Hello) -> Refused | None:
     if hello.protocol_version == PROTOCOL_VERSION:
         return None
-    versions = f"this hub speaks protocol version {PROTOCOL_VERSION}, the target {hello.protocol_version}"
-    return Refused("version", f"{versions}: install the same starspec release on both machines")
+    return Refused.for_version(hello.protocol_version)
 
 
 def _refuse_vocabulary(terms: HubTerms, hello: Hello) -> Refused | None:

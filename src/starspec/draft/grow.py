@@ -148,6 +148,9 @@ def next_draft_tokens(sessions: Sequence[DraftSession], logits: Tensor) -> list[
     # max is five times as fast as argmax on a CPU, and finds the same index
     token_ids: list[int] = logits.max(dim=-1).indices.tolist() if sessions else []
     for index, session in enumerate(sessions):
-        if not session.law.is_plain_argmax:
-            token_ids[index] = propose_token(logits[index], session.law, len(session), session.path_counts)
+        # the draft's embedding may be padded further than the target's
+        is_padding = token_ids[index] >= session.target_vocab_size
+        if is_padding or not session.law.is_plain_argmax:
+            known = logits[index, : session.target_vocab_size]
+            token_ids[index] = propose_token(known, session.law, len(session), session.path_counts)
     return token_ids

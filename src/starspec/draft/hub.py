@@ -35,6 +35,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.session import TagSession
 
+RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
 FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
 
 Reply = tuple[SessionId, HubToTarget]
@@ -46,7 +47,7 @@ class DraftHub:
     Args:
         drafter: what makes draft tokens.
         clock: read at the end of each layer; every `now` is a time of the same clock, in seconds.
-        max_tags: sessions held at once; one beyond it is answered with empty proposals.
+        max_tags: sessions held at once; one beyond it is answered with an empty proposal and a time to ask again.
         max_draft_tokens: tokens of one proposal, at most.
         prefill_chunk: prompt tokens in one layer, at most.
         trace: records layers and idle gaps.
@@ -66,7 +67,7 @@ class DraftHub:
         self._drafter = drafter
         self._clock = clock
         self._max_tags = max_tags
-        self._limits = DraftLimits(drafter.max_len, drafter.vocab_size, max_draft_tokens)
+        self._max_draft_tokens = max_draft_tokens
         self._buffer = RequestBuffer(drafter, prefill_chunk=prefill_chunk, decode_width=max_draft_tokens + 1)
         self._ledger = Ledger(self.stats, clock(), trace)
         self._spokes: dict[SessionId, Spoke] = {}
@@ -79,11 +80,17 @@ class DraftHub:
         """Whether `step` has anything to do."""
         return bool(self._outbox) or self._buffer.owes_growth
 
-    def join(self, session_id: SessionId, target_id: TargetId) -> None:
-        """Begin a target's session, without tags. Raises: OurBug if the session exists."""
+    def join(self, session_id: SessionId, target_id: TargetId, vocab_size: int) -> None:
+        """Begin a target's session, without tags.
+
+        Args:
+            vocab_size: token ids below this are the target's; no others are proposed to it.
+        Raises: OurBug if the session exists.
+        """
         if session_id in self._spokes:
             raise OurBug(f"session {session_id} of target {target_id} joins twice")
-        self._spokes[session_id] = Spoke(target_id)
+        limits = DraftLimits(self._drafter.max_len, self._drafter.vocab_size, self._max_draft_tokens, vocab_size)
+        self._spokes[session_id] = Spoke(target_id, limits)
         self.stats.num_targets = len(self._spokes)
 
     def leave(self, session_id: SessionId, now: float) -> None:
@@ -181,15 +188,17 @@ class DraftHub:
             return
         self._drop(key)
         if len(self._sessions) >= self._max_tags or now < self._paused_until_s:
-            self._decline(key, link)
+            self._decline(key, link, now)
             return
-        session = self._sessions[key] = DraftSession(key, message, link, self._limits, now)
+        session = self._sessions[key] = DraftSession(key, message, link, self._spokes[key.session_id].limits, now)
         self._ask(session, message.num_draft_tokens, now)
 
-    def _decline(self, key: TagKey, link: TagSession) -> None:
-        """Do not hold the tag now: an empty proposal lets the target go on, and its next verdict brings a new Open."""
+    def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
+        """Do not hold the tag now: an empty proposal lets the target go on, and says when to ask again."""
         if link.num_wanted:
-            self._reply(key.session_id, link.send(Proposal(link.tag, link.epoch, link.prefix_len, [])))
+            retry_after_s = max(RETRY_S, self._paused_until_s - now)
+            declined = Proposal(link.tag, link.epoch, link.prefix_len, [], retry_after_s=retry_after_s)
+            self._reply(key.session_id, link.send(declined))
         link.lose()
 
     def _continue(self, session: DraftSession, token_ids: list[int], num_draft_tokens: int, now: float) -> None:

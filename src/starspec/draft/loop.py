@@ -55,11 +55,9 @@ class HubLoop:
 
     def _handle(self, arrival: Arrival) -> None:
         match arrival.message:
-            case Joined():
-                log.info("target joined", target=arrival.target_id, session=arrival.session_id)
-                self._hub.join(arrival.session_id, arrival.target_id)
-            case Left(reason=reason):
-                log.info("target left", target=arrival.target_id, session=arrival.session_id, reason=reason)
+            case Joined(hello=hello):
+                self._hub.join(arrival.session_id, arrival.target_id, hello.vocab_size)
+            case Left():
                 self._hub.leave(arrival.session_id, arrival.arrived_at)
             case Fault(reason=reason):
                 log.warning("target dropped a message of ours", target=arrival.target_id, reason=reason)

@@ -18,6 +18,7 @@ class DraftLimits:
     max_len: int  # tokens of a sequence, drafts included
     vocab_size: int  # token ids below this can be read
     max_draft_tokens: int  # of one proposal
+    target_vocab_size: int  # token ids below this are the target's
 
 
 @dataclass(slots=True)
@@ -66,6 +67,11 @@ class DraftSession:
     def __len__(self) -> int:
         """Committed and draft tokens: also the position of the next draft token."""
         return len(self.token_ids) + len(self.chain)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Token ids below this are the target's, and may be proposed."""
+        return self._limits.target_vocab_size
 
     @property
     def room(self) -> int:

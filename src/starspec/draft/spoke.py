@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from starspec.draft.session import DraftLimits
 from starspec.ids import Tag, TargetId
 from starspec.wire.session import Role, TagSession
 
@@ -15,8 +16,9 @@ class Spoke:
     does not open the tag again.
     """
 
-    def __init__(self, target_id: TargetId) -> None:
+    def __init__(self, target_id: TargetId, limits: DraftLimits) -> None:
         self.target_id = target_id
+        self.limits = limits  # of its sessions
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
     def recall(self, tag: Tag) -> TagSession:

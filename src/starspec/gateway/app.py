@@ -24,6 +24,7 @@ from starspec.gateway.generation import Generation
 from starspec.gateway.guards import BodyGuard, KeyGuard
 from starspec.gateway.hub_watch import HubWatch
 from starspec.gateway.identity import Identity
+from starspec.gateway.kept_alive import kept_alive
 from starspec.gateway.meters import Meters, RequestMeter, Stopwatch
 from starspec.gateway.order import Order
 from starspec.gateway.prompts import PromptCodec
@@ -206,7 +207,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
     @asynccontextmanager
     async def run(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the framework's signature)
         async with services.router:
-            watching = asyncio.create_task(services.hub.run()) if services.hub else None
+            watching = asyncio.create_task(kept_alive(services.hub.run)) if services.hub else None
             try:
                 yield
             finally:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+import msgspec
 import structlog
 
 from starspec.errors import CapacityError, OurBug, PeerLost, RequestError, StarspecError
-from starspec.ids import RequestId
+from starspec.gateway.kept_alive import kept_alive
+from starspec.ids import RequestId, TargetId
 from starspec.wire.messages import (
     Abort,
     Ask,
@@ -176,7 +179,7 @@ class Router:
 
     async def __aenter__(self) -> Self:
         for spoke in self.spokes:
-            self._tasks += [asyncio.create_task(spoke.listen()), asyncio.create_task(spoke.ask())]
+            self._tasks += [asyncio.create_task(kept_alive(run)) for run in (spoke.listen, spoke.ask)]
         return self
 
     async def __aexit__(
@@ -190,8 +193,13 @@ class Router:
 
     @property
     def statuses(self) -> tuple[TargetStatus, ...]:
-        """Of the targets that live."""
-        return tuple(spoke.status for spoke in self.spokes if spoke.is_live and spoke.status is not None)
+        """Of the targets that live; those of one name are told apart by their endpoints."""
+        live = [(spoke, spoke.status) for spoke in self.spokes if spoke.is_live and spoke.status is not None]
+        num_namesakes = Counter(status.target_id for _, status in live)
+        return tuple(
+            status if num_namesakes[status.target_id] == 1 else _renamed(status, spoke.endpoint)
+            for spoke, status in live
+        )
 
     @property
     def max_model_len(self) -> int | None:
@@ -210,6 +218,10 @@ class Router:
         self._num_assigned += 1
         spoke.last_assigned = self._num_assigned
         return spoke
+
+
+def _renamed(status: TargetStatus, endpoint: str) -> TargetStatus:
+    return msgspec.structs.replace(status, target_id=TargetId(f"{status.target_id} at {endpoint}"))
 
 
 def _holds(spoke: Spoke, prompt_len: int) -> bool:

@@ -12,8 +12,8 @@ from starspec.gateway.order import Order, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
 from starspec.gateway.unsupported import refuse_unsupported
+from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
-from starspec.wire.messages import RequestSpec
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 SEEDS: Final = 2**63  # any integer is a seed; those that differ by a multiple of this are the same
@@ -124,18 +124,9 @@ class Translator:
             self._check_prompt(prompt, param, max_model_len)
         num_draft_tokens = speculation_length(request.speculative)
         specs = tuple(
-            RequestSpec(
-                prompt_token_ids=prompt,
-                law=law,
-                max_tokens=params.max_tokens,
-                stop=params.stop,
-                include_stop_str_in_output=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                logprobs=params.logprobs,
-                num_draft_tokens=num_draft_tokens,
-            )
+            spec
             for prompt in prompts
-            for law in params.laws(self._codec.eos_token_ids)
+            for spec in request_specs(prompt, params, self._codec.eos_token_ids, num_draft_tokens)
         )
         return Order(specs=specs, num_prompts=len(prompts), prompt_param=param, options=_reply_options(request, params))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from starspec.config import SpeculativeConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSnapshot:
@@ -33,3 +35,10 @@ class FixedLength:
     def choose(self, snapshot: LengthSnapshot) -> int:
         """K, but never so many that they and the target's own token would exceed what remains."""
         return max(0, min(self.num_speculative_tokens, snapshot.max_remaining_tokens - 1))
+
+
+def make_policy(config: SpeculativeConfig) -> LengthPolicy:
+    """The policy that a speculative config names."""
+    match config.length.policy:
+        case "fixed":
+            return FixedLength(config.num_speculative_tokens)

@@ -38,6 +38,7 @@ def settle_numerics(runner: PackedRunner) -> None:
     Effects: the runner's `rows`, `is_invariant` and `numerics_report`; leases and frees rows of its cache.
     """
     cache = runner.cache
+    free = runner.rows
     rows = invariant_rows(runner.step_linears, cache.dtype, cache.device)
     culprit = "linears"
     if rows is not None:
@@ -48,6 +49,8 @@ def settle_numerics(runner: PackedRunner) -> None:
             culprit = "layers"
         else:
             runner.is_invariant = True
+    if not runner.is_invariant:
+        runner.rows = free  # padding and splitting would cost and promise nothing
     runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, None if runner.is_invariant else culprit)}"
 
 

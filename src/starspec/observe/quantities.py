@@ -46,7 +46,7 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("rounds", "Rounds.", lambda t: t.stats.num_rounds),
     Target("late_rounds", "Rounds that went on without an awaited proposal.", lambda t: t.stats.num_late_rounds),
     Target("stale_messages", "Messages of the hub dropped by epoch.", lambda t: t.stats.num_stale_messages),
-    Target("reconnects", "Times that the link to the hub was made anew.", lambda t: t.stats.num_reconnects),
+    Target("reconnects", "Times that a lost hub was found again.", lambda t: t.stats.num_reconnects),
     Target("degraded_seconds", "Seconds without a usable hub, while one was configured.", lambda t: t.stats.degraded_s),
     Target("requests_finished", "Requests that ended by stop or length.", lambda t: t.stats.num_finished),
     Target("requests_aborted", "Requests that nobody waited for any more.", lambda t: t.stats.num_aborted),
@@ -66,8 +66,8 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
     Target("t_c_seconds", "t_c: a round trip less the hub's queue and service.", lambda t: t.stats.t_c.value),
     Target("return_time_seconds", "Z = t_c + t_v.", lambda t: t.stats.return_time_s),
     Target("wait_seconds", "T_wait: the engine waiting for proposals, a round.", lambda t: t.stats.wait.value),
-    Target("round_seconds", "One whole round.", lambda t: t.stats.round.value),
-    Target("rounds_per_second", "R_p.", lambda t: t.stats.rounds_per_s),
+    Target("round_seconds", "One round: wait and verify; prompts that are read between rounds do not count.", lambda t: t.stats.round.value),
+    Target("rounds_per_second", "R_p = 1 / round_seconds.", lambda t: t.stats.rounds_per_s),
     Target("tokens_per_second", "O_i: tokens emitted over the last seconds.", lambda t: t.stats.tokens_per_s),
 )
 
@@ -75,6 +75,7 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_busy_seconds", "Seconds of drafting.", lambda h: h.stats.busy_s),
     Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
     Hub("hub_layers", "Draft layers: batched draft forwards.", lambda h: h.stats.num_layers),
+    Hub("hub_evictions", "Rows taken from a tag for another.", lambda h: h.stats.num_evictions),
     Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),

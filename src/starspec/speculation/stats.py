@@ -120,11 +120,11 @@ class TargetStats:
     t_v: Mean = field(default_factory=Mean)  # one verifying forward and its verdicts
     t_c: Mean = field(default_factory=Mean)  # a round trip less the hub's queue and service
     wait: Mean = field(default_factory=Mean)  # T_wait: engine waiting for proposals, a round
-    round: Mean = field(default_factory=Mean)  # one whole round: 1 / R_p
+    round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is read between rounds
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that went on without an awaited proposal
     num_stale_messages: int = 0  # dropped by epoch
-    num_reconnects: int = 0
+    num_reconnects: int = 0  # times that the hub was found again
     degraded_s: float = 0.0  # seconds without a usable hub, while one was configured
     tokens_per_s: float = 0.0  # O_i over the last seconds
     num_finished: int = 0
@@ -155,6 +155,7 @@ class HubStats:
     sessions_per_layer: Mean = field(default_factory=Mean)
     busy_s: float = 0.0  # total seconds of drafting
     idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
+    num_evictions: int = 0  # rows taken from a tag for another; the tag lives on as token ids
     num_layers: int = 0
     num_proposals: int = 0
     num_draft_tokens: int = 0

@@ -7,7 +7,7 @@ from typing import Any
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.ids import TargetId
-from starspec.length.policy import FixedLength
+from starspec.length.policy import make_policy
 from starspec.models.load import load_runner
 from starspec.models.runner import ModelRunner
 from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
@@ -51,7 +51,7 @@ def make_drafts(
     """The drafts of a target server: a hub's, prompt lookup in this process, or none."""
     if speculative is None:
         return NoDrafts()
-    policy = FixedLength(speculative.num_speculative_tokens)
+    policy = make_policy(speculative)
     ngram = NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
     remote = speculative.remote
     if remote.endpoint is None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
 from starspec.length.policy import LengthPolicy
-from starspec.speculation.stats import TargetStats
+from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_limit
+from starspec.target.hub_liveness import HubLiveness
 from starspec.target.sequence import Emitted, Sequence
 from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
 from starspec.wire.session import Role, TagSession
@@ -27,13 +28,9 @@ from starspec.wire.transport import TargetTransport
 MIN_DEADLINE_S = 0.050
 MAX_GAP_S = 0.250  # a client may always wait so long for a token; only rounds of more than half of it may take longer
 FIRST_DEADLINE_S = 1.0  # before any round has been measured
-PING_INTERVAL_S = 0.5
-MAX_SILENCES = 2  # rounds in a row without a word until a hub counts as lost
+PING_INTERVAL_S = 0.5  # also what a lost hub is found by
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
 PAUSE_ROUNDS = 16
-MIN_RETRY_S = 0.25  # a hub that fell silent is not waited for again before this ...
-MAX_RETRY_S = 4.0  # ... or up to this, if it keeps falling silent
-RELAPSE_S = 5.0  # silent again within this: the next pause is twice as long
 
 
 @dataclass(slots=True)
@@ -47,6 +44,7 @@ class _TagState:
     is_awaited: bool = False
     num_misses: int = 0  # in a row
     num_pause_rounds: int = 0
+    open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
 
 class RemoteDrafts:
@@ -79,16 +77,14 @@ class RemoteDrafts:
         self._tag_numbers = itertools.count(1)
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
-        self._is_lost = True  # nothing heard since the last silence or disconnection
-        self._lost_since_s = clock()
-        self._found_s = float("-inf")
-        self._retry_s = MIN_RETRY_S
+        self._hub = HubLiveness(clock())
         self._num_connects = 0
-        self._num_silences = 0  # rounds in a row that waited and heard nothing at all
+        self._is_waiting = False  # in `_await`: what arrives now has just arrived
+        self._round, self._verify = Mean(), Mean()  # seconds of recent rounds
 
     @property
     def is_connected(self) -> bool:
-        return not self._is_lost
+        return not self._hub.is_lost
 
     @property
     def num_tags(self) -> int:
@@ -99,14 +95,14 @@ class RemoteDrafts:
     def open(self, sequence: Sequence) -> None:
         if self._fallback is not None:
             self._fallback.open(sequence)
-        sequence.stats.num_spec_tokens = draft_limit(sequence, self._policy)
+        sequence.stats.num_spec_tokens = self._wanted(sequence)
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
         state = _TagState(sequence, TagSession(Role.TARGET, tag))
         self._tags[tag] = state
         self._by_request[sequence.request_id] = tag
-        if not self._is_lost:
+        if not self._hub.is_lost:
             self._transport.send([self._open(state)])
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
@@ -126,6 +122,8 @@ class RemoteDrafts:
                 messages.extend(self._forget(state))
             elif state.session.is_held:
                 messages.append(self._verdict(state, added.token_ids))
+            elif not self._hub.is_lost and self._clock() >= state.open_at_s:
+                messages.append(self._open(state))
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
         self._transport.send(messages)
@@ -139,17 +137,21 @@ class RemoteDrafts:
 
     def note_round(self, round_s: float, verify_s: float) -> None:
         """Set the next deadline so that even a round that waits in vain ends within two recent rounds, or MAX_GAP_S."""
+        self._round.add(round_s)
+        self._verify.add(verify_s)
         if self._fixed_deadline_s is None:
-            recent_round_s, recent_verify_s = self._stats.round.value or round_s, self._stats.t_v.value or verify_s
-            self._deadline_s = max(MIN_DEADLINE_S, max(MAX_GAP_S, 2.0 * recent_round_s) - recent_verify_s)
+            longest_s = max(MAX_GAP_S, 2.0 * self._round.value)
+            self._deadline_s = max(MIN_DEADLINE_S, longest_s - self._verify.value)
 
     def poll(self) -> None:
         for message in self._transport.receive(0.0):
             self._handle(message)
         self._notice_connection()
-        if self._transport.is_connected and self._clock() >= self._next_ping_s:
-            self._next_ping_s = self._clock() + PING_INTERVAL_S
-            self._transport.send([Ping(sequence=next(self._ping_numbers), stats=self._stats)])
+        now = self._clock()
+        self._stats.degraded_s = self._hub.lost_s(now)
+        if self._transport.is_connected and now >= self._next_ping_s:
+            self._next_ping_s = now + PING_INTERVAL_S
+            self._transport.send([Ping(next(self._ping_numbers))])
 
     def shutdown(self) -> None:
         self._transport.close()
@@ -158,9 +160,22 @@ class RemoteDrafts:
 
     def _await(self, awaited: list[_TagState]) -> None:
         """Receive until every awaited proposal is here, or the deadline passes, or the hub is lost."""
-        deadline_s = self._clock() + self._deadline_s
+        is_heard = self._receive_until(self._clock() + self._deadline_s, awaited)
+        late = [state for state in awaited if state.is_awaited]
+        is_given_up = self._hub.has_fallen_silent(bool(late) and not is_heard)
+        if not late:
+            return
+        self._stats.num_late_rounds += 1
+        for state in late:
+            self._miss(state)
+        if is_given_up and not self._hub.is_lost:
+            self._lose()
+
+    def _receive_until(self, deadline_s: float, awaited: list[_TagState]) -> bool:
+        """Returns: whether anything was heard."""
         is_heard = False
-        while not self._is_lost and any(state.is_awaited for state in awaited):
+        self._is_waiting = True
+        while not self._hub.is_lost and any(state.is_awaited for state in awaited):
             left_s = deadline_s - self._clock()
             if left_s <= 0:
                 break
@@ -169,15 +184,8 @@ class RemoteDrafts:
             for message in messages:
                 self._handle(message)
             self._notice_connection()
-        late = [state for state in awaited if state.is_awaited]
-        self._num_silences = 0 if is_heard or not late else self._num_silences + 1
-        if not late:
-            return
-        self._stats.num_late_rounds += 1
-        for state in late:
-            self._miss(state)
-        if self._num_silences >= MAX_SILENCES and not self._is_lost:
-            self._lose()
+        self._is_waiting = False
+        return is_heard
 
     def _miss(self, state: _TagState) -> None:
         state.num_misses += 1
@@ -188,71 +196,72 @@ class RemoteDrafts:
     def _notice_connection(self) -> None:
         """A session that ended took every tag with it; one that began can have them all."""
         if not self._transport.is_connected:
-            if not self._is_lost:
+            if not self._hub.is_lost:
                 self._lose()
         elif self._transport.num_connects != self._num_connects:
             self._num_connects = self._transport.num_connects
-            if not self._is_lost:
+            if not self._hub.is_lost:
                 self._lose()
             self._find()
 
     def _lose(self) -> None:
         """The hub is silent or gone: wait for nothing until it is heard again."""
-        self._is_lost = True
-        self._num_silences = 0
-        self._lost_since_s = self._clock()
-        is_relapse = self._clock() - self._found_s < RELAPSE_S
-        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_relapse else MIN_RETRY_S
+        self._hub.lose(self._clock())
         for state in self._tags.values():
-            state.session.lose()
-            state.proposal, state.is_awaited = None, False
+            self._let_go(state)
+
+    def _let_go(self, state: _TagState) -> None:
+        state.session.lose()
+        state.proposal, state.is_awaited = None, False
 
     def _find(self) -> None:
         """The hub is heard (again): open every tag from its token ids."""
-        self._is_lost = False
-        self._found_s = self._clock()
-        self._stats.degraded_s += self._found_s - self._lost_since_s
-        self._stats.num_reconnects += 1
+        self._hub.find(self._clock())
+        self._stats.num_reconnects = self._hub.num_found - 1
         self._transport.send([self._open(state) for state in self._tags.values()])
 
     # ---------------------------------------------------------------- messages
 
     def _handle(self, message: HubToTarget) -> None:
-        if self._is_lost:
-            if self._clock() - self._lost_since_s >= self._retry_s:
+        if self._hub.is_lost:
+            if self._hub.may_be_found(self._clock()):
                 self._find()
             return
-        match message:
-            case Proposal(tag=tag) if tag in self._tags:
-                self._take(self._tags[tag], message)
-            case Reopen(tag=tag) if tag in self._tags:
-                self._reopen(self._tags[tag], message)
-            case Proposal() | Reopen():
-                self._stats.num_stale_messages += 1
-            case _:
-                pass  # Pong renews the link; Goodbye ends in a disconnection
+        if not isinstance(message, Proposal | Reopen):
+            return  # Pong is a word, no more; Goodbye ends in a disconnection
+        state = self._tags.get(message.tag)
+        if state is None or not self._is_fresh(state, message):
+            self._stats.num_stale_messages += 1
+        elif isinstance(message, Reopen):
+            self._transport.send([self._open(state)])
+        elif message.retry_after_s:
+            self._let_go(state)
+            state.open_at_s = self._clock() + message.retry_after_s
+        else:
+            self._take(state, message)
+
+    def _is_fresh(self, state: _TagState, message: Proposal | Reopen) -> bool:
+        """Whether the message fits the tag as it is. One that breaks the protocol costs this round its draft."""
+        try:
+            return state.session.receive(message) is not None
+        except PeerProtocolError:
+            return False
 
     def _take(self, state: _TagState, proposal: Proposal) -> None:
-        try:
-            fresh = state.session.receive(proposal)
-        except PeerProtocolError:
-            fresh = None  # a hub that breaks the protocol costs this round its draft, nothing else
-        if fresh is None:
-            self._stats.num_stale_messages += 1
-            return
         state.proposal, state.is_awaited, state.num_misses = proposal, False, 0
-        round_trip_s = self._clock() - state.asked_s
-        self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
+        if self._is_waiting:  # else it has lain there for a while
+            round_trip_s = self._clock() - state.asked_s
+            self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
 
-    def _reopen(self, state: _TagState, message: Reopen) -> None:
-        if state.session.receive(message) is None:
-            self._stats.num_stale_messages += 1
-        else:
-            self._transport.send([self._open(state)])
+    def _wanted(self, sequence: Sequence) -> int:
+        """Draft tokens to ask for; a hub never gives more than it said in its Welcome."""
+        welcome = self._transport.welcome
+        limit = draft_limit(sequence, self._policy)
+        return limit if welcome is None else min(limit, welcome.max_draft_tokens)
 
     def _open(self, state: _TagState) -> Open:
         sequence = state.sequence
-        wanted = draft_limit(sequence, self._policy)
+        wanted = self._wanted(sequence)
         message = Open(
             tag=state.session.tag,
             epoch=state.session.next_epoch,
@@ -266,7 +275,7 @@ class RemoteDrafts:
         return message
 
     def _verdict(self, state: _TagState, token_ids: list[int]) -> Verdict:
-        wanted = 0 if state.num_pause_rounds else draft_limit(state.sequence, self._policy)
+        wanted = 0 if state.num_pause_rounds else self._wanted(state.sequence)
         state.num_pause_rounds = max(0, state.num_pause_rounds - 1)
         message = Verdict(
             tag=state.session.tag,

@@ -182,5 +182,4 @@ def _refuse_other_version(frame: bytes) -> Refused | None:
         return None
     if version == PROTOCOL_VERSION:
         return None
-    versions = f"this hub speaks protocol version {PROTOCOL_VERSION}, the target {version}"
-    return Refused("version", f"{versions}: install the same starspec release on both machines")
+    return Refused.for_version(version)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import structlog
 import zmq
 
 from starspec.errors import PeerProtocolError
@@ -18,6 +19,8 @@ from starspec.wire.transport import Arrival, HubTransportStats, Joined, Left
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 FAULT_INTERVAL_S: Final = 1.0  # a peer that keeps breaking the protocol is told so this often
 READ_BURST: Final = 64  # multiparts of one target before the next target's turn
+
+log = structlog.get_logger()
 
 
 class HubSession:
@@ -103,6 +106,7 @@ class HubSession:
 
     def departure(self, now: float) -> Arrival:
         """The last word about this session."""
+        log.info("target left", target=self.hello.target_id, session=self.session_id, reason=self.left)
         return self._arrival(Left(self.left or "the hub is closing"), now)
 
     def _take(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
@@ -111,6 +115,7 @@ class HubSession:
             case Ping(sequence=0):
                 if self._link.state is LinkState.ATTACHING:
                     self.has_joined = True
+                    log.info("target joined", target=self.hello.target_id, session=self.session_id)
                     arrivals.append(self._arrival(Joined(self.hello), now))
                 self._send(self._identity, [encode(self._link.send(Pong(0)))])
             case Goodbye(reason=reason):

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import HubStats, RequestStats, TargetStats
@@ -30,6 +31,9 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 TagNumber = Annotated[Tag, Meta(ge=0, lt=2**53)]
 EpochNumber = Annotated[Epoch, Meta(ge=1, lt=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+RequestName = Annotated[RequestId, Meta(max_length=200)]
+StopStrings = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=10_000)], ...], Meta(max_length=64)]
+DraftCount = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, omit_defaults=True):
@@ -44,7 +48,7 @@ class Hello(Message, frozen=True):
 
     protocol_version: int
     target_id: Annotated[TargetId, Meta(min_length=1, max_length=200)]
-    vocab_size: Count  # rows of the target's embedding
+    vocab_size: Annotated[int, Meta(ge=1, lt=2**31)]  # rows of the target's embedding
     vocab_fingerprint: Name  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
 
 
@@ -65,6 +69,12 @@ class Refused(Message, frozen=True):
     code: Literal["version", "vocabulary", "full", "invalid"]
     reason: str
     retry_after_s: float | None = None  # None: asking again will not help
+
+    @classmethod
+    def for_version(cls, theirs: int) -> Refused:
+        """What a hub of this version says to a target of another."""
+        versions = f"this hub speaks protocol version {PROTOCOL_VERSION}, the target {theirs}"
+        return cls("version", f"{versions}: install the same starspec release on both machines")
 
 
 # ---------------------------------------------------------------- draft link: the target's own port
@@ -91,6 +101,7 @@ class Proposal(Message, frozen=True, dict=True):
     parents: list[int] | None = None  # as DraftTree.parents; None = a chain
     queue_s: Seconds = 0.0  # seconds from arrival at the hub to the first layer
     service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last
+    retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; open it anew after so long
 
     @cached_property
     def tree(self) -> DraftTree:
@@ -125,13 +136,12 @@ class Reopen(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """target -> hub: I live; answer. Carries the target's statistics for the hub's tables.
+    """target -> hub: I live; answer.
 
     Sequence 0 belongs to the transports: it attaches a session, keeps its lease and never reaches the hub itself.
     """
 
     sequence: Count
-    stats: TargetStats | None = None
 
 
 class Pong(Message, frozen=True):
@@ -188,25 +198,25 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     prompt_token_ids: TokenIdList
     law: TokenLaw
-    max_tokens: int | None = None  # None: as many as the context holds
-    stop: tuple[str, ...] = ()
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None  # None: as many as the context holds
+    stop: StopStrings = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None
-    num_draft_tokens: int | None = None  # None: the target's own choice; 0: do not speculate
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    num_draft_tokens: DraftCount | None = None  # None: the target's own choice; 0: do not speculate
 
 
 class Submit(Message, frozen=True):
     """gateway -> target: generate."""
 
-    request_id: RequestId
+    request_id: RequestName
     spec: RequestSpec
 
 
 class Abort(Message, frozen=True):
     """gateway -> target: nobody waits for this any more."""
 
-    request_id: RequestId
+    request_id: RequestName
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -224,7 +234,7 @@ class Emission(Message, frozen=True):
     `finish_reason` and the request's statistics.
     """
 
-    request_id: RequestId
+    request_id: RequestName
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprob] | None = None
@@ -236,7 +246,7 @@ class Emission(Message, frozen=True):
 class Rejected(Message, frozen=True):
     """target -> gateway: this request will not run."""
 
-    request_id: RequestId
+    request_id: RequestName
     message: str
     param: str | None = None
     status: int = 400  # HTTP status

@@ -17,11 +17,11 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from starspec.errors import PeerLost, PeerProtocolError
+from starspec.errors import LinkError, PeerLost, PeerProtocolError
 from starspec.ids import RequestId
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Doorkeeper, Keys, require_keys
-from starspec.wire.messages import GatewayToTarget, Rejected, TargetToGateway
+from starspec.wire.messages import GatewayToTarget, Rejected, RequestName, TargetToGateway
 from starspec.wire.sockets import (
     GOODBYE_MS,
     HANDSHAKE_FAILED,
@@ -41,7 +41,7 @@ RECONNECT_MS: Final = (50, 500)  # first and longest pause
 class _AnySubmit(msgspec.Struct, tag_field="type", tag="submit"):
     """Enough of a request to refuse it by name."""
 
-    request_id: RequestId
+    request_id: RequestName
 
 
 class ServingServer:
@@ -95,13 +95,14 @@ class ServingServer:
     def send(self, peer: bytes, messages: Sequence[TargetToGateway]) -> bool:
         """Hand messages over without waiting; they travel together.
 
-        Returns: False if the gateway is gone or does not read: its requests have nobody to answer to.
+        Returns: False if the gateway is gone or does not read, or if a message is too large for a frame: its
+            requests have nobody to answer to.
         """
         if not messages:
             return True
         try:
             self._socket.send_multipart([peer, *(encode(message) for message in messages)], zmq.NOBLOCK)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, LinkError):
             self.num_dropped += len(messages)
             return False
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from starspec.ids import SessionId, TargetId
 from starspec.wire.messages import Hello, HubStatus, HubToTarget, Refused, TargetToHub, Welcome
@@ -94,16 +94,6 @@ class TargetTransport(Protocol):
     @property
     def welcome(self) -> Welcome | None:
         """The terms of the present session; None while not connected."""
-        ...
-
-    @property
-    def refusal(self) -> Refused | None:
-        """Why the hub said no, last time it was asked; None after a welcome."""
-        ...
-
-    @property
-    def sockets(self) -> Sequence[Any]:
-        """What a zmq.Poller may wait for (events: POLLIN) before the next `receive`. They change with the state."""
         ...
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:

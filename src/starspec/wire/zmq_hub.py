@@ -22,7 +22,7 @@ from starspec.ids import SessionId
 from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.hub_door import Door, Ports
 from starspec.wire.hub_exchange import Exchange
-from starspec.wire.hub_loop import HubLoop
+from starspec.wire.hub_io import HubIo
 from starspec.wire.keys import Doorkeeper, Keys, require_keys
 from starspec.wire.messages import HubToTarget
 from starspec.wire.transport import Admit, Arrival, HubTransportStats, Report
@@ -99,7 +99,7 @@ class ZmqHub:
 
     def _run(self, door: Door) -> None:
         """The I/O thread. A supervisor: whatever it dies of reaches the hub's thread through `receive`."""
-        loop = HubLoop(door, self._exchange, self.stats)
+        loop = HubIo(door, self._exchange, self.stats)
         try:
             loop.run()
         except BaseException as error:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import structlog
+
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
@@ -40,6 +42,8 @@ RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attachi
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
 KEEP_ALIVE_S: Final = 1.0  # at most, between two pings; never more than a quarter of the lease
+
+log = structlog.get_logger()
 
 
 class ZmqTarget:
@@ -225,12 +229,15 @@ class ZmqTarget:
             self._public = None
             self.refusal, self.problem = None, ""
             self.num_connects += 1
+            log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
         """Begin again from Hello, `wait_s` from now."""
         self._hang_up(0)
         self._link.lose()
         self._terms = None
+        if problem != self.problem:
+            log.warning("no hub: decoding goes on without it", hub=self._endpoint, problem=problem)
         self.problem = problem
         self._say_at = now + wait_s
 

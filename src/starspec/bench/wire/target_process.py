@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
 
 from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.wire.clock import Interval
@@ -23,7 +22,6 @@ from starspec.wire.messages import (
     Hello,
     HubToTarget,
     Proposal,
-    Refused,
     TargetToHub,
     Verdict,
     Welcome,
@@ -59,14 +57,6 @@ class TimedTransport:
     @property
     def welcome(self) -> Welcome | None:
         return self._transport.welcome
-
-    @property
-    def refusal(self) -> Refused | None:
-        return self._transport.refusal
-
-    @property
-    def sockets(self) -> Sequence[Any]:
-        return self._transport.sockets
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
         now = time.monotonic()

@@ -8,7 +8,7 @@ from starspec.sampling_params import SamplingParams
 from starspec.wire.messages import RequestSpec
 
 
-def choice_specs(
+def request_specs(
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
     eos_token_ids: tuple[int, ...],

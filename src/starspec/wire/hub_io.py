@@ -21,7 +21,7 @@ STALL_S: Final = 1.0  # a longer gap between two turns means that this process s
 MAX_BACKLOG: Final = 4096  # arrivals of one target that the hub has not taken: beyond it the target is not read
 
 
-class HubLoop:
+class HubIo:
     """Sockets on one side, an Exchange on the other. Everything but the Exchange belongs to one thread."""
 
     def __init__(self, door: Door, exchange: Exchange, stats: HubTransportStats) -> None:

@@ -1,0 +1,1 @@
+"""What clients notice when the hub is killed, stopped or restarted in mid-stream: a real star, real streams."""

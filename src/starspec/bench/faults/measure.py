@@ -1,0 +1,189 @@
+"""`starspec bench faults`: kill -9, restart and SIGSTOP of the hub while streams are open."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from starspec.bench.faults.star_processes import StarProcesses
+from starspec.bench.faults.streams import Clients, Stream
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Report
+from starspec.errors import PeerLost
+
+NUM_TARGETS = 2
+NUM_STREAMS = 8
+MAX_GAP_S = 0.250  # a client may always wait so long for a token
+LOOK_S = 0.02  # between two looks at /metrics
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """How much to measure."""
+
+    num_tokens: int = 128  # of each answer
+    calm_s: float = 3.0  # before a fault
+    away_s: float = 10.0  # how long the hub is stopped
+    num_repeats: int = 3
+
+
+QUICK = FaultPlan(num_tokens=64, calm_s=2.0, away_s=5.0, num_repeats=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRow:
+    """One fault."""
+
+    fault: str
+    num_answers: int
+    num_identical: int  # to plain decoding of the same target
+    round_ms: float  # just before, of the target with the longer rounds
+    calm_gap_ms: float  # longest time between two pieces of a stream before the fault, for comparison
+    gap_ms: float  # the same from the fault until the hub is started again or goes on
+    max_gap_ms: float  # what it may be: max(250 ms, 2 rounds)
+    back_s: float  # from the hub's return until every target has accepted draft tokens again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultModels:
+    """The star's models."""
+
+    target: str
+    draft: str
+    quantization: str
+    dtype: str
+    max_model_len: int = 512
+
+
+def measure_faults(
+    models: FaultModels, prompts: Sequence[str], plan: FaultPlan, advance: Callable[[str], None]
+) -> Report:
+    """Start a star, open NUM_STREAMS streams, and hurt its hub.
+
+    Args:
+        advance: called with what is about to happen.
+    Raises: PeerLost if the star does not come up or does not recover; httpx.HTTPError if a stream breaks.
+    """
+    advance("starting the star")
+    shape = ("--dtype", models.dtype, "--max-model-len", str(models.max_model_len))
+    with StarProcesses(
+        models.target,
+        models.draft,
+        NUM_TARGETS,
+        draft_options=(*shape, "--draft-quantization", models.quantization),
+        target_options=shape,
+    ) as star:
+        rows = asyncio.run(_hurt(star, models.target, prompts[:NUM_STREAMS], plan, advance))
+    notes = {"num_targets": NUM_TARGETS, "num_streams": NUM_STREAMS, "temperature": 0.7, "threads_a_process": 1}
+    return Report(collect_provenance({"target": models.target, "draft": models.draft}), rows, notes=notes)
+
+
+async def _hurt(
+    star: StarProcesses, model: str, prompts: Sequence[str], plan: FaultPlan, advance: Callable[[str], None]
+) -> list[FaultRow]:
+    rows = []
+    async with Clients(star.url, model, prompts, plan.num_tokens) as clients:
+        advance("plain decoding")
+        plain = await clients.answers(speculative=False)
+        for _ in range(plan.num_repeats):
+            for fault in (_Killed(star), _Stopped(star, plan.away_s)):
+                advance(fault.name)
+                rows.append(await _measure(fault, clients, plain, plan))
+    return rows
+
+
+class _Killed:
+    """kill -9, and a new hub on the same port; loading it takes its time."""
+
+    name = "kill -9 and restart"
+
+    def __init__(self, star: StarProcesses) -> None:
+        self._star = star
+
+    async def hurt(self) -> None:
+        self._star.hub.end(signal.SIGKILL)
+        await asyncio.sleep(2.0)
+
+    async def heal(self) -> None:
+        await asyncio.to_thread(self._star.restart_hub)
+
+
+class _Stopped:
+    """SIGSTOP, and SIGCONT after a while: connections stay, and nobody answers."""
+
+    def __init__(self, star: StarProcesses, away_s: float) -> None:
+        self.name = f"SIGSTOP for {away_s:g} s"
+        self._star = star
+        self._away_s = away_s
+
+    async def hurt(self) -> None:
+        self._star.hub.send(signal.SIGSTOP)
+        await asyncio.sleep(self._away_s)
+
+    async def heal(self) -> None:
+        self._star.hub.send(signal.SIGCONT)
+
+
+async def _measure(fault: _Killed | _Stopped, clients: Clients, plain: Sequence[str], plan: FaultPlan) -> FaultRow:
+    asking = asyncio.create_task(clients.keep_asking())
+    try:
+        await _until_drafted(clients, await _accepted(clients))
+        calm_at_s = time.monotonic()
+        await asyncio.sleep(plan.calm_s)
+        round_s = max((await _by_target(clients, "round_seconds")).values())
+        hurt_at_s = time.monotonic()
+        await fault.hurt()
+        healing_at_s = time.monotonic()
+        await fault.heal()
+        healed_at_s = time.monotonic()
+        await _until_drafted(clients, await _accepted(clients))
+        back_s = time.monotonic() - healed_at_s
+    finally:
+        clients.stop()
+    await asking
+    answers = [(stream.text, text) for streams, text in zip(clients.streams, plain, strict=True) for stream in streams]
+    streams = [stream for each in clients.streams for stream in each]
+    return FaultRow(
+        fault=fault.name,
+        num_answers=len(answers),
+        num_identical=sum(found == expected for found, expected in answers),
+        round_ms=round(round_s * 1e3, 1),
+        calm_gap_ms=_longest_gap_ms(streams, calm_at_s, hurt_at_s),
+        gap_ms=_longest_gap_ms(streams, hurt_at_s, healing_at_s),
+        max_gap_ms=round(max(MAX_GAP_S, 2 * round_s) * 1e3, 1),
+        back_s=round(back_s, 2),
+    )
+
+
+def _longest_gap_ms(streams: Sequence[Stream], start_s: float, end_s: float) -> float:
+    return round(max(stream.longest_gap_s(start_s, end_s) for stream in streams) * 1e3, 1)
+
+
+async def _until_drafted(clients: Clients, accepted: dict[str, float]) -> None:
+    """Wait until every target has accepted more draft tokens. Raises: PeerLost after PATIENCE_S."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        now = await _accepted(clients)
+        if len(now) == NUM_TARGETS and all(now[target] > accepted.get(target, 0.0) for target in now):
+            return
+        if time.monotonic() > deadline_s:
+            raise PeerLost(f"not every target speculates again after {PATIENCE_S:.0f} s: {accepted} before, {now} now")
+        await asyncio.sleep(LOOK_S)
+
+
+async def _accepted(clients: Clients) -> dict[str, float]:
+    return await _by_target(clients, "spec_decode_num_accepted_tokens_total")
+
+
+async def _by_target(clients: Clients, name: str) -> dict[str, float]:
+    """A metric of each target, by the target's name."""
+    found = {}
+    for line in await clients.metrics():
+        if line.startswith(f"starspec_{name}{{") and (target := re.search(r'target="([^"]+)"', line)):
+            found[target[1]] = float(line.split()[-1])
+    return found
