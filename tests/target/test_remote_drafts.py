@@ -38,7 +38,7 @@ from starspec.wire.session import Role, TagSession
 
 STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
-FULL_S = 0.2
+FULL_S = 0.1
 MOODS = ["lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full"]
 
 
@@ -280,7 +280,7 @@ def test_a_tag_whose_proposals_are_always_late_is_left_alone_for_a_while() -> No
 def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
     star = Star()
     star.hub.mood = "full"
-    star.submit("a", PROMPT, 100)
+    star.submit("a", PROMPT, 70)
     started_s = star.clock.now
     while star.clock.now < started_s + 3.5 * FULL_S:
         star.step()
