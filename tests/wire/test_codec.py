@@ -54,7 +54,7 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (TargetToHub, Open(Tag(1), Epoch(1), [1, 2, 3], 2, LAW, 4)),
     (TargetToHub, Verdict(Tag(1), Epoch(2), 3, [4, 5], 0)),
     (TargetToHub, Close(Tag(1), Epoch(3))),
-    (TargetToHub, Ping(7, STATS)),
+    (TargetToHub, Ping(7)),
     (TargetToHub, Goodbye("done")),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4, 5, 6], [-1, 0, 0], 0.001, 0.002)),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [])),

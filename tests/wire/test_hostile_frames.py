@@ -12,7 +12,6 @@ import zmq
 
 from starspec.ids import Epoch, Tag, TargetId
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import TargetStats
 from starspec.wire.codec import encode
 from starspec.wire.messages import Ask, Close, Fault, Goodbye, Hello, Open, Ping, Pong, Verdict
 
@@ -31,7 +30,7 @@ SEEDS = [
         Verdict(Tag(1), Epoch(2), 60, [1, 2, 3], 4),
         Close(Tag(1), Epoch(3)),
         Ping(0),
-        Ping(3, TargetStats()),
+        Ping(3),
         Goodbye("x"),
         Fault("x"),
     )
