@@ -20,7 +20,8 @@ from starspec.speculation.stats import HubStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
 from starspec.wire.messages import Ask, Hello, HubStatus, Ping, Pong
-from starspec.wire.serving import ServingClient, ServingServer
+from starspec.wire.serving import ServingServer
+from starspec.wire.serving_client import ServingClient
 from starspec.wire.zmq_hub import ZmqHub
 from starspec.wire.zmq_target import ZmqTarget
 

@@ -28,7 +28,8 @@ from starspec.wire.messages import (
     Submit,
     TargetToGateway,
 )
-from starspec.wire.serving import ServingClient, ServingServer
+from starspec.wire.serving import ServingServer
+from starspec.wire.serving_client import ServingClient
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)

@@ -11,7 +11,7 @@ from starspec.gateway.hub_watch import AskHub
 from starspec.gateway.router import TargetLink
 from starspec.wire.ask import HubAsker
 from starspec.wire.keys import load_keys, require_keys
-from starspec.wire.serving import ServingClient
+from starspec.wire.serving_client import ServingClient
 from starspec.wire.sockets import host_of
 
 

@@ -66,7 +66,11 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
     Target("t_c_seconds", "t_c: a round trip less the hub's queue and service.", lambda t: t.stats.t_c.value),
     Target("return_time_seconds", "Z = t_c + t_v.", lambda t: t.stats.return_time_s),
     Target("wait_seconds", "T_wait: the engine waiting for proposals, a round.", lambda t: t.stats.wait.value),
-    Target("round_seconds", "One round: wait and verify; prompts that are read between rounds do not count.", lambda t: t.stats.round.value),
+    Target(
+        "round_seconds",
+        "One round: wait and verify, no prompts.",
+        lambda t: t.stats.round.value,
+    ),
     Target("rounds_per_second", "R_p = 1 / round_seconds.", lambda t: t.stats.rounds_per_s),
     Target("tokens_per_second", "O_i: tokens emitted over the last seconds.", lambda t: t.stats.tokens_per_s),
 )

@@ -1,0 +1,118 @@
+"""A gateway's end of the link to one target, in an asyncio loop. The other end is `serving.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from starspec.errors import PeerLost, PeerProtocolError
+from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.keys import Keys, require_keys
+from starspec.wire.messages import GatewayToTarget, TargetToGateway
+from starspec.wire.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
+
+RECONNECT_MS: Final = (50, 500)  # first and longest pause
+
+
+class ServingClient:
+    """A gateway's end of the link to one target. Connects, and connects again, by itself while `receive` waits.
+
+    Args:
+        endpoint: the target's serving port, tcp://host:port.
+        keys: of role "gateway".
+        is_insecure: allow a host that is not loopback without keys.
+    Raises: ConfigError if the endpoint is malformed or keys are missing.
+    """
+
+    def __init__(self, endpoint: str, keys: Keys | None = None, is_insecure: bool = False) -> None:
+        require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would speak to the target at")
+        target_key = b"" if keys is None else keys.public_key_of("target")
+        self._context = zmq.asyncio.Context()
+        self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
+        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
+        if keys is not None:
+            keys.secure_client(self._socket, target_key)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+        self._monitor = self._socket.get_monitor_socket(events)
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
+        self._arrived: deque[TargetToGateway] = deque()
+        self._is_broken = False  # the target does not read: the connection is given up
+        self._is_closed = False
+        self.endpoint = endpoint
+        self.is_connected = False
+        self.num_frames_rejected = 0
+        connect(self._socket, endpoint)
+
+    def send(self, message: GatewayToTarget) -> None:
+        """Hand a message over without waiting; dropped while not connected.
+
+        A target that does not read for so long that the queue is full is as good as gone: `receive` raises PeerLost.
+        """
+        if not self.is_connected:
+            return
+        sent = self._socket.send_multipart([encode(message)], flags=zmq.DONTWAIT)
+        assert isinstance(sent, asyncio.Future)
+        if sent.exception() is not None:
+            self._is_broken, self.is_connected = True, False
+            self._socket.disconnect(self.endpoint)  # its event wakes `receive`
+            connect(self._socket, self.endpoint)
+
+    async def receive(self) -> TargetToGateway:
+        """The next message, whenever it comes.
+
+        Raises: PeerLost once each time the connection breaks; what was in flight is gone.
+        """
+        while True:
+            self._read()
+            if self._arrived:
+                return self._arrived.popleft()
+            self._notice()
+            await self._poller.poll()
+
+    def close(self) -> None:
+        """Free the sockets. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.is_connected = False
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=GOODBYE_MS)
+            self._context.term()
+
+    def _read(self) -> None:
+        for frames in _waiting(self._socket):
+            try:
+                self._arrived += self._decoder.decode_all(frames)
+            except PeerProtocolError:
+                self.num_frames_rejected += 1
+
+    def _notice(self) -> None:
+        """Follow the connection. Raises: PeerLost if it broke."""
+        is_lost, self._is_broken = self._is_broken, False
+        for frames in _waiting(self._monitor):
+            if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.is_connected = True
+            else:
+                is_lost |= self.is_connected
+                self.is_connected = False
+        if is_lost:
+            raise PeerLost(f"the connection to the target at {self.endpoint} broke")
+
+
+def _waiting(socket: zmq.asyncio.Socket) -> list[list[bytes]]:
+    """The multiparts that have arrived. With DONTWAIT an asyncio socket's futures are done when they are returned."""
+    arrived: list[list[bytes]] = []
+    while True:
+        future = socket.recv_multipart(flags=zmq.DONTWAIT)
+        assert isinstance(future, asyncio.Future)
+        if future.exception() is not None:
+            return arrived
+        arrived.append(future.result())
