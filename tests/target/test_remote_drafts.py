@@ -39,7 +39,8 @@ from starspec.wire.session import Role, TagSession
 STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
 FULL_S = 0.1
-MOODS = ["lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full"]
+READING_S = 0.6  # what an `Open` takes a hub that reads slowly
+MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full"]
 
 
 class VirtualClock:
@@ -112,12 +113,13 @@ class ToyHub:
                     return
                 self.ids[tag] = [*(self.ids[tag] if isinstance(message, Verdict) else []), *message.token_ids]
                 if message.num_draft_tokens:
-                    self._propose(session, message.num_draft_tokens)
+                    is_read = isinstance(message, Verdict) or self.mood != "reading"
+                    self._propose(session, message.num_draft_tokens, DRAFT_S if is_read else READING_S)
             case Close(tag=tag):
                 self.sessions.pop(tag, None)
                 self.ids.pop(tag, None)
 
-    def _propose(self, session: TagSession, num: int) -> None:
+    def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
         if self.mood == "mute":
             return
         if self.mood == "reopening":  # for no reason
@@ -137,7 +139,7 @@ class ToyHub:
         proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids)
         if self.mood != "chatty":
             session.send(proposal)
-        self._post(10.0 if self.mood == "late" else DRAFT_S, proposal)
+        self._post(10.0 if self.mood == "late" else delay_s, proposal)
 
     def _post(self, delay_s: float, message: HubToTarget) -> None:
         self.mail.append((self.clock.now + delay_s, message))
@@ -288,6 +290,20 @@ def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
     star.hub.mood = "good"
     star.finish()
     assert star.stats.acceptance.num_accepted_tokens > 0
+
+
+def test_a_hub_that_reads_slowly_is_waited_for_once_and_joins_later() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 12)
+    star.finish()  # rounds are known now, and deadlines with them
+    star.hub.mood = "reading"
+    star.submit("b", PROMPT[2:], 70)
+    late_before, accepted_before = star.stats.num_late_rounds, star.stats.acceptance.num_accepted_tokens
+    star.finish()
+    assert star.stats.num_late_rounds == late_before + 1
+    assert star.hub.num_opens == 2
+    assert star.stats.num_reconnects == 0
+    assert star.stats.acceptance.num_accepted_tokens > accepted_before
 
 
 def test_a_hub_that_never_answers_is_time_without_one() -> None:

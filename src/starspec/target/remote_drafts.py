@@ -3,6 +3,10 @@
 A round waits for proposals at most until a deadline; a hub that says nothing at all by then is *lost*: rounds go on
 without waiting until it is heard again, and then every running tag is opened anew from its token ids (design D4).
 So a hub can make a target faster, never stop it, and never change a token.
+
+A tag whose `Open` is late is not waited for again, and is no silence: the hub has a prompt to read, of this tag or of
+others. Rounds go on, and the tag joins them when its first proposal comes: that one is old by then, and is answered
+with one verdict on all that was committed meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
@@ -42,6 +46,8 @@ class _TagState:
     proposal: Proposal | None = None
     asked_s: float = 0.0  # when the awaited proposal was asked for
     is_awaited: bool = False
+    is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
+    untold: list[int] = field(default_factory=list)  # committed since that Open; the hub hears of it once it answers
     num_misses: int = 0  # in a row
     num_pause_rounds: int = 0
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
@@ -120,6 +126,8 @@ class RemoteDrafts:
                 continue
             if added.finish is not None:
                 messages.extend(self._forget(state))
+            elif state.is_opening:
+                state.untold += added.token_ids
             elif state.session.is_held:
                 messages.append(self._verdict(state, added.token_ids))
             elif not self._hub.is_lost and self._clock() >= state.open_at_s:
@@ -162,7 +170,7 @@ class RemoteDrafts:
         """Receive until every awaited proposal is here, or the deadline passes, or the hub is lost."""
         is_heard = self._receive_until(self._clock() + self._deadline_s, awaited)
         late = [state for state in awaited if state.is_awaited]
-        is_given_up = self._hub.has_fallen_silent(bool(late) and not is_heard)
+        is_given_up = self._hub.has_fallen_silent(not is_heard and any(not state.is_opening for state in late))
         if not late:
             return
         self._stats.num_late_rounds += 1
@@ -188,6 +196,9 @@ class RemoteDrafts:
         return is_heard
 
     def _miss(self, state: _TagState) -> None:
+        if state.is_opening:
+            state.is_awaited = False  # rounds go on; the tag joins when the hub has read its prompt
+            return
         state.num_misses += 1
         if state.num_misses >= MAX_MISSES:  # alive but too slow for this tag: stop paying the deadline for it
             state.num_pause_rounds = PAUSE_ROUNDS
@@ -212,7 +223,7 @@ class RemoteDrafts:
 
     def _let_go(self, state: _TagState) -> None:
         state.session.lose()
-        state.proposal, state.is_awaited = None, False
+        state.proposal, state.is_awaited, state.is_opening = None, False, False
 
     def _find(self) -> None:
         """The hub is heard (again): open every tag from its token ids."""
@@ -237,6 +248,9 @@ class RemoteDrafts:
         elif message.retry_after_s:
             self._let_go(state)
             state.open_at_s = self._clock() + message.retry_after_s
+        elif state.untold:
+            untold, state.untold, state.is_opening = state.untold, [], False
+            self._transport.send([self._verdict(state, untold)])
         else:
             self._take(state, message)
 
@@ -249,6 +263,7 @@ class RemoteDrafts:
 
     def _take(self, state: _TagState, proposal: Proposal) -> None:
         state.proposal, state.is_awaited, state.num_misses = proposal, False, 0
+        state.is_opening = False
         if self._is_waiting:  # else it has lain there for a while
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
@@ -272,6 +287,7 @@ class RemoteDrafts:
         )
         state.session.send(message)
         self._ask(state, wanted)
+        state.is_opening, state.untold = wanted > 0, []
         return message
 
     def _verdict(self, state: _TagState, token_ids: list[int]) -> Verdict:
