@@ -44,6 +44,11 @@ class TreeVerdict:
         """Accepted tokens; excludes the target's own last one."""
         return len(self.accepted_nodes)
 
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of the tree's forward that decided the tokens, one each: the root's is 0, that of node i is i + 1."""
+        return (0, *(node + 1 for node in self.accepted_nodes))
+
 
 def verify_tree(
     tree: DraftTree, logits: Tensor, law: TokenLaw, prefix_len: int, counts: TokenCounts | None = None

@@ -31,6 +31,7 @@ from starspec.wire.transport import TargetTransport
 
 MIN_DEADLINE_S = 0.050
 MAX_GAP_S = 0.250  # a client may always wait so long for a token; only rounds of more than half of it may take longer
+GAP_SHARE = 0.8  # of the longest gap: the rest is for what happens between two rounds
 FIRST_DEADLINE_S = 1.0  # before any round has been measured
 PING_INTERVAL_S = 0.5  # also what a lost hub is found by
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
@@ -148,7 +149,7 @@ class RemoteDrafts:
         self._round.add(round_s)
         self._verify.add(verify_s)
         if self._fixed_deadline_s is None:
-            longest_s = max(MAX_GAP_S, 2.0 * self._round.value)
+            longest_s = GAP_SHARE * max(MAX_GAP_S, 2.0 * self._round.value)
             self._deadline_s = max(MIN_DEADLINE_S, longest_s - self._verify.value)
 
     def poll(self) -> None:

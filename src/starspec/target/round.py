@@ -63,9 +63,8 @@ class RoundRunner:
             )
             first_row += num_rows
             assert sequence.row is not None
-            path = (0, *(node + 1 for node in verdict.accepted_nodes))  # segment token 0 is the root
-            self.runner.cache.commit(sequence.row, path[: len(added.token_ids)])
-            num_accepted = min(len(verdict.accepted_nodes), len(added.token_ids))
+            self.runner.cache.commit(sequence.row, verdict.rows[: len(added.token_ids)])
+            num_accepted = min(verdict.num_accepted, len(added.token_ids))
             self._count(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
             emitted.append(added)
         return emitted
@@ -102,8 +101,7 @@ def _logprobs(sequence: Sequence, verdict: TreeVerdict, logits: Tensor) -> list[
     """The target's own log-probabilities at the walked positions, if the request asked for them."""
     if sequence.spec.logprobs is None:
         return []
-    walked = (0, *(node + 1 for node in verdict.accepted_nodes))
-    pairs = zip(walked, verdict.token_ids, strict=True)
+    pairs = zip(verdict.rows, verdict.token_ids, strict=True)
     return [
         TokenLogprob(token_id, *top_logprobs(logits[row], token_id, sequence.spec.logprobs)) for row, token_id in pairs
     ]

@@ -1,4 +1,4 @@
-"""Clients of a gateway that keep asking, and note when each piece of an answer came."""
+"""Clients of a gateway, which note when each piece of an answer came."""
 
 from __future__ import annotations
 
@@ -36,54 +36,51 @@ class Stream:
 
 
 class Clients:
-    """As many clients as prompts; each asks its own prompt again and again. An async context manager.
+    """As many clients as prompts. An async context manager.
 
     Args:
         url: of the gateway, without path.
         num_tokens: of each answer; eos is ignored, so that streams last.
     """
 
-    def __init__(self, url: str, model: str, prompts: Sequence[str], num_tokens: int) -> None:
+    def __init__(self, url: str, prompts: Sequence[str], num_tokens: int) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S)
-        self._model = model
+        self._model = ""
         self._prompts = prompts
         self._num_tokens = num_tokens
-        self.streams: list[list[Stream]] = [[] for _ in prompts]  # [client][answer]
-        self._is_stopping = False
 
     async def __aenter__(self) -> Clients:
+        models = await self._http.get("/v1/models")
+        self._model = models.raise_for_status().json()["data"][0]["id"]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def answers(self, *, speculative: bool) -> list[str]:
-        """One answer for each prompt, all at once. Raises: httpx.HTTPError."""
+    async def answers(self) -> list[str]:
+        """One answer to each prompt, decoded plainly, all at once. Raises: httpx.HTTPError."""
         streams = [Stream() for _ in self._prompts]
-        await asyncio.gather(
-            *(self._ask(*each, speculative=speculative) for each in zip(self._prompts, streams, strict=True))
-        )
+        pairs = zip(self._prompts, streams, strict=True)
+        await asyncio.gather(*(self._ask(prompt, stream, speculative=False) for prompt, stream in pairs))
         return [stream.text for stream in streams]
 
-    async def keep_asking(self) -> None:
-        """Ask until `stop`; answers under way are then read to their end. Raises: httpx.HTTPError."""
-        self._is_stopping = False
-        self.streams = [[] for _ in self._prompts]
-        await asyncio.gather(*(self._keep_asking(client) for client in range(len(self._prompts))))
+    async def keep_asking(self, until: asyncio.Event) -> list[list[Stream]]:
+        """Stream answers to each prompt, one after the other; those under way when the event comes are the last.
 
-    def stop(self) -> None:
-        """Ask no more."""
-        self._is_stopping = True
+        Returns: [prompt][answer]. Raises: httpx.HTTPError.
+        """
+        return await asyncio.gather(*(self._keep_asking(prompt, until) for prompt in self._prompts))
 
     async def metrics(self) -> list[str]:
         """Lines of the gateway's /metrics. Raises: httpx.HTTPError."""
         return (await self._http.get("/metrics")).text.splitlines()
 
-    async def _keep_asking(self, client: int) -> None:
-        while not self._is_stopping:
-            stream = Stream()
-            self.streams[client].append(stream)
-            await self._ask(self._prompts[client], stream, speculative=True)
+    async def _keep_asking(self, prompt: str, until: asyncio.Event) -> list[Stream]:
+        streams = []
+        while not until.is_set():
+            streams.append(Stream())
+            await self._ask(prompt, streams[-1], speculative=True)
+        return streams
 
     async def _ask(self, prompt: str, stream: Stream, *, speculative: bool) -> None:
         body = {
