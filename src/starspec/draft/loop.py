@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -32,18 +30,26 @@ class HubLoop:
     def turn(self, idle_wait_s: float = 0.0) -> bool:
         """Take in what has arrived, then one step of the hub.
 
+        The one place where an exception is survived: what it hit is given up, all else goes on.
+
         Args:
             idle_wait_s: longest wait for arrivals; there is none while the hub has work.
         Returns: whether there was anything to do.
         """
         arrivals = self._transport.receive(0.0 if self._hub.has_work else idle_wait_s)
         for arrival in arrivals:
-            with self._surviving("a message", partial(self._give_up, arrival)):
+            try:
                 self._handle(arrival)
+            except Exception:
+                log.exception("a message failed; its tag is dropped, its target is asked to open it anew")
+                self._give_up(arrival)
         had_work = self._hub.has_work
         if had_work:
-            with self._surviving("a draft layer", self._abandon_layer):
+            try:
                 self._deliver(self._hub.step(self._clock()))
+            except Exception:
+                log.exception("a draft layer failed; its tags are dropped, their targets are asked to open them anew")
+                self._hub.abandon_layer(self._clock())
         return bool(arrivals) or had_work
 
     def status(self) -> HubStatus:
@@ -72,18 +78,6 @@ class HubLoop:
         for session_id, messages in by_session.items():
             self._transport.send(session_id, messages)
 
-    @contextmanager
-    def _surviving(self, what: str, recover: Callable[[], None]) -> Iterator[None]:
-        """The one place where an exception is survived: what it hit is given up, all else goes on."""
-        try:
-            yield
-        except Exception:
-            log.exception(f"{what} failed; its tags are dropped, their targets are asked to open them anew")
-            recover()
-
     def _give_up(self, arrival: Arrival) -> None:
         if isinstance(arrival.message, Open | Verdict | Close):
             self._hub.lose(arrival.session_id, arrival.message.tag, self._clock())
-
-    def _abandon_layer(self) -> None:
-        self._hub.abandon_layer(self._clock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from starspec.bench.provenance import collect_provenance
@@ -48,14 +49,13 @@ class WireRow:
     after the other, on processors that have been idle. What is left is ours: scheduling, codec and threads of the
     hub, and the codec of the target.
 
-    Stars and echoes take turns. Of each, the repeat with the lowest median counts: what else runs on the machine
-    only ever adds.
+    Stars and echoes take turns, and each star is compared with the echo right after it; medians over the repeats.
     """
 
     what: str
     num_targets: int | None  # None: a bare echo
     num_measured: int
-    overhead_ms_p50: float | None  # outside_ms_p50 - loopback_ms_p50; None: a bare echo
+    overhead_ms_p50: float | None  # p50 outside of forwards - p50 of the loopback, median of the repeats
     outside_ms_p50: float | None  # of a request's round trip, outside the drafter's forwards
     outside_ms_p90: float | None
     outside_ms_p99: float | None
@@ -90,24 +90,30 @@ def measure_wire(plan: WirePlan, advance: Callable[[str], None]) -> Report:
 
 
 def _star_row(num_targets: int, plan: WirePlan) -> WireRow:
-    stars, loopbacks = [], []
+    stars, loopback_p50 = [], []
     for _ in range(plan.num_repeats):
         stars.append(_StarTimes.of(*run_star(num_targets, plan.num_requests)))
-        loopbacks.append(percentile(run_callers(num_targets, plan.num_requests), 0.5) * 1e3)
-    quietest = min(stars, key=lambda star: star.outside_ms(0.5))
+        loopback_p50.append(percentile(run_callers(num_targets, plan.num_requests), 0.5))
+    outside_s = [each for star in stars for each in star.outside_s]
+    outside_p50 = [percentile(star.outside_s, 0.5) for star in stars]
+    round_trips_s = [each for star in stars for each in star.round_trips_s]
     return WireRow(
         what=f"hub with {num_targets} target{'s' if num_targets > 1 else ''}",
         num_targets=num_targets,
-        num_measured=len(quietest.outside_s),
-        overhead_ms_p50=round(quietest.outside_ms(0.5) - min(loopbacks), 4),
-        outside_ms_p50=quietest.outside_ms(0.5),
-        outside_ms_p90=quietest.outside_ms(0.9),
-        outside_ms_p99=quietest.outside_ms(0.99),
-        loopback_ms_p50=round(min(loopbacks), 4),
-        outside_ms_p50_by_repeat=[star.outside_ms(0.5) for star in stars],
-        loopback_ms_p50_by_repeat=[round(each, 4) for each in loopbacks],
-        round_trip_ms_p50=round(percentile(quietest.round_trips_s, 0.5) * 1e3, 4),
+        num_measured=len(outside_s),
+        overhead_ms_p50=_ms(median(star - echo for star, echo in zip(outside_p50, loopback_p50, strict=True))),
+        outside_ms_p50=_ms(median(outside_p50)),
+        outside_ms_p90=_ms(percentile(outside_s, 0.9)),
+        outside_ms_p99=_ms(percentile(outside_s, 0.99)),
+        loopback_ms_p50=_ms(median(loopback_p50)),
+        outside_ms_p50_by_repeat=[_ms(each) for each in outside_p50],
+        loopback_ms_p50_by_repeat=[_ms(each) for each in loopback_p50],
+        round_trip_ms_p50=_ms(percentile(round_trips_s, 0.5)),
     )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +126,6 @@ class _StarTimes:
     @classmethod
     def of(cls, requests: Sequence[Interval], forwards: Sequence[Interval]) -> _StarTimes:
         return cls([each.length_s for each in requests], [uncovered_s(each, forwards) for each in requests])
-
-    def outside_ms(self, share: float) -> float:
-        return round(percentile(self.outside_s, share) * 1e3, 4)
 
 
 def run_callers(num_callers: int, num_calls: int) -> list[float]:
@@ -203,5 +206,5 @@ def _echo_row(num_bytes: int, curve: CurvePair | None, num_echoes: int) -> WireR
         loopback_ms_p50=None,
         outside_ms_p50_by_repeat=[],
         loopback_ms_p50_by_repeat=[],
-        round_trip_ms_p50=round(percentile(times, 0.5) * 1e3, 4),
+        round_trip_ms_p50=_ms(percentile(times, 0.5)),
     )
