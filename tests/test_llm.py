@@ -91,3 +91,30 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         llm_of("plain").generate([[]], GREEDY)
     with pytest.raises(ConfigError, match="2 prompts but 1"):
         llm_of("plain").generate([[1], [2]], [GREEDY])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"temperature": "x"}, "temperature"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"seed": "a"}, "seed"),
+        ({"n": True}, "n"),
+        ({"stop": [3]}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias"),
+    ],
+)
+def test_a_parameter_of_the_wrong_kind_is_named(wrong: dict, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**wrong)
+    assert caught.value.param == param
+
+
+def test_one_stop_string_is_one_and_absent_lists_are_empty() -> None:
+    params = SamplingParams(stop="zebra", stop_token_ids=None, logit_bias={"5": 1.0})
+    assert params.stop_strings == ("zebra",)
+    assert params.law(()).logit_bias == {5: 1.0}
+    assert params.law((7,)).end_token_ids == (7,)
+    assert SamplingParams(stop=None, logit_bias=None).stop_strings == ()

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, build
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
@@ -172,7 +172,12 @@ class LLM:
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return list(self.tokenizer.encode(prompt))
+            try:
+                return list(self.tokenizer.encode(prompt))
+            except TypeError as error:  # of the tokenizer: half of a surrogate pair
+                raise RequestError("the prompt is not valid Unicode text", "prompt") from error
+        if isinstance(prompt, Mapping) or not all(isinstance(each, int) for each in prompt):
+            raise RequestError("a prompt must be text or a list of token ids", "prompt")
         return list(prompt)
 
     def _run(self, specs: list[tuple[RequestId, RequestSpec]], answers: dict[RequestId, CompletionOutput]) -> None:
@@ -192,11 +197,16 @@ class LLM:
 
 
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
+    own = ["speculative_config", "max_num_seqs", "prefill_chunk"]
+    names = [*own, *(each.name for each in fields(ModelConfig) if each.name != "num_rows")]
+    for name in options:
+        if name not in names:
+            raise ConfigError(f"LLM: unknown option '{name}'{nearest(name, names)}")
     return build(ModelConfig, {"model": model, "num_rows": max_num_seqs, **options}, "LLM")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # a list of ids is one prompt
     return list(prompts)  # type: ignore[arg-type]
 

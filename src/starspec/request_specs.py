@@ -24,7 +24,7 @@ def request_specs(
             prompt_token_ids=list(prompt_token_ids),
             law=law,
             max_tokens=params.max_tokens,
-            stop=params.stop,
+            stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             logprobs=params.logprobs,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
 
 from starspec.config import MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
@@ -11,6 +13,9 @@ from starspec.speculation.law import TokenLaw
 
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
+INTEGERS = ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs")
+REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+OPTIONAL = ("max_tokens", "seed", "logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,29 +30,60 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # > 0, over prompt and output
     presence_penalty: float = 0.0  # [-2, 2], over output
     frequency_penalty: float = 0.0  # [-2, 2], over output
-    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> [-100, 100]
+    logit_bias: Mapping[int, float] | None = None  # token id -> [-100, 100]
     seed: int | None = None  # None = drawn once per request
     max_tokens: int | None = 16  # None = as many as the context holds
     min_tokens: int = 0  # no end token before this many output tokens
-    stop: tuple[str, ...] = ()  # the text ends before the first of these
-    stop_token_ids: tuple[int, ...] = ()  # the output ends with the first of these
+    stop: Sequence[str] | str | None = ()  # the text ends before the first of these
+    stop_token_ids: Sequence[int] | None = ()  # the output ends with the first of these
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None  # log-probabilities of this many most likely tokens, 0..20
 
     def __post_init__(self) -> None:
+        self._check_numbers(INTEGERS, Integral, "an integer")
+        self._check_numbers(REALS, Real, "a number")
+        if not all(isinstance(text, str) for text in self.stop_strings):
+            raise RequestError("stop must be a string or several", "stop")
+        if not all(isinstance(each, Integral) for each in (*self.stop_ids, *self.bias)):
+            raise RequestError("stop_token_ids and the keys of logit_bias must be token ids", "logit_bias")
         if not 1 <= self.n <= MAX_CHOICES:
             raise RequestError(f"n must be 1 to {MAX_CHOICES}, got {self.n}", "n")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
+        if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
             raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}", "logprobs")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
         self.law(())
+
+    def _check_numbers(self, names: Sequence[str], kind: type, word: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            is_absent = value is None and name in OPTIONAL
+            if not is_absent and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise RequestError(f"{name} must be {word}, got {value!r}", name)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, which may be one string, as several."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_token_ids`; none if it is None."""
+        return tuple(self.stop_token_ids or ())
+
+    @property
+    def bias(self) -> dict[int, float]:
+        """`logit_bias`; empty if it is None. Keys may be written as strings, as in JSON."""
+        return {
+            int(key) if isinstance(key, str) and key.isdecimal() else key: value
+            for key, value in (self.logit_bias or {}).items()
+        }
 
     def laws(self, eos_token_ids: tuple[int, ...]) -> list[TokenLaw]:
         """The token laws of the `n` answers: seeds follow each other from the given one, or from one drawn here."""
@@ -59,7 +95,7 @@ class SamplingParams:
 
         Raises: RequestError, naming the parameter, if a value is out of range.
         """
-        end_token_ids = self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids)
+        end_token_ids = self.stop_ids if self.ignore_eos else (*eos_token_ids, *self.stop_ids)
         try:
             return TokenLaw(
                 temperature=self.temperature,
@@ -69,7 +105,7 @@ class SamplingParams:
                 repetition_penalty=self.repetition_penalty,
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
-                logit_bias=self.logit_bias,
+                logit_bias=self.bias,
                 seed=(self.seed or 0) if seed is None else seed,
                 min_tokens=self.min_tokens,
                 end_token_ids=end_token_ids,

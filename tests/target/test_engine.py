@@ -218,11 +218,14 @@ def test_impossible_requests_are_refused_in_a_sentence() -> None:
 
 
 def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
-    engine = engine_of("true", HashRunner(num_rows=2), max_num_queued_reqs=3)
-    for name in "abc":
+    engine = engine_of("true", HashRunner(num_rows=2), max_num_queued_reqs=1)
+    for name in "abc":  # two rows are free, one waits
         engine.submit(RequestId(name), spec_of(PROMPT))
     with pytest.raises(QueueFull):
         engine.submit(RequestId("d"), spec_of(PROMPT))
+    engine.step()
+    with pytest.raises(QueueFull):
+        engine.submit(RequestId("e"), spec_of(PROMPT))
     done = finish(engine)
     assert {name: [t for part in parts for t in part.token_ids] for name, parts in done.items()} == {
         name: plain(PROMPT, 12) for name in "abc"

@@ -64,6 +64,8 @@ def run(arguments: list[str]) -> int:
     except Abort:
         return EXIT_INTERRUPTED
     except TyperException as error:
+        if not error.format_message():  # no command was given: typer has printed the help
+            return error.exit_code
         return _say(_sentence_of(error), error.exit_code)
     except ConfigError as error:
         return _say(str(error), EXIT_CONFIG)

@@ -146,7 +146,7 @@ ApiKey = Annotated[
 
 MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences decoded at once by a target.", rich_help_panel=LIMITS)]
 MaxNumQueuedReqs = Annotated[
-    int, typer.Option(min=0, help="Requests that wait at a target; more get HTTP 503.", rich_help_panel=LIMITS)
+    int, typer.Option(min=1, help="Requests that wait at a target; more get HTTP 503.", rich_help_panel=LIMITS)
 ]
 PrefillChunk = Annotated[int, typer.Option(min=1, help="Prompt tokens of one forward.", rich_help_panel=LIMITS)]
 DraftSessions = Annotated[

@@ -192,7 +192,7 @@ def gateway(
     endpoint: Annotated[
         list[str],
         typer.Option(help="A target server, tcp://HOST:PORT; may be repeated.", rich_help_panel=opt.NETWORK),
-    ] = list(opt.GATEWAY.targets),  # noqa: B006 (typer copies it)
+    ],
     hub: Annotated[
         str | None,
         typer.Option(

@@ -34,6 +34,7 @@ from starspec.wire.messages import (
 
 ASK_INTERVAL_S: Final = 0.5  # between questions for a target's status; each also renews the lease there
 SILENCE_S: Final = 30.0  # a connected target that says nothing for so long hangs; one step may take seconds
+MISSED_S: Final = 5.0  # a target that does not answer for so long is complained about once
 PAUSE_S: Final = 8.0  # this process slept for longer: targets may have ended our leases (10 s) without a word
 
 log = structlog.get_logger()
@@ -77,6 +78,7 @@ class Spoke:
         self._num_others = 0  # requests there that are not ours
         self._heard_s = clock()
         self._asked_s = clock()
+        self._is_missed = False  # said so already
         self.status: TargetStatus | None = None
         self.last_assigned = 0
 
@@ -131,6 +133,9 @@ class Spoke:
         now = self._clock()
         if now - self._asked_s > PAUSE_S:
             self._lose("the gateway was paused for longer than targets keep requests")
+        elif self.status is None and not self._is_missed and now - self._heard_s > MISSED_S:
+            self._is_missed = True
+            log.warning("a target does not answer: is it started, and are the keys the same?", endpoint=self.endpoint)
         elif self.status is not None and now - self._heard_s > SILENCE_S:
             self._lose(f"target {self.status.target_id} has said nothing for {SILENCE_S:.0f} s")
         self._asked_s = now
@@ -144,6 +149,7 @@ class Spoke:
     def _handle(self, message: TargetToGateway) -> None:
         match message:
             case TargetStatus():
+                self._is_missed = False
                 if self.status is None:
                     log.info("target connected", target=message.target_id, endpoint=self.endpoint)
                 self.status = message

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.models.foreign import first_line, reading
 from starspec.models.locate import is_synthetic, locate
@@ -41,14 +43,21 @@ def load_tokenizer(model: str) -> Any:
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The prompt of a conversation under the model's own template, up to where the answer begins.
 
-    Raises: RequestError if the model has no chat template.
+    Raises: RequestError if the model has no chat template, or cannot read the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model has no chat template; send plain prompts", "messages")
-    # transformers would return a mapping by default
-    return list(
-        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False)
-    )
+    if isinstance(messages, str) or not all(isinstance(each, Mapping) and "role" in each for each in messages):
+        raise RequestError("messages must be a list of {'role': ..., 'content': ...}", "messages")
+    try:
+        # transformers would return a mapping by default
+        prompt = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TemplateError as error:
+        why = f"the model's chat template cannot read these messages: {first_line(error)}"
+        raise RequestError(why, "messages") from error
+    return list(prompt)
 
 
 def vocab_fingerprint(tokenizer: HasVocabulary) -> str:

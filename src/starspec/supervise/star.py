@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import MAX_DRAFT_TOKENS, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 
@@ -93,7 +93,7 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
         *("--host", LOOPBACK, "--port", str(ports.hub)),
         *("--dtype", star.model.dtype, "--device", star.draft_device),
         *("--max-num-seqs", str(star.num_draft_rows)),
-        *("--max-draft-tokens", str(max(1, speculative.num_speculative_tokens))),
+        *("--max-draft-tokens", str(MAX_DRAFT_TOKENS)),  # a request may ask for more than the star's own choice
         *_if_given("--max-model-len", speculative.max_model_len or star.model.max_model_len),
         *_if_given("--num-threads", star.model.num_threads),
     ]

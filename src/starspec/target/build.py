@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
+
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.ids import TargetId
@@ -21,6 +23,8 @@ from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.serving import ServingServer
 from starspec.wire.zmq_target import ZmqTarget
+
+log = structlog.get_logger()
 
 
 def build_server(
@@ -41,6 +45,13 @@ def build_server(
     except BaseException:
         serving.close()
         raise
+    log.info(
+        "target loaded",
+        model=runner.info.name,
+        rows=runner.cache.num_rows,
+        cache_mib=round(runner.cache.num_bytes / 2**20),
+        numerics=getattr(runner, "numerics_report", "exact"),
+    )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
     return TargetServer(config, engine, serving)
 

@@ -64,8 +64,9 @@ class TargetEngine:
 
     @property
     def has_room(self) -> bool:
-        """Whether the waiting line is below its bound."""
-        return self.num_waiting < self._config.max_num_queued_reqs
+        """Whether the waiting line is below its bound; those for whom a row is free do not wait."""
+        num_left_waiting = self.num_waiting - self.runner.cache.rows.num_free
+        return num_left_waiting < self._config.max_num_queued_reqs
 
     def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
         """Take a request in.
@@ -77,7 +78,7 @@ class TargetEngine:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
             if not self.has_room:
-                raise QueueFull(f"{self.num_waiting} requests are waiting already; try again later")
+                raise QueueFull(f"{self.num_waiting} requests wait for a cache row already; try again later")
         except (RequestError, CapacityError):
             self.stats.num_rejected += 1
             raise

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
+import structlog
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
@@ -17,6 +18,8 @@ from starspec.wire.messages import GatewayToTarget, TargetToGateway
 from starspec.wire.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
+
+log = structlog.get_logger()
 
 
 class ServingClient:
@@ -45,6 +48,7 @@ class ServingClient:
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
         self._arrived: deque[TargetToGateway] = deque()
         self._is_broken = False  # the target does not read: the connection is given up
+        self._is_refused = False  # said so already
         self._is_closed = False
         self.endpoint = endpoint
         self.is_connected = False
@@ -98,9 +102,16 @@ class ServingClient:
         """Follow the connection. Raises: PeerLost if it broke."""
         is_lost, self._is_broken = self._is_broken, False
         for frames in _waiting(self._monitor):
-            if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.is_connected = True
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.is_connected, self._is_refused = True, False
             else:
+                if event & HANDSHAKE_FAILED and not self._is_refused:
+                    self._is_refused = True
+                    log.warning(
+                        "a target refuses this gateway's key, or has none: keys must be given on both sides",
+                        endpoint=self.endpoint,
+                    )
                 is_lost |= self.is_connected
                 self.is_connected = False
         if is_lost:

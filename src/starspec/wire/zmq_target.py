@@ -41,6 +41,7 @@ from starspec.wire.sockets import (
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
+SILENCE_S: Final = 3.0  # a hub that has not answered at first for so long is complained about
 KEEP_ALIVE_S: Final = 1.0  # at most, between two pings; never more than a quarter of the lease
 
 log = structlog.get_logger()
@@ -73,7 +74,8 @@ class ZmqTarget:
         self._give_up_at = math.inf
         self._is_closed = False
         self.refusal: Refused | None = None
-        self.problem = f"no hub has answered yet at {endpoint}"  # why not connected, for people
+        self.problem = ""  # why not connected, for people
+        self._first_try_at: float | None = None
         self.num_connects = 0
         self.num_frames_rejected = 0  # multiparts of the hub that broke the protocol
         self.num_dropped = 0  # messages that could not be sent
@@ -150,11 +152,14 @@ class ZmqTarget:
                 return
             self._public = self._dialler.dial_public(self._endpoint)
         for event, value in self._public.watch.events():
-            self.problem = why_handshake_failed(event, value, self._endpoint)
+            self._complain(why_handshake_failed(event, value, self._endpoint))
         for frames in self._public.read():
             self._take_answer(frames, now)
             if self._link.state is LinkState.ATTACHING or self._public is None:
                 return
+        self._first_try_at = self._first_try_at or now
+        if not self.problem and not self.num_connects and now - self._first_try_at > SILENCE_S:
+            self._complain(f"no hub has answered yet at {self._endpoint}: is it started there?")
         if now < self._say_at:
             return
         if self._public.send([encode(self._hello)]):  # it cannot be sent before the connection is made
@@ -236,10 +241,14 @@ class ZmqTarget:
         self._hang_up(0)
         self._link.lose()
         self._terms = None
+        self._complain(problem)
+        self._say_at = now + wait_s
+
+    def _complain(self, problem: str) -> None:
+        """Say once why there is no hub."""
         if problem != self.problem:
             log.warning("no hub: decoding goes on without it", hub=self._endpoint, problem=problem)
         self.problem = problem
-        self._say_at = now + wait_s
 
     def _hang_up(self, linger_ms: int) -> None:
         for line in (self._public, self._own):
