@@ -20,6 +20,14 @@ def test_every_parameter_says_what_it_is(name: str) -> None:
         assert text.endswith("."), f"{name} {parameter.name}: {text}"
 
 
+@pytest.mark.parametrize("words", [(), ("bench",)], ids=["starspec", "bench"])
+def test_a_bare_command_prints_its_help_and_nothing_else(words: tuple[str, ...], starspec) -> None:
+    outcome = starspec(*words)
+    assert outcome.code == 2
+    assert "Usage: starspec" in outcome.out + outcome.err
+    assert "Traceback" not in outcome.err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_says_what_it_does(name: str, starspec) -> None:
     outcome = starspec(name, "--help")

@@ -14,6 +14,7 @@ import pytest
 from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.certify import MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS
 from starspec.bench.datasets import own_prompts, spread
+from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
@@ -33,7 +34,7 @@ class Subject:
         self.bench = Workbench(config)
         self.truths = Truths()
         vocab_size = self.bench.runner.info.vocab_size
-        self._drafts: dict[str, Drafts] = {
+        self.drafts: dict[str, Drafts] = {
             "off": NoDrafts(),
             "ngram": self.bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
             "int4 self": self.bench.drafts(
@@ -51,7 +52,7 @@ class Subject:
     def compare(
         self, sampling: Sampling, contenders: Sequence[tuple[str, int]], max_tokens: int, reference=None
     ) -> list[LosslessRow]:
-        rivals = [Contender(name, size, self._drafts[name]) for name, size in contenders]
+        rivals = [Contender(name, size, self.drafts[name]) for name, size in contenders]
         return compare_with_plain(
             self.bench, PROMPTS, [sampling], rivals, max_tokens, reference=reference, truths=self.truths
         )
@@ -74,6 +75,20 @@ def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(float32
     assert [row.first_divergence for row in rows] == [None] * 4
     assert all(row.num_identical == 24 for row in rows)
     assert rows[1].acceptance_length > 3.0  # the draft was really at work
+
+
+def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(float32: Subject, smollm2: Path) -> None:
+    bench, (eos, *_) = float32.bench, float32.bench.tokenizer.encode("<|im_end|>")
+    assert bench.tokenizer.pad_token_id == bench.tokenizer.eos_token_id == eos in bench.runner.info.eos_token_ids
+    words = [bench.tokenizer.encode(text) for text in ("Once upon a time", "The sea is", "One, two, three, four,")]
+    prompts = [(eos, eos, *words[0]), (*words[1], eos, *words[2]), (*words[2],), (eos, *words[1])]  # ragged
+    law = bench.law(GREEDY, seed=0)
+    jobs = [Job(f"prompt-{index}", tuple(prompt), law, 16) for index, prompt in enumerate(prompts)]
+    oracle = TransformersBaseline(str(smollm2), "float32", bench.runner.info.eos_token_ids)
+    expected = [answer.token_ids for answer in oracle.answer_all(jobs)]
+    for drafts in float32.drafts.values():
+        engine = make_engine(bench.runner, bench.tokenizer, drafts)
+        assert [answer.token_ids for answer in decode(engine, jobs, batch_size=4)] == expected
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from starspec.config import GatewayConfig, HubConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost
@@ -165,7 +166,11 @@ def test_the_right_keys_connect_on_the_public_and_on_the_own_port(star, folder: 
 def test_a_key_that_the_hub_does_not_know_is_refused_and_the_target_says_so(star, folder: Path) -> None:
     hub = star.hub(keys=load_keys(folder, "hub"))
     target = star.target(hub.endpoint, keys=other_keys(folder, "target"))
-    star.until(lambda: "does not know this target's key" in target.problem, target)
+    with capture_logs() as logs:
+        star.until(lambda: "does not know this target's key" in target.problem, target)
+        for _ in range(3):
+            target.receive(0.1)
+    assert [entry["problem"] for entry in logs if entry["log_level"] == "warning"] == [target.problem]  # said once
     assert not target.is_connected
     assert hub.heard == []
 

@@ -74,7 +74,8 @@ class ZmqTarget:
         self._give_up_at = math.inf
         self._is_closed = False
         self.refusal: Refused | None = None
-        self.problem = ""  # why not connected, for people
+        self.problem = f"no hub has answered yet at {endpoint}"  # why not connected, for people
+        self._told = ""  # the problem that was logged
         self._first_try_at: float | None = None
         self.num_connects = 0
         self.num_frames_rejected = 0  # multiparts of the hub that broke the protocol
@@ -158,8 +159,8 @@ class ZmqTarget:
             if self._link.state is LinkState.ATTACHING or self._public is None:
                 return
         self._first_try_at = self._first_try_at or now
-        if not self.problem and not self.num_connects and now - self._first_try_at > SILENCE_S:
-            self._complain(f"no hub has answered yet at {self._endpoint}: is it started there?")
+        if not self._told and not self.num_connects and now - self._first_try_at > SILENCE_S:
+            self._complain(self.problem)
         if now < self._say_at:
             return
         if self._public.send([encode(self._hello)]):  # it cannot be sent before the connection is made
@@ -232,7 +233,7 @@ class ZmqTarget:
         if self._public is not None:
             self._public.close(0)
             self._public = None
-            self.refusal, self.problem = None, ""
+            self.refusal, self.problem, self._told = None, "", ""
             self.num_connects += 1
             log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
 
@@ -246,9 +247,9 @@ class ZmqTarget:
 
     def _complain(self, problem: str) -> None:
         """Say once why there is no hub."""
-        if problem != self.problem:
+        if problem != self._told:
             log.warning("no hub: decoding goes on without it", hub=self._endpoint, problem=problem)
-        self.problem = problem
+        self.problem = self._told = problem
 
     def _hang_up(self, linger_ms: int) -> None:
         for line in (self._public, self._own):
