@@ -29,7 +29,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py
 
-# About 20 minutes on 2 cores; without PROMPTS the few prompts that come with starspec.
+# About half an hour on 2 cores; without PROMPTS the few prompts that come with starspec.
 certify: models
 	$(BIN)/starspec bench certify --model "$$($(BIN)/python -m starspec.models.embedded)" \
 		$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \

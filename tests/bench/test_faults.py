@@ -32,3 +32,4 @@ def test_each_fault_is_survived_and_timed() -> None:
         assert row.round_ms >= 20
         assert row.gap_ms > 0 < row.calm_gap_ms
         assert row.max_gap_ms >= 250
+        assert row.outage_gap_ms > 0

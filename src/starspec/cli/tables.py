@@ -106,8 +106,12 @@ def wire_table(rows: Sequence[WireRow]) -> Table:
 
 def fault_table(rows: Sequence[FaultRow]) -> Table:
     """One row for each fault."""
-    columns = ("identical", "round ms", "longest gap before", "longest gap after", "may be", "back after s")
-    table = _table("gaps between two pieces of one stream, milliseconds", "fault of the hub", *columns)
+    columns = ("identical", "round ms", "gap before", "gap after", "may be", "gap of whole outage", "back after s")
+    table = _table(
+        "longest gaps between two pieces of one stream, milliseconds; after = in 1.5 s from the fault",
+        "fault of the hub",
+        *columns,
+    )
     for row in rows:
         table.add_row(
             row.fault,
@@ -116,6 +120,7 @@ def fault_table(rows: Sequence[FaultRow]) -> Table:
             f"{row.calm_gap_ms:.0f}",
             f"{row.gap_ms:.0f}",
             f"{row.max_gap_ms:.0f}",
+            f"{row.outage_gap_ms:.0f}",
             f"{row.back_s:.2f}",
         )
     return table

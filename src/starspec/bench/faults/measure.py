@@ -45,7 +45,8 @@ class FaultRow:
     num_identical: int  # to plain decoding of the same target
     round_ms: float  # just before, of the target with the longer rounds
     calm_gap_ms: float  # longest time between two pieces of a stream before the fault, for comparison
-    gap_ms: float  # the same in WINDOW_S from the fault; later gaps are those of new prompts being read
+    gap_ms: float  # the same in WINDOW_S from the fault: while streams are young and no new prompt is read
+    outage_gap_ms: float  # the same until the hub serves again: with new prompts being read and a hub being loaded
     max_gap_ms: float  # what it may be: max(250 ms, 2 rounds)
     back_s: float  # from the hub's return until every target has accepted draft tokens again
 
@@ -154,6 +155,7 @@ async def _measure(fault: _Killed | _Stopped, clients: Clients, plain: Sequence[
         round_ms=round(round_s * 1e3, 1),
         calm_gap_ms=_longest_gap_ms(streams, calm_at_s, hurt_at_s),
         gap_ms=_longest_gap_ms(streams, hurt_at_s, hurt_at_s + WINDOW_S),
+        outage_gap_ms=_longest_gap_ms(streams, hurt_at_s, healed_at_s),
         max_gap_ms=round(max(MAX_GAP_S, 2 * round_s) * 1e3, 1),
         back_s=round(back_s, 2),
     )
