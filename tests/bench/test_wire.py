@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.wire.clock import Interval, percentile, uncovered_s
+from starspec.bench.wire.clock import Interval, Overhead, percentile, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_echo
 from starspec.bench.wire.measure import run_callers, run_star
 from starspec.bench.wire.processes import BenchProcess
@@ -24,6 +24,27 @@ def test_what_no_forward_covers_is_counted_tick_by_tick(edges: list[int], interv
     assert uncovered_s(Interval(start, end), others) == len(ticks)
 
 
+spans = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(lambda ends: Interval(*ends))
+
+
+@given(
+    st.lists(st.integers(0, 60), max_size=12, unique=True).map(sorted),
+    st.lists(spans, min_size=1, max_size=6),
+)
+def test_overhead_is_counted_and_shared_tick_by_tick(edges: list[int], requests: list[Interval]) -> None:
+    forwards = [Interval(start, end) for start, end in zip(edges[::2], edges[1::2], strict=False)]
+    overhead = Overhead(requests, forwards)
+
+    def num_waiting(tick: int) -> int:
+        return sum(each.start_s <= tick < each.end_s for each in requests)
+
+    for request in requests:
+        ticks = range(int(request.start_s), int(request.end_s))
+        idle = [tick for tick in ticks if not any(each.start_s <= tick < each.end_s for each in forwards)]
+        assert overhead.whole_s(request) == len(idle)
+        assert overhead.share_s(request) == pytest.approx(sum(1 / num_waiting(tick) for tick in idle))
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(values: list[int], share: float) -> None:
     found = percentile(values, share)
@@ -33,11 +54,14 @@ def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(val
 
 @pytest.mark.system
 def test_a_star_of_real_processes_times_every_proposal() -> None:
-    requests, forwards = run_star(2, 15)
-    assert len(requests) >= 2 * 12
-    assert all(before.end_s <= after.start_s for before, after in pairwise(forwards))
-    assert all(0 <= uncovered_s(each, forwards) <= each.length_s for each in requests)
-    assert percentile([each.length_s for each in requests], 0.5) > 0.002 * 4  # the last of an answer ask for fewer
+    star = run_star(2, 15)
+    assert len(star.sent) >= 2 * 12
+    assert all(before.end_s <= after.start_s for before, after in pairwise(star.forwards))
+    assert all(0 <= outside <= trip for outside, trip in zip(star.outside_s, star.round_trips_s, strict=True))
+    assert percentile(star.round_trips_s, 0.5) > 0.002 * 4  # the last of an answer ask for fewer
+    assert len(star.served) >= 2 * 15
+    assert all(any(sent.start_s < hub.start_s < sent.end_s for hub in star.served) for sent in star.sent)
+    assert all(0 < share <= whole for share, whole in zip(star.shares_s, star.latencies_s, strict=True))
 
 
 @pytest.mark.system

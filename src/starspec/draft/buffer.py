@@ -26,6 +26,7 @@ class RequestBuffer:
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
         self._in_flight: list[DraftSession] = []
+        self._next: Layer | None = None  # the layer that would be chosen now, where that is known
 
     @property
     def owes_growth(self) -> bool:
@@ -40,6 +41,7 @@ class RequestBuffer:
 
         Effects: a session that can never grow again gives its row back.
         """
+        self._next = None
         if not session.room:
             self._free(session)
         if session.request is None:
@@ -49,6 +51,7 @@ class RequestBuffer:
 
     def remove(self, session: DraftSession) -> None:
         """Forget the session and free its row."""
+        self._next = None
         self._free(session)
         self._waiting.pop(session.key, None)
 
@@ -58,11 +61,14 @@ class RequestBuffer:
         Returns: the layer and the sessions in it, in order. They stay in flight until `land`.
         Raises: whatever the drafter raises; the sessions are then still in flight.
         """
-        layer = choose_layer(self._snapshot())
+        layer = self._next or choose_layer(self._snapshot())
+        self._next = None
         for key in layer.evicted:
             self._free(self._holders[key])
         growths = [self._begin(portion, now) for portion in layer.portions]
         self._drafter.grow(growths)
+        if len(growths) == len(self._waiting) and not layer.has_prefill:
+            self._next = layer.of_next_tokens()
         return layer, self._in_flight
 
     def land(self) -> list[DraftSession]:
@@ -78,6 +84,8 @@ class RequestBuffer:
             raise OurBug(f"the buffer holds {list(self._waiting)}, which is not who waits")
         if self._holders != {session.key: session for session in sessions if session.row is not None}:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
+        if self._next is not None and self._next != choose_layer(self._snapshot()):
+            raise OurBug(f"{self._next} is not the layer that would be chosen now")
 
     def _snapshot(self) -> LayerSnapshot:
         num_free = self._drafter.num_free_rows

@@ -10,11 +10,11 @@ from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import HubTerms
 from starspec.draft.grow import CausalDrafter, Drafter
 from starspec.draft.hub import DraftHub
-from starspec.draft.ledger import Trace
 from starspec.draft.ngram import NgramDrafter
 from starspec.errors import ConfigError
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def load_drafter(speculative: SpeculativeConfig, model: ModelConfig | None, num_
 
 
 def build_hub(
-    drafter: Drafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Trace | None = None
+    drafter: Drafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Tracer | None = None
 ) -> DraftHub:
     """A hub with the config's limits."""
     return DraftHub(

@@ -12,13 +12,14 @@ from copy import deepcopy
 
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
-from starspec.draft.ledger import Ledger, Trace
+from starspec.draft.ledger import Ledger
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spoke import Spoke
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.stats import HubStats
+from starspec.tracing import Tracer
 from starspec.wire.messages import (
     Close,
     Fault,
@@ -61,7 +62,7 @@ class DraftHub:
         max_tags: int,
         max_draft_tokens: int,
         prefill_chunk: int,
-        trace: Trace | None = None,
+        trace: Tracer | None = None,
     ) -> None:
         self.stats = HubStats()
         self._drafter = drafter
@@ -217,7 +218,8 @@ class DraftHub:
 
     def _ask(self, session: DraftSession, num_draft_tokens: int, now: float) -> None:
         session.ask(num_draft_tokens, now)
-        self._propose_if_complete(session, now)
+        if session.request and session.is_complete:
+            self._propose(session, session.request, now)
         self._buffer.update(session)
 
     def _run_layer(self, now: float) -> None:
@@ -225,14 +227,11 @@ class DraftHub:
         end = self._clock()
         self._ledger.add_layer(now, end, layer)
         for session in sessions:
-            self._propose_if_complete(session, end)
-            self._buffer.update(session)
+            if session.request and session.is_complete:
+                self._propose(session, session.request, end)
+                self._buffer.update(session)
         self._buffer.land()
         self._take_stock(end)
-
-    def _propose_if_complete(self, session: DraftSession, now: float) -> None:
-        if session.request and session.is_complete:
-            self._propose(session, session.request, now)
 
     def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
         link = session.link

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from starspec.draft.scheduler import Layer
 from starspec.speculation.stats import HubStats
+from starspec.tracing import Tracer
 
 WINDOW_S = 5.0  # "the last seconds" of load and R_q
 DRAFT_TRACK, IDLE_TRACK = "draft", "idle"
-
-
-class Trace(Protocol):
-    """Where slices of time are recorded."""
-
-    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None: ...
 
 
 class _Span(NamedTuple):
@@ -35,7 +30,7 @@ class Ledger:
         trace: also gets every layer and every idle gap, if given.
     """
 
-    def __init__(self, stats: HubStats, started_s: float, trace: Trace | None = None) -> None:
+    def __init__(self, stats: HubStats, started_s: float, trace: Tracer | None = None) -> None:
         self._stats = stats
         self._started_s = started_s
         self._trace = trace

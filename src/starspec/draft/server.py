@@ -11,9 +11,9 @@ import structlog
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import admit
 from starspec.draft.build import build_hub, load_drafter, terms_of
-from starspec.draft.ledger import Trace
 from starspec.draft.loop import HubLoop
 from starspec.speculation.stats import HubStats
+from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys
 from starspec.wire.messages import HubStatus
 from starspec.wire.zmq_hub import ZmqHub
@@ -38,7 +38,7 @@ class DraftServer:
         config: HubConfig,
         speculative: SpeculativeConfig,
         model: ModelConfig | None,
-        trace: Trace | None = None,
+        trace: Tracer | None = None,
     ) -> None:
         keys = load_keys(config.keys, "hub")  # first: a missing key is known at once, a model takes a while
         loaded = load_drafter(speculative, model, config.max_tags)
@@ -54,6 +54,7 @@ class DraftServer:
             data_ports=config.data_ports,
             keys=keys,
             is_insecure=config.insecure,
+            trace=trace,
         )
         self._loop = HubLoop(hub, self._transport)
         self._publish()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from starspec.ids import SessionId
 from starspec.wire.transport import Arrival, HubTransportStats, Left
@@ -15,12 +16,20 @@ from starspec.wire.transport import Arrival, HubTransportStats, Left
 MAX_REPLIES: Final = 65536  # handed over and not yet sent
 
 
+class Outgoing(NamedTuple):
+    """Frames for one target, which travel together."""
+
+    session_id: SessionId
+    frames: list[bytes]
+    put_s: float  # when the hub handed them over
+
+
 class Exchange:
     """Queues, a wake-up, and counts that one side writes and the other reads."""
 
     def __init__(self, arrivals: queue.SimpleQueue[list[Arrival] | None], stats: HubTransportStats) -> None:
         self.arrivals = arrivals
-        self.replies: deque[tuple[SessionId, list[bytes]]] = deque()
+        self.replies: deque[Outgoing] = deque()
         self.num_taken: dict[SessionId, int] = {}  # written by the hub's thread
         self.is_stopping = False
         self.failure: BaseException | None = None
@@ -35,7 +44,7 @@ class Exchange:
         if len(self.replies) >= MAX_REPLIES:
             self._stats.num_dropped += len(frames)
             return
-        self.replies.append((session_id, frames))
+        self.replies.append(Outgoing(session_id, frames, time.monotonic()))
         self._wake_up()
 
     def count_taken(self, arrivals: Sequence[Arrival]) -> None:

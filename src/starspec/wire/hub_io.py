@@ -8,6 +8,7 @@ from typing import Final
 import zmq
 
 from starspec.ids import SessionId
+from starspec.tracing import Tracer
 from starspec.wire.codec import encode
 from starspec.wire.hub_door import Door
 from starspec.wire.hub_exchange import Exchange
@@ -24,10 +25,11 @@ MAX_BACKLOG: Final = 4096  # arrivals of one target that the hub has not taken: 
 class HubIo:
     """Sockets on one side, an Exchange on the other. Everything but the Exchange belongs to one thread."""
 
-    def __init__(self, door: Door, exchange: Exchange, stats: HubTransportStats) -> None:
+    def __init__(self, door: Door, exchange: Exchange, stats: HubTransportStats, trace: Tracer | None = None) -> None:
         self._door = door
         self._exchange = exchange
         self._stats = stats
+        self._trace = trace
         self._sessions: dict[SessionId, HubSession] = {}
         self._paused: set[HubSession] = set()
         self._poller = zmq.Poller()
@@ -78,10 +80,12 @@ class HubIo:
     def _send_replies(self) -> None:
         replies = self._exchange.replies
         while replies:
-            session_id, frames = replies.popleft()
-            session = self._sessions.get(session_id)
-            if session is None or not session.write(frames):
-                self._stats.num_dropped += len(frames)
+            reply = replies.popleft()
+            session = self._sessions.get(reply.session_id)
+            if session is None or not session.write(reply.frames):
+                self._stats.num_dropped += len(reply.frames)
+            elif self._trace:
+                self._trace.slice("wire", "reply", reply.put_s, time.monotonic(), session=reply.session_id)
 
     def _welcome(self, now: float) -> None:
         for session in self._door.read(self._sessions.values(), now):

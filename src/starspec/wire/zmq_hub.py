@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +20,7 @@ import zmq
 
 from starspec.errors import OurBug
 from starspec.ids import SessionId
+from starspec.tracing import Tracer
 from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.hub_door import Door, Ports
 from starspec.wire.hub_exchange import Exchange
@@ -41,6 +43,7 @@ class ZmqHub:
         data_ports: inclusive range of the targets' own ports; None = any free ones.
         keys: of role "hub".
         is_insecure: allow a host that is not loopback without keys.
+        trace: records how long messages wait between the two threads, if given.
     Raises: ConfigError if it cannot or must not listen there.
     """
 
@@ -54,10 +57,12 @@ class ZmqHub:
         data_ports: tuple[int, int] | None = None,
         keys: Keys | None = None,
         is_insecure: bool = False,
+        trace: Tracer | None = None,
     ) -> None:
         require_keys(host, keys, is_insecure, "the hub would listen on")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.stats = HubTransportStats()
+        self._trace = trace
         try:
             if keys is not None:
                 Doorkeeper(self._context, keys.allowed())
@@ -86,6 +91,8 @@ class ZmqHub:
         except queue.Empty:
             pass
         self._exchange.count_taken(arrivals)
+        if self._trace:
+            self._note(arrivals, self._trace)
         return arrivals
 
     def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
@@ -97,9 +104,15 @@ class ZmqHub:
         self._exchange.stop()
         self._thread.join(CLOSE_S)
 
+    def _note(self, arrivals: Sequence[Arrival], trace: Tracer) -> None:
+        now = time.monotonic()
+        for arrival in arrivals:
+            name = type(arrival.message).__name__
+            trace.slice("wire", name, arrival.arrived_at, now, session=arrival.session_id)
+
     def _run(self, door: Door) -> None:
         """The I/O thread. A supervisor: whatever it dies of reaches the hub's thread through `receive`."""
-        loop = HubIo(door, self._exchange, self.stats)
+        loop = HubIo(door, self._exchange, self.stats, self._trace)
         try:
             loop.run()
         except BaseException as error:

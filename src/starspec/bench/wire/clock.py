@@ -33,6 +33,42 @@ def uncovered_s(interval: Interval, others: Sequence[Interval]) -> float:
     return interval.length_s - covered_s
 
 
+class Overhead:
+    """Time in which requests waited and no forward ran.
+
+        requests   ├───────a────────┤
+                        ├───────b────────┤
+        forwards     ├────┤    ├─────┤
+        overhead   aa     ab  ab     bbb      a alone, shared by both, b alone
+
+    Args:
+        requests: in any order.
+        forwards: ascending, without overlaps.
+    """
+
+    def __init__(self, requests: Sequence[Interval], forwards: Sequence[Interval]) -> None:
+        edges = [(each.start_s, 1, 0) for each in requests] + [(each.end_s, -1, 0) for each in requests]
+        edges += [(each.start_s, 0, 1) for each in forwards] + [(each.end_s, 0, -1) for each in forwards]
+        self._at: dict[float, tuple[float, float]] = {}  # time -> (whole, shared) seconds of overhead before it
+        whole_s = shared_s = before_s = 0.0
+        num_requests = num_forwards = 0
+        for now, request, forward in sorted(edges):
+            if num_requests and not num_forwards:
+                whole_s += now - before_s
+                shared_s += (now - before_s) / num_requests
+            self._at[now] = (whole_s, shared_s)
+            num_requests, num_forwards, before_s = num_requests + request, num_forwards + forward, now
+
+    def whole_s(self, request: Interval) -> float:
+        """All overhead between the ends of one of the requests: by so much it was later than its forwards alone."""
+        return self._at[request.end_s][0] - self._at[request.start_s][0]
+
+    def share_s(self, request: Interval) -> float:
+        """Its equal share of that, among the requests that waited at the time: what it cost. The shares of all
+        requests add up to the time that the hub lost."""
+        return self._at[request.end_s][1] - self._at[request.start_s][1]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` (0 to 1) of the values do not exceed. Needs one value."""
     ordered = sorted(values)

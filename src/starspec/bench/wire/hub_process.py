@@ -1,4 +1,4 @@
-"""The hub of a wire benchmark: as `starspec draft` runs it, with a note of when the drafter was computing."""
+"""The hub of a wire benchmark: as `starspec draft` runs it, with a note of what happened when."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from torch import Tensor
 
 from starspec.bench.wire.clock import Interval
+from starspec.bench.wire.hub_side import LoggedTransport, RequestLog
 from starspec.cache.ragged import RaggedCache
 from starspec.config import HubConfig, ModelConfig
 from starspec.draft.admission import admit
@@ -48,10 +49,11 @@ class TimedRunner:
 
 
 def run_hub(parent: Connection, model: ModelConfig) -> None:
-    """Serve until the parent says anything; then tell it when the drafter was computing.
+    """Serve until the parent says anything; then tell it when there were requests, and when the drafter computed.
 
-    Sends: the public port; at the end a list of Interval.
+    Sends: the public port; at the end two lists of Interval, requests and forwards, each in order of their ends.
     """
+    log = RequestLog()
     runner = TimedRunner(load_runner(model))
     config = HubConfig(port=0)
     loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
@@ -60,12 +62,13 @@ def run_hub(parent: Connection, model: ModelConfig) -> None:
         config.port,
         partial(admit, terms_of(loaded, config)),
         lambda: HubStatus(model.model, HubStats()),
+        trace=log,
     )
     try:
-        loop = HubLoop(build_hub(loaded.drafter, config), transport)
+        loop = HubLoop(build_hub(loaded.drafter, config), LoggedTransport(transport, log))
         parent.send(transport.port)
         while not parent.poll():
             loop.turn(IDLE_WAIT_S)
-        parent.send(runner.forwards)
+        parent.send((log.requests, runner.forwards))
     finally:
         transport.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -10,10 +10,10 @@ from typing import Any
 
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
-from starspec.bench.wire.clock import Interval, percentile, uncovered_s
+from starspec.bench.wire.clock import Interval, Overhead, percentile, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_caller, run_echo
 from starspec.bench.wire.hub_process import run_hub
-from starspec.bench.wire.processes import BenchProcess
+from starspec.bench.wire.processes import BenchProcess, Place
 from starspec.bench.wire.target_process import run_target
 from starspec.config import ModelConfig
 
@@ -40,27 +40,32 @@ QUICK = WirePlan(num_requests=80, num_repeats=3, num_echoes=1000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRow:
-    """One measurement; milliseconds.
+    """One measurement; milliseconds, none of them in a modelled forward.
 
-        round trip, of which some drafter forward    ├── modelled: not counted ──┤
-        outside of forwards                          ├── loopback ──┤├── overhead ──┤
+        target  ├ encode ┤                                                                      ├ decode ┤
+        wire             ├ loopback ┤                                                  ├ loopback ┤
+        hub                         ├ decode ─ schedule ┤ forward ├ schedule ┤ forward ├ write ┤
+                └ outside: all of it, without the forwards       latency: the hub's part of it ┘
 
-    The loopback is what a bare ZeroMQ echo takes when as many processes call it as often: four threads wake up one
-    after the other, on processors that have been idle. What is left is ours: scheduling, codec and threads of the
-    hub, and the codec of the target.
+    Several requests wait at a hub at a time, and what it does for one delays all. So its latency is given twice: as
+    each request felt it, and shared equally among those that waited, which is what a request costs the hub (the
+    shares add up to the time that the hub lost).
 
-    Stars and echoes take turns, and each star is compared with the echo right after it; medians over the repeats.
+    The loopback is what a bare ZeroMQ echo takes when as many processes call it as often, on processors that have
+    been idle before each call. Stars and echoes take turns; medians over the repeats. Hub and echo have one core to
+    themselves, the others share the rest: in earnest they are other machines.
     """
 
     what: str
     num_targets: int | None  # None: a bare echo
     num_measured: int
-    overhead_ms_p50: float | None  # p50 outside of forwards - p50 of the loopback, median of the repeats
-    outside_ms_p50: float | None  # of a request's round trip, outside the drafter's forwards
-    outside_ms_p90: float | None
-    outside_ms_p99: float | None
+    overhead_ms_p50: float | None  # hub's scheduling, codec and transport for one request: its share of the latency
+    latency_ms_p50: float | None  # hub, from the bytes of a request read to those of its proposal written
+    latency_ms_p90: float | None
+    latency_ms_p99: float | None
+    outside_ms_p50: float | None  # of the round trip, as the target sees it
     loopback_ms_p50: float | None
-    outside_ms_p50_by_repeat: list[float]
+    overhead_ms_p50_by_repeat: list[float]
     loopback_ms_p50_by_repeat: list[float]
     round_trip_ms_p50: float  # from before a verdict is encoded until after its proposal is decoded
 
@@ -92,24 +97,28 @@ def measure_wire(plan: WirePlan, advance: Callable[[str], None]) -> Report:
 def _star_row(num_targets: int, plan: WirePlan) -> WireRow:
     stars, loopback_p50 = [], []
     for _ in range(plan.num_repeats):
-        stars.append(_StarTimes.of(*run_star(num_targets, plan.num_requests)))
+        stars.append(run_star(num_targets, plan.num_requests))
         loopback_p50.append(percentile(run_callers(num_targets, plan.num_requests), 0.5))
-    outside_s = [each for star in stars for each in star.outside_s]
-    outside_p50 = [percentile(star.outside_s, 0.5) for star in stars]
-    round_trips_s = [each for star in stars for each in star.round_trips_s]
+    shares_s, latencies_s = [star.shares_s for star in stars], _joined(star.latencies_s for star in stars)
+    overhead_p50 = [percentile(each, 0.5) for each in shares_s]
     return WireRow(
         what=f"hub with {num_targets} target{'s' if num_targets > 1 else ''}",
         num_targets=num_targets,
-        num_measured=len(outside_s),
-        overhead_ms_p50=_ms(median(star - echo for star, echo in zip(outside_p50, loopback_p50, strict=True))),
-        outside_ms_p50=_ms(median(outside_p50)),
-        outside_ms_p90=_ms(percentile(outside_s, 0.9)),
-        outside_ms_p99=_ms(percentile(outside_s, 0.99)),
+        num_measured=len(latencies_s),
+        overhead_ms_p50=_ms(median(overhead_p50)),
+        latency_ms_p50=_ms(percentile(latencies_s, 0.5)),
+        latency_ms_p90=_ms(percentile(latencies_s, 0.9)),
+        latency_ms_p99=_ms(percentile(latencies_s, 0.99)),
+        outside_ms_p50=_ms(percentile(_joined(star.outside_s for star in stars), 0.5)),
         loopback_ms_p50=_ms(median(loopback_p50)),
-        outside_ms_p50_by_repeat=[_ms(each) for each in outside_p50],
+        overhead_ms_p50_by_repeat=[_ms(each) for each in overhead_p50],
         loopback_ms_p50_by_repeat=[_ms(each) for each in loopback_p50],
-        round_trip_ms_p50=_ms(percentile(round_trips_s, 0.5)),
+        round_trip_ms_p50=_ms(percentile(_joined(star.round_trips_s for star in stars), 0.5)),
     )
+
+
+def _joined(parts: Iterable[list[float]]) -> list[float]:
+    return [each for part in parts for each in part]
 
 
 def _ms(seconds: float) -> float:
@@ -117,15 +126,36 @@ def _ms(seconds: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _StarTimes:
-    """One run of a star; an entry a request."""
+class StarTimes:
+    """One run of a star.
 
-    round_trips_s: list[float]
-    outside_s: list[float]
+    Args:
+        sent: a request each, as its target saw it, without those of the warm-up.
+        served: a request each, as the hub saw it, with those of the warm-up, in order of their ends.
+        forwards: of the drafter, ascending.
+    """
 
-    @classmethod
-    def of(cls, requests: Sequence[Interval], forwards: Sequence[Interval]) -> _StarTimes:
-        return cls([each.length_s for each in requests], [uncovered_s(each, forwards) for each in requests])
+    sent: Sequence[Interval]
+    served: Sequence[Interval]
+    forwards: Sequence[Interval]
+
+    @property
+    def round_trips_s(self) -> list[float]:
+        return [each.length_s for each in self.sent]
+
+    @property
+    def outside_s(self) -> list[float]:
+        return [uncovered_s(each, self.forwards) for each in self.sent]
+
+    @property
+    def latencies_s(self) -> list[float]:
+        overhead = Overhead(self.served, self.forwards)
+        return [overhead.whole_s(each) for each in _warm(self.served)]
+
+    @property
+    def shares_s(self) -> list[float]:
+        overhead = Overhead(self.served, self.forwards)
+        return [overhead.share_s(each) for each in _warm(self.served)]
 
 
 def run_callers(num_callers: int, num_calls: int) -> list[float]:
@@ -135,10 +165,12 @@ def run_callers(num_callers: int, num_calls: int) -> list[float]:
     """
     pause_s = (VERIFY_STEP_MS + NUM_DRAFT_TOKENS * DRAFT_STEP_MS) / 1e3
     with ExitStack() as stack:
-        echo = stack.enter_context(BenchProcess(run_echo, None))
+        echo = stack.enter_context(BenchProcess(run_echo, None, place=Place.ONE_CORE))
         port = echo.hear()
         callers = [
-            stack.enter_context(BenchProcess(run_caller, port, ECHO_SIZES[0], num_calls, pause_s))
+            stack.enter_context(
+                BenchProcess(run_caller, port, ECHO_SIZES[0], num_calls, pause_s, place=Place.THE_OTHERS)
+            )
             for _ in range(num_callers)
         ]
         times = _measure_together(callers)
@@ -146,11 +178,8 @@ def run_callers(num_callers: int, num_calls: int) -> list[float]:
     return times
 
 
-def run_star(num_targets: int, num_requests: int) -> tuple[list[Interval], list[Interval]]:
-    """A hub and its targets, each a process of its own.
-
-    Returns: the requests of all targets without those of the warm-up; the drafter's forwards, ascending.
-    """
+def run_star(num_targets: int, num_requests: int) -> StarTimes:
+    """A hub and its targets, each a process of its own."""
     draft = ModelConfig(
         model=f"synthetic:role=draft,step_ms={DRAFT_STEP_MS}",
         num_rows=num_targets,
@@ -164,17 +193,26 @@ def run_star(num_targets: int, num_requests: int) -> tuple[list[Interval], list[
         num_threads=1,
     )
     with ExitStack() as stack:
-        hub = stack.enter_context(BenchProcess(run_hub, draft))
+        hub = stack.enter_context(BenchProcess(run_hub, draft, place=Place.ONE_CORE))
         endpoint = f"tcp://127.0.0.1:{hub.hear()}"
         targets = [
             stack.enter_context(
-                BenchProcess(run_target, endpoint, f"target-{index}", target, NUM_DRAFT_TOKENS, num_requests)
+                BenchProcess(
+                    run_target,
+                    endpoint,
+                    f"target-{index}",
+                    target,
+                    NUM_DRAFT_TOKENS,
+                    num_requests,
+                    place=Place.THE_OTHERS,
+                )
             )
             for index in range(num_targets)
         ]
-        requests = _measure_together(targets)
+        sent = _measure_together(targets)
         hub.say("stop")
-        return requests, hub.hear()
+        served, forwards = hub.hear()
+        return StarTimes(sent, served, forwards)
 
 
 def _measure_together(processes: Sequence[BenchProcess]) -> list[Any]:
@@ -200,11 +238,12 @@ def _echo_row(num_bytes: int, curve: CurvePair | None, num_echoes: int) -> WireR
         num_targets=None,
         num_measured=len(times),
         overhead_ms_p50=None,
+        latency_ms_p50=None,
+        latency_ms_p90=None,
+        latency_ms_p99=None,
         outside_ms_p50=None,
-        outside_ms_p90=None,
-        outside_ms_p99=None,
         loopback_ms_p50=None,
-        outside_ms_p50_by_repeat=[],
+        overhead_ms_p50_by_repeat=[],
         loopback_ms_p50_by_repeat=[],
         round_trip_ms_p50=_ms(percentile(times, 0.5)),
     )

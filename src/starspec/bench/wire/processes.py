@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
+from enum import Enum
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -14,16 +16,27 @@ ANSWER_S = 300.0  # longest wait for a child's word: starting takes seconds, mea
 STOP_S = 10.0
 
 
+class Place(Enum):
+    """Cores of this machine, so that a hub has what the targets on other machines would leave it: a core's caches."""
+
+    ANYWHERE = "anywhere"
+    ONE_CORE = "one core"
+    THE_OTHERS = "the other cores"
+
+
 class BenchProcess:
     """One child that runs a function with a pipe to this process as its first argument.
 
     A context manager; leaving it ends the child, at the latest after STOP_S.
+
+    Args:
+        place: where the child may run.
     """
 
-    def __init__(self, run: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, run: Callable[..., None], *arguments: Any, place: Place = Place.ANYWHERE) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would share torch's threads and ZeroMQ's sockets
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, run, arguments), daemon=True)
+        self._process = context.Process(target=_run, args=(theirs, run, arguments, place), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -63,14 +76,24 @@ class _Failure:
         self.reason = reason
 
 
-def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], place: Place) -> None:
     _quiet()
+    _go_to(place)
     try:
         run(pipe, *arguments)
     except Exception as error:  # the parent tells the person
         pipe.send(_Failure(f"{type(error).__name__}: {error}"))
     finally:
         pipe.close()
+
+
+def _go_to(place: Place) -> None:
+    """Stay on the cores of a place. Effects: none where there is one core, or no way to choose."""
+    if place is Place.ANYWHERE or not hasattr(os, "sched_setaffinity"):
+        return
+    first, *others = sorted(os.sched_getaffinity(0))
+    if others:
+        os.sched_setaffinity(0, [first] if place is Place.ONE_CORE else others)
 
 
 def _quiet() -> None:
