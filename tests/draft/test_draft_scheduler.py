@@ -11,8 +11,16 @@ from starspec.ids import SessionId, Tag
 CHUNK, WIDTH = 16, 5
 
 
-def view(tag: int, num_missing: int = 1, *, has_row: bool = True, last_used_s: float = 0.0) -> SessionView:
-    return SessionView(TagKey(SessionId("s"), Tag(tag)), has_row, num_missing, last_used_s)
+def view(
+    tag: int,
+    num_missing: int = 1,
+    *,
+    has_row: bool = True,
+    last_used_s: float = 0.0,
+    is_delayed: bool = False,
+    target: str = "s",
+) -> SessionView:
+    return SessionView(TagKey(SessionId(target), Tag(tag)), has_row, num_missing, last_used_s, is_delayed)
 
 
 def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, num_free: int = 0) -> tuple[dict, list]:
@@ -42,6 +50,26 @@ def test_prompts_share_the_chunk_in_order_and_decoding_is_not_charged() -> None:
     assert choose(waiting)[0] == {1: 10, 2: WIDTH, 3: 6, 5: 1}
 
 
+def test_each_target_has_the_same_part_of_the_chunk() -> None:
+    waiting = [view(1, 40), view(2, 40), view(3, 6, target="t"), view(4, 40, target="t")]
+    assert choose(waiting)[0] == {1: CHUNK // 2, 3: 6, 4: CHUNK // 2 - 6}
+
+
+def test_a_chunk_smaller_than_the_targets_goes_to_the_first_of_them() -> None:
+    waiting = [view(tag, 40, target=f"t{tag}") for tag in range(CHUNK + 3)]
+    assert choose(waiting)[0] == dict.fromkeys(range(CHUNK), 1)
+
+
+def test_who_was_delayed_by_a_prompt_is_not_delayed_again() -> None:
+    assert choose([view(1, 40), view(2), view(3, is_delayed=True)])[0] == {2: 1, 3: 1}
+    assert choose([view(1, 40), view(2)])[0] == {1: CHUNK, 2: 1}
+    assert choose([view(1, 40, is_delayed=True), view(2)])[0] == {1: CHUNK, 2: 1}, "its own prompt"
+
+
+def test_who_was_delayed_and_can_not_grow_keeps_nobody_waiting() -> None:
+    assert choose([view(1, 40), view(2, has_row=False, is_delayed=True)])[0] == {1: CHUNK}
+
+
 def test_a_prompt_that_gets_no_tokens_takes_no_row() -> None:
     waiting = [view(1, 40), view(2, 40, has_row=False), view(3, 2, has_row=False)]
     assert choose(waiting, num_free=1) == ({1: CHUNK, 3: 2}, [])
@@ -68,7 +96,11 @@ def test_the_last_in_line_waits_rather_than_take_an_earlier_ones_row() -> None:
 def snapshots(draw: st.DrawFn) -> LayerSnapshot:
     views = [
         SessionView(
-            TagKey(SessionId("s"), Tag(tag)), draw(st.booleans()), draw(st.integers(1, 40)), draw(st.floats(0, 9))
+            TagKey(SessionId(draw(st.sampled_from("st"))), Tag(tag)),
+            draw(st.booleans()),
+            draw(st.integers(1, 40)),
+            draw(st.floats(0, 9)),
+            draw(st.booleans()),
         )
         for tag in range(draw(st.integers(1, 9)))
     ]
@@ -92,7 +124,10 @@ def test_every_layer_keeps_the_promises(snapshot: LayerSnapshot) -> None:
 
     num_held = sum(each.has_row for each in by_key.values())
     assert num_held or snapshot.num_free_rows
-    assert snapshot.waiting[0].key in grown, "the first in line always grows"
+    is_first_a_prompt = snapshot.waiting[0].num_missing > WIDTH
+    is_one_delayed = any(each.is_delayed and each.num_missing <= WIDTH for each in snapshot.waiting)
+    assert grown
+    assert snapshot.waiting[0].key in grown or (is_first_a_prompt and is_one_delayed), "the first in line grows"
     assert len(set(grown)) == len(grown)
     assert not set(grown) & set(layer.evicted)
     assert all(by_key[key].has_row for key in layer.evicted)

@@ -65,7 +65,7 @@ class RequestBuffer:
         self._next = None
         for key in layer.evicted:
             self._free(self._holders[key])
-        growths = [self._begin(portion, now) for portion in layer.portions]
+        growths = [self._begin(portion, layer, now) for portion in layer.portions]
         self._drafter.grow(growths)
         if len(growths) == len(self._waiting) and not layer.has_prefill:
             self._next = layer.of_next_tokens()
@@ -102,15 +102,16 @@ class RequestBuffer:
 
     def _view(self, session: DraftSession) -> SessionView:
         num_missing = self._drafter.num_missing(session)
-        return SessionView(session.key, session.row is not None, num_missing, session.last_used_s)
+        is_delayed = session.request is not None and session.request.has_prefill
+        return SessionView(session.key, session.row is not None, num_missing, session.last_used_s, is_delayed)
 
-    def _begin(self, portion: Portion, now: float) -> Growth:
+    def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:
         session = self._waiting[portion.key]
         self._in_flight.append(session)
         if session.row is None:
             self._drafter.lease(session)
             self._holders[session.key] = session
-        session.begin(now, portion.is_prefill)
+        session.begin(now, layer.has_prefill)
         return Growth(session, portion.num_tokens)
 
     def _free(self, session: DraftSession) -> None:

@@ -6,8 +6,9 @@ First come, first served, and all that wait grow together in one batched forward
    else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
    token ids.
 2. A waiting session that misses only what a verdict leaves (`decode_width` tokens) always grows.
-3. Those that miss more (a prompt, or the past of an evicted session) share `prefill_chunk` tokens a layer: a
-   newcomer delays the others by at most one chunk.
+3. Those that miss more (a prompt, or the past of an evicted session) share `prefill_chunk` tokens of a layer, an equal
+   part for each target. A proposal of another session is delayed by at most one such layer: as long as one that has
+   been delayed is not complete, prompts wait.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class SessionView:
     has_row: bool
     num_missing: int  # tokens whose K/V the next draft token needs and no row holds; at least 1
     last_used_s: float  # when it last sent a request or got a proposal
+    is_delayed: bool = False  # a layer for its request had a prompt in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +81,33 @@ def choose_layer(snapshot: LayerSnapshot) -> Layer:
     Returns: a layer with at least one portion if any session waits; each session at most once; never more rows
         in use than there are.
     """
-    rows = _Rows(snapshot)
-    budget = snapshot.prefill_chunk
+    rows, prompts = _Rows(snapshot), _PromptTokens(snapshot)
     portions: list[Portion] = []
     for place, session in enumerate(snapshot.waiting):
         is_prefill = session.num_missing > snapshot.decode_width
-        num_tokens = min(session.num_missing, budget) if is_prefill else session.num_missing
+        num_tokens = prompts.left_for(session) if is_prefill else session.num_missing
         if num_tokens and rows.take(place, session):
             portions.append(Portion(session.key, num_tokens, is_prefill))
-            budget -= num_tokens if is_prefill else 0
+            if is_prefill:
+                prompts.take(session, num_tokens)
     return Layer(tuple(portions), tuple(rows.evicted))
+
+
+class _PromptTokens:
+    """What a layer may hold of prompts: nothing while they delay somebody, else the same for each target."""
+
+    def __init__(self, snapshot: LayerSnapshot) -> None:
+        decoding = [each for each in snapshot.waiting if each.num_missing <= snapshot.decode_width]
+        reading = {each.key.session_id for each in snapshot.waiting if each.num_missing > snapshot.decode_width}
+        self._left = 0 if any(each.is_delayed and each.has_row for each in decoding) else snapshot.prefill_chunk
+        self._left_of = dict.fromkeys(reading, max(1, snapshot.prefill_chunk // max(1, len(reading))))
+
+    def left_for(self, session: SessionView) -> int:
+        return min(session.num_missing, self._left, self._left_of[session.key.session_id])
+
+    def take(self, session: SessionView, num_tokens: int) -> None:
+        self._left -= num_tokens
+        self._left_of[session.key.session_id] -= num_tokens
 
 
 class _Rows:

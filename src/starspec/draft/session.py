@@ -28,7 +28,7 @@ class DraftRequest:
     num_draft_tokens: int
     arrived_s: float
     started_s: float | None = None  # start of its first layer
-    has_prefill: bool = False  # its service was more than d draft layers
+    has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
 
     def times(self, now: float) -> tuple[float, float]:
         """Seconds in the queue and seconds of service, if the proposal is made now."""
@@ -111,11 +111,11 @@ class DraftSession:
         self.request = DraftRequest(num_draft_tokens, now) if num_draft_tokens else None
         self.last_used_s = now
 
-    def begin(self, now: float, is_prefill: bool) -> None:
-        """A layer for the proposal that is owed starts now."""
+    def begin(self, now: float, has_prefill: bool) -> None:
+        """A layer for the proposal that is owed starts now, with a prompt in it or without."""
         if self.request is not None:
             self.request.started_s = now if self.request.started_s is None else self.request.started_s
-            self.request.has_prefill |= is_prefill
+            self.request.has_prefill |= has_prefill
 
     def settle(self, now: float) -> None:
         """The proposal that was owed is made."""
