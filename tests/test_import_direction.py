@@ -20,7 +20,7 @@ ARROWS = {
     "errors": set(),
     "ids": set(),
     "tracing": set(),
-    "config": set(),
+    "config": {"speculation"},
     "speculation": set(),
     "sampling_params": {"speculation", "config"},
     "request_specs": {"sampling_params", "wire"},

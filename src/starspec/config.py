@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from starspec.errors import ConfigError
+from starspec.speculation.budget import DraftBudget
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int4")
-MAX_DRAFT_TOKENS = 64
+MAX_DRAFT_TOKENS = 64  # nodes of a proposal, and nodes that a draft forwards for one
+MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
 MIN_LEASE_S = 0.1
 
@@ -82,6 +84,9 @@ class SpeculativeConfig:
     model: str | None = None  # the draft; None with `remote.endpoint` (the hub has it) or method ngram
     quantization: Literal["none", "int8", "int4"] = "none"  # of the draft's weights
     num_speculative_tokens: int = 4  # K: depth of the chain, 0..64
+    eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
+    num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
+    num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
     max_model_len: int | None = None  # of the draft
     prompt_lookup_min: int = 2  # shortest n-gram that method ngram looks up
     prompt_lookup_max: int = 4  # longest
@@ -95,10 +100,44 @@ class SpeculativeConfig:
         _one_of("rejection_sample_method", self.rejection_sample_method, ("coupled",))
         if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")
+        self._check_tree()
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
         if self.method == "ngram" and self.model is not None:
             raise ConfigError("method 'ngram' takes no model")
+
+    @property
+    def budget(self) -> DraftBudget:
+        """What a round asks for. `num_draft_tokens` counts the root here, as in SGLang, and not there."""
+        num_steps = self.num_speculative_tokens if self.num_steps is None else self.num_steps
+        if self.eagle_topk == 1 or num_steps == 0:
+            return DraftBudget.chain(num_steps)
+        num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
+        num_guessed = self.eagle_topk * (1 + (num_steps - 1) * self.eagle_topk)
+        return DraftBudget(min(num_nodes, num_guessed), num_steps, self.eagle_topk)
+
+    def _check_tree(self) -> None:
+        if not 1 <= self.eagle_topk <= MAX_TOP_K:
+            raise ConfigError(f"eagle_topk must be 1 to {MAX_TOP_K}, got {self.eagle_topk}")
+        if self.num_steps is not None and not 0 <= self.num_steps <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"num_steps must be 0 to {MAX_DRAFT_TOKENS}, got {self.num_steps}")
+        budget = self.budget
+        if budget.num_forwarded > MAX_DRAFT_TOKENS:
+            raise ConfigError(
+                f"eagle_topk {budget.top_k} with num_steps {budget.num_steps} forwards {budget.num_forwarded} nodes a"
+                f" round; at most {MAX_DRAFT_TOKENS} fit: lower one of them"
+            )
+        if self.method == "ngram" and not budget.is_chain:
+            raise ConfigError("method 'ngram' drafts chains: leave eagle_topk at 1")
+        if self.num_draft_tokens is None:
+            return
+        if not 2 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS + 1:
+            raise ConfigError(f"num_draft_tokens (the root counts) must be 2 to {MAX_DRAFT_TOKENS + 1}")
+        if budget.is_chain and self.num_draft_tokens != budget.num_steps + 1:
+            raise ConfigError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but a chain of {budget.num_steps} steps has"
+                f" {budget.num_steps + 1} with its root: leave it out, or set eagle_topk above 1 for a tree"
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
@@ -125,7 +164,7 @@ class HubConfig:
     insecure: bool = False
     max_targets: int = 64
     max_tags: int = 1024  # over all targets
-    max_draft_tokens: int = 16  # nodes of one proposal, at most
+    max_draft_tokens: int = MAX_DRAFT_TOKENS  # nodes of one proposal, at most
     lease_s: float = 10.0  # a target silent for longer loses its tags
     prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
 

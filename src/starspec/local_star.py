@@ -42,7 +42,7 @@ def local_drafts(
     if speculative.model is None:
         raise ConfigError("speculative config: give the draft's model")
     check_vocabularies(tokenizer, load_tokenizer(speculative.model))
-    hub_config = HubConfig(max_draft_tokens=max(1, speculative.num_speculative_tokens))
+    hub_config = HubConfig(max_draft_tokens=max(1, speculative.budget.num_draft_tokens))
     loaded = _load_draft(target, speculative)
     transport = MemoryHub(partial(admit, terms_of(loaded, hub_config)), is_coded=False)
     loop = HubLoop(build_hub(loaded.drafter, hub_config), transport, time.monotonic)

@@ -22,9 +22,9 @@ def forward(cache, row, tokens):
         cache.write(layer, row, content + mark, -content - mark)
 
 
-def committed(cache, row):
-    """The tokens whose keys and values lie in the row, read back from every layer and head."""
-    length = cache.lengths[row]
+def committed(cache, row, num_behind=0):
+    """The tokens whose keys and values lie in the row, and behind it, read back from every layer and head."""
+    length = cache.lengths[row] + num_behind
     readings = {
         tuple((sign * stored[row, head, :length] - layer * 10 - head / 10).round().flatten().tolist())
         for layer in range(LAYERS)
@@ -90,8 +90,11 @@ class CacheMachine(RuleBasedStateMachine):
     def commit(self, data):
         row, tokens = self.forwarded(data)
         path = [index for index in range(len(tokens)) if data.draw(st.booleans())]
-        self.cache.commit(row, path)
+        kept = data.draw(st.permutations([index for index in range(len(tokens)) if index not in path]))
+        self.cache.commit(row, path, kept)
         self.model[row] += [tokens[index] for index in path]
+        behind = [tokens[index] for index in kept]
+        assert committed(self.cache, row, len(behind)) == self.model[row] + behind
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -171,6 +174,13 @@ def test_other_rows_are_never_touched_by_a_commit():
     cache.commit(one, [1, 2])
     assert torch.equal(cache.values[1][other], before)
     assert committed(cache, one) == [one, 8, 9]
+
+
+def test_kept_tokens_must_fit_the_row():
+    cache = make_cache()
+    row = cache.lease()
+    with pytest.raises(CacheRangeError):
+        cache.commit(row, [0], [MAX_LEN])
 
 
 @pytest.mark.parametrize("path", [[1, 1], [2, 0], [-1], [0, MAX_LEN]])

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.models.runner import ModelInfo, Segment
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.sampling import propose_token
+from starspec.speculation.sampling import propose_token, propose_tokens
 from starspec.wire.channel import VirtualClock
-from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, Verdict
+from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
 
 VOCAB_SIZE = 32
@@ -31,6 +33,35 @@ LOGITS = torch.randn(509, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)
 def logits_after(token_ids: Sequence[int]) -> Tensor:
     """The toy's logits [V]: a function of every token so far, so a single wrong one shows."""
     return LOGITS[zlib.crc32(bytes(token_ids)) % len(LOGITS)]
+
+
+def reference_tree(
+    token_ids: Sequence[int], prompt_len: int, law: TokenLaw, budget: DraftBudget, max_len: int
+) -> set[tuple[int, ...]]:
+    """What a fresh drafter proposes to these committed tokens: paths to nodes. EAGLE-2 in the plainest words."""
+    scores: dict[tuple[int, ...], float] = {(): 0.0}
+    to_expand: list[tuple[int, ...]] = [()]
+    for _ in range(min(budget.num_steps, max_len - len(token_ids))):
+        layer = []
+        for path in to_expand:
+            known = [*token_ids, *path]
+            counts = TokenCounts(known[:prompt_len], known[prompt_len:])
+            children = propose_tokens(logits_after(known), law, len(known), counts, num_tokens=budget.top_k)
+            for token_id, log_confidence in children:
+                layer.append((*path, token_id))
+                scores[layer[-1]] = scores[path] + log_confidence
+        open_ended = [path for path in layer if path[-1] not in law.end_token_ids]
+        to_expand = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
+    del scores[()]
+    return set(sorted(scores, key=lambda path: -scores[path])[: budget.num_draft_tokens])
+
+
+def paths_of(proposal: Proposal) -> set[tuple[int, ...]]:
+    """The paths to a proposal's nodes."""
+    paths: list[tuple[int, ...]] = []
+    for token_id, parent in zip(proposal.tree.token_ids, proposal.tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token_id))
+    return set(paths)
 
 
 def reference_chain(token_ids: Sequence[int], prompt_len: int, law: TokenLaw, num: int, max_len: int) -> list[int]:
@@ -48,7 +79,7 @@ class ToyRunner:
     """A ModelRunner whose rows hold the tokens themselves, as keys: whatever the cache gets wrong, the logits show."""
 
     def __init__(self, num_rows: int = 4, max_len: int = 64) -> None:
-        self.cache = RaggedCache(1, num_rows, max_len, 1, 1)
+        self.cache = RaggedCache(1, num_rows, max_len + MAX_DRAFT_TOKENS, 1, 1)
         self.info = ModelInfo("toy", VOCAB_SIZE, max_len, 0, 0, (END,))
         self.layers: list[list[Segment]] = []
         self.clock: VirtualClock | None = None
@@ -62,19 +93,21 @@ class ToyRunner:
         if self.clock is not None:
             self.clock.advance(self.layer_s)
         assert len({segment.row for segment in segments}) == len(segments)
-        rows = [self._logits(segment) for segment in segments]
-        return (
-            torch.stack([row for row in rows if row is not None]) if any(s.num_logits for s in segments) else LOGITS[:0]
-        )
+        rows = [row for segment in segments for row in self._logits(segment)]
+        return torch.stack(rows) if rows else LOGITS[:0]
 
-    def _logits(self, segment: Segment) -> Tensor | None:
-        num = len(segment.token_ids)
+    def _logits(self, segment: Segment) -> list[Tensor]:
+        num, first = len(segment.token_ids), segment.num_forwarded
         self.cache.check_fits(segment.row, num)
-        tokens = torch.tensor(segment.token_ids, dtype=torch.float32).view(1, num, 1)
-        self.cache.write(0, segment.row, tokens, tokens)
-        stop = self.cache.lengths[segment.row] + num
-        read = self.cache.keys[0][segment.row, 0, :stop, 0].int().tolist()
-        return logits_after(read) if segment.num_logits else None
+        start = self.cache.lengths[segment.row]
+        new = torch.tensor(segment.token_ids[first:], dtype=torch.float32)
+        self.cache.keys[0][segment.row, 0, start + first : start + num, 0] = new
+        read = self.cache.keys[0][segment.row, 0, : start + num, 0].int().tolist()
+        parents = range(-1, num - 1) if segment.parents is None else segment.parents
+        paths: list[list[int]] = []
+        for token_id, parent in zip(read[start:], parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else []), token_id])
+        return [logits_after([*read[:start], *path]) for path in paths[num - segment.num_logits :]]
 
 
 class ToyTag:
@@ -86,19 +119,34 @@ class ToyTag:
         self.prompt_len = len(prompt)
         self.law = law
         self.proposal: Proposal | None = None
+        self.budget = DraftBudget.chain(0)  # of the last request
 
-    def open(self, num_draft_tokens: int = 4) -> Open:
-        self.proposal = None
+    def open(self, wanted: int | DraftBudget = 4) -> Open:
+        """Ask for a chain of so many tokens, or for a tree."""
+        self.proposal, self.budget = None, wanted if isinstance(wanted, DraftBudget) else DraftBudget.chain(wanted)
         opened = Open(
-            self.link.tag, self.link.next_epoch, list(self.token_ids), self.prompt_len, self.law, num_draft_tokens
+            self.link.tag,
+            self.link.next_epoch,
+            list(self.token_ids),
+            self.prompt_len,
+            self.law,
+            self.budget.num_draft_tokens,
+            TreeShape.of(self.budget),
         )
         return self.link.send(opened)
 
-    def verdict(self, token_ids: Sequence[int], num_draft_tokens: int = 4) -> Verdict:
-        self.proposal = None
+    def verdict(self, token_ids: Sequence[int], wanted: int | DraftBudget = 4) -> Verdict:
+        self.proposal, self.budget = None, wanted if isinstance(wanted, DraftBudget) else DraftBudget.chain(wanted)
         base_len = len(self.token_ids)
         self.token_ids += token_ids
-        verdict = Verdict(self.link.tag, self.link.next_epoch, base_len, list(token_ids), num_draft_tokens)
+        verdict = Verdict(
+            self.link.tag,
+            self.link.next_epoch,
+            base_len,
+            list(token_ids),
+            self.budget.num_draft_tokens,
+            TreeShape.of(self.budget),
+        )
         return self.link.send(verdict)
 
     def close(self) -> Close:
@@ -111,6 +159,10 @@ class ToyTag:
         if is_fresh and isinstance(message, Proposal):
             self.proposal = message
         return is_fresh
+
+    def expected_tree(self, max_draft_tokens: int = 8, max_len: int = 64) -> set[tuple[int, ...]]:
+        budget = self.budget.limited(num_draft_tokens=max_draft_tokens, num_steps=max_draft_tokens)
+        return reference_tree(self.token_ids, self.prompt_len, self.law, budget, max_len)
 
     def expected(self, num_draft_tokens: int = 4, max_len: int = 64) -> list[int]:
         return reference_chain(self.token_ids, self.prompt_len, self.law, num_draft_tokens, max_len)

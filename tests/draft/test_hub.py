@@ -14,7 +14,7 @@ A = SessionId("a")
 
 
 def num_tokens_forwarded(star: ToyStar) -> int:
-    return sum(len(segment.token_ids) for layer in star.runner.layers for segment in layer)
+    return sum(segment.num_new for layer in star.runner.layers for segment in layer)
 
 
 def propose(star: ToyStar, target: str, tag: ToyTag) -> Proposal:
@@ -127,7 +127,7 @@ def test_what_a_verdict_did_not_contradict_survives_it() -> None:
 
 def test_a_late_target_that_goes_on_alone_keeps_its_place_in_the_line() -> None:
     star = ToyStar("a", prefill_chunk=4, max_draft_tokens=1)
-    first, second = ToyTag(1, [1] * 12), ToyTag(2, [2] * 12)
+    first, second = ToyTag(1, [1] * 24), ToyTag(2, [2] * 24)
     star.say("a", first.open(1), second.open(1))
     star.step()
     star.say("a", first.verdict([5], 1))
@@ -142,16 +142,16 @@ def test_a_newcomers_prompt_delays_others_by_at_most_one_chunk_a_layer() -> None
         star.say("a", old.open(2))
         for name, message in star.drain():
             (old if name == "a" else new).receive(message)
-    layers = [sum(len(segment.token_ids) for segment in layer) for layer in star.runner.layers]
+    layers = [sum(segment.num_new for segment in layer) for layer in star.runner.layers]
     assert max(layers) <= 16 + 2
     assert new.proposal.token_ids == new.expected(2, 512)
 
 
 def test_several_newcomers_share_one_chunk() -> None:
-    star = ToyStar("a", prefill_chunk=16, max_draft_tokens=4)
-    star.say("a", *(ToyTag(index, [index] * 12).open(1) for index in range(1, 4)))
+    star = ToyStar("a", prefill_chunk=32, max_draft_tokens=4)
+    star.say("a", *(ToyTag(index, [index] * 24).open(1) for index in range(1, 4)))
     star.step()
-    assert [len(segment.token_ids) for segment in star.runner.layers[0]] == [12, 4]
+    assert [len(segment.token_ids) for segment in star.runner.layers[0]] == [24, 8]
 
 
 def test_nothing_is_proposed_beyond_an_end_token() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
-from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag
+from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, paths_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.ids import SessionId, TargetId
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import HubToTarget, Proposal
 from starspec.wire.session import TagState
@@ -20,19 +21,24 @@ NUM_ROWS = 3
 LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
 
 dice = st.integers(0, 2**16)
-wanted = st.integers(0, 5)
+chains = st.integers(0, 5).map(DraftBudget.chain)
+trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3))
+wanted = chains | trees
+MAX_NODES = 6
 
 
 class Life(RuleBasedStateMachine):
     """Up to three targets with a few tags each share a hub of three rows.
 
-    The model of a tag is its target's own view; the model of a proposal is `reference_chain`, which knows no other
+    The model of a tag is its target's own view; the model of a proposal is `reference_tree`, which knows no other
     tag, no cache and no history.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.star = ToyStar(num_rows=NUM_ROWS, max_len=MAX_LEN, prefill_chunk=6, max_draft_tokens=4, max_tags=64)
+        self.star = ToyStar(
+            num_rows=NUM_ROWS, max_len=MAX_LEN, prefill_chunk=6, max_draft_tokens=MAX_NODES, max_tags=64
+        )
         self.numbers = itertools.count(1)
         self.tags: dict[str, dict[int, ToyTag]] = {}
         self.sent: list[tuple[str, object]] = []  # every message ever sent by a target that is still there
@@ -49,7 +55,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tags)
     @rule(seed=dice, length=st.integers(1, MAX_LEN + 2), law=st.sampled_from(LAWS), wanted=wanted)
-    def open(self, seed: int, length: int, law: TokenLaw, wanted: int) -> None:
+    def open(self, seed: int, length: int, law: TokenLaw, wanted: DraftBudget) -> None:
         name, prompt = self._target(seed), random.Random(seed).choices(range(VOCAB_SIZE), k=length)
         tag = ToyTag(next(self.numbers), prompt, law)
         self.tags[name][tag.link.tag] = tag
@@ -57,7 +63,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
-    def verdict(self, seed: int, num_accepted: int, wanted: int, is_lucky: bool) -> None:
+    def verdict(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
         """With or without a proposal in hand; `is_lucky`: the target's own token is the draft's next one too."""
         name, tag = self._tag(seed)
         if tag.link.is_held:
@@ -65,7 +71,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, wanted=wanted)
-    def lose_a_verdict(self, seed: int, wanted: int) -> None:
+    def lose_a_verdict(self, seed: int, wanted: DraftBudget) -> None:
         _, tag = self._tag(seed)
         if tag.link.is_held:
             tag.verdict([seed % VOCAB_SIZE], wanted)
@@ -73,7 +79,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, wanted=wanted)
-    def open_anew(self, seed: int, wanted: int) -> None:
+    def open_anew(self, seed: int, wanted: DraftBudget) -> None:
         name, tag = self._tag(seed)
         self.torn.discard(tag)
         self._send(name, tag.open(wanted))
@@ -134,20 +140,22 @@ class Life(RuleBasedStateMachine):
         tag = self.tags[name].get(getattr(message, "tag", -1))
         if tag is None:
             return  # closed while the reply was on its way
-        asked = tag.link.num_wanted
+        asked = tag.budget
         if not tag.receive(message):
             return
         if isinstance(message, Proposal):
-            assert message.token_ids == tag.expected(min(asked, 4), MAX_LEN)
+            assert paths_of(message) == tag.expected_tree(MAX_NODES, MAX_LEN)
         else:
             assert tag in self.torn, "a tag whose messages all arrived is never asked to open again"
             self.torn.discard(tag)
             self._send(name, tag.open(asked))
 
     def _verdict_ids(self, tag: ToyTag, seed: int, num_accepted: int, is_lucky: bool) -> list[int]:
-        proposed = list(tag.proposal.token_ids) if tag.proposal else []
-        accepted = proposed[:num_accepted]
-        following = proposed[len(accepted) :] if tag.proposal else tag.expected(1, MAX_LEN)
+        """Down a random path of the proposal, and then a token that is in the tree too, or any."""
+        paths = sorted(paths_of(tag.proposal)) if tag.proposal else [tuple(tag.expected(1, MAX_LEN))]
+        path = list(paths[seed % len(paths)]) if paths else []
+        accepted = path[: num_accepted if tag.proposal else 0]
+        following = path[len(accepted) :]
         return [*accepted, following[0] if is_lucky and following else seed % VOCAB_SIZE]
 
     def _send(self, name: str, message: object) -> None:

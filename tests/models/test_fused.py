@@ -162,3 +162,17 @@ def test_smollm2_greedy_decoding_is_that_of_generate_in_float32(smollm2):
     for prompt in ("The capital of France is", "def fibonacci(n):", "Once upon a time"):
         ids = tokenizer.encode(prompt)
         assert decode_greedily(runner, ids, 24) == generate(plain, ids, 24)
+
+
+@pytest.mark.parametrize("prefix_len", [0, 62, 64])
+def test_a_tree_forwarded_layer_by_layer_agrees_with_hugging_face_at_once(prefix_len):
+    fused, unfused = make_runner(), TransformersRunner(make_model(), make_config(), make_info())
+    prefix, nodes = prompt_ids(prefix_len), prompt_ids(len(TREE), seed=1)
+    expected = unfused.forward([Segment(prefill(unfused, prefix), nodes, len(nodes), TREE)])
+    row, other = prefill(fused, prefix), prefill(fused, prompt_ids(9))
+    parts = []
+    for first, last in ((0, 1), (1, 3), (3, 6)):
+        beside = Segment(other, prompt_ids(1, seed=last), 0)
+        segment = Segment(row, nodes[:last], last - first, TREE[:last], num_forwarded=first)
+        parts.append(fused.forward([beside, segment]))
+    torch.testing.assert_close(torch.cat(parts), expected, **TOLERANCE)

@@ -144,3 +144,24 @@ def test_attention_without_a_batch_is_refused():
     model.set_attn_implementation(ATTENTION_NAME)
     with pytest.raises(ModelError, match="keyword arguments"):
         model(torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("prefix_len", [0, 3, 62, 64])
+@pytest.mark.parametrize("layers", [(1, 3, 6), (2, 4, 5, 6)])
+def test_a_tree_forwarded_layer_by_layer_is_the_tree_forwarded_at_once(prefix_len, layers):
+    runner = make_runner(num_rows=2)
+    prefix, nodes = prompt_ids(prefix_len), prompt_ids(len(TREE), seed=1)
+    at_once = runner.forward([Segment(prefill(runner, prefix), nodes, len(nodes), TREE)])
+    row = prefill(runner, prefix)
+    parts = []
+    for first, last in zip((0, *layers), layers, strict=False):
+        segment = Segment(row, nodes[:last], last - first, TREE[:last], num_forwarded=first)
+        parts.append(runner.forward([segment]))
+    torch.testing.assert_close(torch.cat(parts), at_once, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("num_forwarded", "num_logits"), [(-1, 0), (3, 0), (2, 2)])
+def test_a_segment_without_new_tokens_or_with_logits_of_old_ones_is_refused(num_forwarded, num_logits):
+    runner = make_runner()
+    with pytest.raises(ValueError, match="new tokens cannot give"):
+        runner.forward([Segment(runner.cache.lease(), [1, 2, 3], num_logits, None, num_forwarded)])

@@ -15,7 +15,7 @@ from starspec.speculation import reference
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.noise import gumbel
-from starspec.speculation.sampling import Support, draw, next_token, propose_token, support
+from starspec.speculation.sampling import Support, draw, next_token, propose_token, propose_tokens, support
 
 BIG_LAWS = {
     "unfiltered": TokenLaw(temperature=0.7, seed=1),
@@ -167,3 +167,45 @@ def test_a_guess_is_the_draw_among_the_likeliest_tokens(data, num_candidates):
     others = values.argsort(descending=True)[num_candidates:]
     masked = values.index_fill(0, others, -inf)
     assert propose_token(values, law, 6, num_candidates=num_candidates) == next_token(masked, law, 6)
+
+
+@given(data=st.data(), vocab_size=st.integers(1, 12), num_tokens=st.integers(1, 14))
+@settings(max_examples=300)
+def test_the_first_of_several_guesses_is_the_guess_and_their_order_is_that_of_the_perturbed_logits(
+    data, vocab_size, num_tokens
+):
+    (row,) = data.draw(tensors(1, vocab_size))
+    law, position = data.draw(laws(vocab_size)), data.draw(positions)
+    counts = TokenCounts([0], [0])
+    guesses = propose_tokens(row, law, position, counts, num_tokens=num_tokens)
+    token_ids = [token_id for token_id, _ in guesses]
+    confidences = [exp(log_confidence) for _, log_confidence in guesses]
+    assert token_ids[0] == propose_token(row, law, position, counts)
+    assert 1 <= len(set(token_ids)) == len(token_ids) <= num_tokens
+    assert confidences == sorted(confidences, reverse=True)
+    assert fsum(confidences) <= 1 + 1e-9
+
+
+def test_without_temperature_confidence_is_the_softmax_of_the_logits():
+    row = torch.tensor([0.5, 2.0, 1.0, -1.0])
+    guesses = propose_tokens(row, TokenLaw(temperature=0.0), 3, num_tokens=2)
+    assert [token_id for token_id, _ in guesses] == [1, 2]
+    assert [exp(each) for _, each in guesses] == pytest.approx(row.softmax(0)[[1, 2]].tolist())
+
+
+def test_confidence_is_how_often_a_target_whose_logits_differ_by_gumbel_noise_says_the_token():
+    law = TokenLaw(temperature=0.7, seed=11)
+    row = torch.tensor([1.0, 1.5, 0.2, -0.3], dtype=torch.float64)
+    guesses = dict(propose_tokens(row, law, 5, num_tokens=4))
+    rate = torch.distributions.Gumbel(torch.zeros(100_000, 4, dtype=torch.float64), 1.0)
+    torch.manual_seed(0)
+    perturbed = row + rate.sample() + law.temperature * gumbel(law.seed, 5, torch.arange(4))
+    shares = perturbed.argmax(1).bincount(minlength=4) / 100_000
+    for token_id, log_confidence in guesses.items():
+        assert exp(log_confidence) == pytest.approx(float(shares[token_id]), abs=0.006)  # 4 standard errors
+
+
+def test_tokens_that_the_law_rules_out_are_no_guesses():
+    law = TokenLaw(temperature=1.0, top_k=2, seed=1)
+    assert len(propose_tokens(torch.randn(50), law, 0, num_tokens=8)) == 2
+    assert propose_tokens(torch.tensor([nan, 1.0]), law, 0, num_tokens=8) == [(0, 0.0)]

@@ -14,6 +14,7 @@ from starspec.config import TargetConfig
 from starspec.errors import ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
 from starspec.length.policy import FixedLength
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import DraftTree
@@ -52,7 +53,7 @@ DRAFTS = {
     "half true": lambda: OracleDrafts(num_true=2),
     "lying": lambda: OracleDrafts(num_true=0),
     "tree": lambda: OracleDrafts(is_tree=True),
-    "ngram": lambda: NgramDrafts(FixedLength(4), 1, 3),
+    "ngram": lambda: NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3),
 }
 every_draft = pytest.mark.parametrize("drafts", DRAFTS)
 

@@ -15,6 +15,7 @@ from starspec.config import TargetConfig
 from starspec.errors import PeerProtocolError
 from starspec.ids import Epoch, RequestId, SessionId, Tag
 from starspec.length.policy import FixedLength
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import NgramDrafts
@@ -152,8 +153,8 @@ class Star:
         self.clock = VirtualClock()
         self.hub = ToyHub(self.clock)
         self.stats = TargetStats()
-        ngram = NgramDrafts(FixedLength(4), 1, 3) if fallback else None
-        self.drafts = RemoteDrafts(self.hub, FixedLength(4), self.stats, self.clock, fallback=ngram)
+        ngram = NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3) if fallback else None
+        self.drafts = RemoteDrafts(self.hub, FixedLength(DraftBudget.chain(4)), self.stats, self.clock, fallback=ngram)
         runner = SlowRunner(self.clock)
         self.engine = TargetEngine(
             runner, WordTokenizer(), self.drafts, TargetConfig(prefill_chunk=5), self.stats, self.clock

@@ -162,24 +162,26 @@ class RaggedCache:
         self.check_fits(row, num_tokens)
         self.lengths[row] += num_tokens
 
-    def commit(self, row: int, path: Sequence[int]) -> None:
+    def commit(self, row: int, path: Sequence[int], kept: Sequence[int] = ()) -> None:
         """Commit the tokens on one path of the segment just forwarded, ancestors first.
 
-            slots behind the length     r  n0 n1 n2 n3        path = (0, 2, 4)
-            after                       r  n1 n3 .  .         lengths[row] += 3
+            slots behind the length     r  n0 n1 n2 n3        path = (0, 2), kept = (4,)
+            after                       r  n1 n3 .  .         lengths[row] += 2; n3 is in the first slot behind it
 
         Args:
             path: indices into the segment, strictly increasing.
-        Raises: CacheRangeError if the path is not increasing or leaves the row.
+            kept: indices of further tokens that are moved behind the path, in this order, and not committed.
+        Raises: CacheRangeError if the path is not increasing or either leaves the row.
         Effects: the slots behind the length, lengths[row].
         """
         if any(index <= previous for previous, index in zip((-1, *path), path, strict=False)):
             raise CacheRangeError(f"path {tuple(path)} is not strictly increasing")
-        self.check_fits(row, path[-1] + 1 if path else 0)
+        order = [*path, *kept]
+        self.check_fits(row, max(order, default=-1) + 1)
         in_place = 0
-        while in_place < len(path) and path[in_place] == in_place:
+        while in_place < len(order) and order[in_place] == in_place:
             in_place += 1
-        self._gather(row, self.lengths[row] + in_place, [self.lengths[row] + index for index in path[in_place:]])
+        self._gather(row, self.lengths[row] + in_place, [self.lengths[row] + index for index in order[in_place:]])
         self.lengths[row] += len(path)
 
     def truncate(self, row: int, length: int) -> None:

@@ -26,7 +26,7 @@ class RequestBuffer:
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
         self._in_flight: list[DraftSession] = []
-        self._next: Layer | None = None  # the layer that would be chosen now, where that is known
+        self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
 
     @property
     def owes_growth(self) -> bool:
@@ -41,7 +41,7 @@ class RequestBuffer:
 
         Effects: a session that can never grow again gives its row back.
         """
-        self._next = None
+        self._is_settled = False
         if not session.room:
             self._free(session)
         if session.request is None:
@@ -51,7 +51,7 @@ class RequestBuffer:
 
     def remove(self, session: DraftSession) -> None:
         """Forget the session and free its row."""
-        self._next = None
+        self._is_settled = False
         self._free(session)
         self._waiting.pop(session.key, None)
 
@@ -61,14 +61,12 @@ class RequestBuffer:
         Returns: the layer and the sessions in it, in order. They stay in flight until `land`.
         Raises: whatever the drafter raises; the sessions are then still in flight.
         """
-        layer = self._next or choose_layer(self._snapshot())
-        self._next = None
+        layer = self._choose_layer()
         for key in layer.evicted:
             self._free(self._holders[key])
         growths = [self._begin(portion, layer, now) for portion in layer.portions]
         self._drafter.grow(growths)
-        if len(growths) == len(self._waiting) and not layer.has_prefill:
-            self._next = layer.of_next_tokens()
+        self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill
         return layer, self._in_flight
 
     def land(self) -> list[DraftSession]:
@@ -84,8 +82,15 @@ class RequestBuffer:
             raise OurBug(f"the buffer holds {list(self._waiting)}, which is not who waits")
         if self._holders != {session.key: session for session in sessions if session.row is not None}:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
-        if self._next is not None and self._next != choose_layer(self._snapshot()):
-            raise OurBug(f"{self._next} is not the layer that would be chosen now")
+        if self._is_settled and self._choose_layer() != choose_layer(self._snapshot()):
+            raise OurBug(f"{self._choose_layer()} is not the layer that the scheduler would choose")
+
+    def _choose_layer(self) -> Layer:
+        """The scheduler's choice, taken from the last layer where that is the same."""
+        if not self._is_settled:
+            return choose_layer(self._snapshot())
+        waiting = self._waiting.values()
+        return Layer(tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in waiting))
 
     def _snapshot(self) -> LayerSnapshot:
         num_free = self._drafter.num_free_rows

@@ -1,4 +1,4 @@
-"""How sessions grow by a layer: one batched forward, one more draft token for each that asked."""
+"""How sessions grow by a layer: one batched forward, one more layer of the tree of each that asked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from starspec.config import MAX_DRAFT_TOKENS
+from starspec.draft.growing_tree import Guess
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
 from starspec.models.runner import ModelRunner, Segment
-from starspec.speculation.sampling import propose_token
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.sampling import propose_token, propose_tokens
 
 
 class Growth(NamedTuple):
@@ -18,6 +21,13 @@ class Growth(NamedTuple):
 
     session: DraftSession
     num_tokens: int
+
+
+class Point(NamedTuple):
+    """A node whose children are to be guessed."""
+
+    session: DraftSession
+    node: int
 
 
 class Drafter(Protocol):
@@ -44,24 +54,29 @@ class Drafter(Protocol):
         ...
 
     def free(self, session: DraftSession) -> None:
-        """Take the session's row away, if it has one. Effects: `session.row`; its tokens and chain stay."""
+        """Take the session's row away, if it has one. Effects: `session.row`, and what is known by it; tokens stay."""
         ...
 
     def num_missing(self, session: DraftSession) -> int:
-        """Tokens that must be read before the next draft token is known, at least 1."""
+        """Tokens that must be read before the next layer of the tree is known, at least 1."""
         ...
 
     def grow(self, layer: Sequence[Growth]) -> None:
-        """Read tokens of several sessions at once; each that then misses none gets its next draft token(s).
+        """Read tokens of several sessions at once; the tree of each that then misses none grows by a layer.
 
         Args:
-            layer: sessions that hold rows, each once; 1 <= num_tokens <= num_missing.
-        Effects: the sessions' chains and rows; none of them if it raises.
+            layer: sessions that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
+                nodes of the tree.
+        Effects: the sessions' trees and rows; none of them if it raises.
         """
         ...
 
+    def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        """Owe the session a proposal, or none; `session.ask`, and what follows for the tree."""
+        ...
+
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
-        """Commit the tokens of a verdict, and keep of row and chain what is still true."""
+        """Commit the tokens of a verdict, and keep of row and tree what is still true."""
         ...
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
@@ -70,10 +85,10 @@ class Drafter(Protocol):
 
 
 class CausalDrafter:
-    """Drafts chains with a causal LM.
+    """Drafts trees with a causal LM.
 
-    A row holds K/V of the first `cache.lengths[row]` tokens of the session, committed and draft, and never of all
-    of them: the last token's forward is what yields the next.
+    A row holds K/V of the first `cache.lengths[row]` committed tokens. When it holds all of them, the last one's
+    logits have given the root its children, and K/V of the tree's forwarded nodes lie in the slots behind.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -103,54 +118,92 @@ class CausalDrafter:
         if session.row is not None:
             self._cache.free(session.row)
             session.row = None
+            session.tree.clear()
 
     def num_missing(self, session: DraftSession) -> int:
-        return len(session) - (0 if session.row is None else self._cache.lengths[session.row])
+        return self._num_uncommitted(session) or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth]) -> None:
         segments = [self._segment(*growth) for growth in layer]
-        logits = self._runner.forward(segments)  # [sessions that miss nothing more, V]
-        for segment in segments:
-            self._cache.append(segment.row, len(segment.token_ids))
-        ready = [growth.session for growth, segment in zip(layer, segments, strict=True) if segment.num_logits]
-        for session, token_id in zip(ready, next_draft_tokens(ready, logits), strict=True):
-            session.extend(token_id)
+        logits = self._runner.forward(segments)  # [nodes whose children become known, V]
+        points: list[Point] = []
+        for (session, num_tokens), segment in zip(layer, segments, strict=True):
+            if segment.parents is None:
+                self._cache.append(segment.row, num_tokens)
+            if segment.num_logits:
+                points += [Point(session, node) for node in session.to_forward]
+        for point, guesses in zip(points, guess_children(points, logits), strict=True):
+            point.session.tree.expand(point.node, guesses, point.session.budget.top_k)
+
+    def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        session.ask(budget, now)
+        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.top_k != budget.top_k:
+            self._restart(session)
 
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
-        num_valid = session.reroot(token_ids)
-        if session.row is not None:
-            self._cache.truncate(session.row, min(num_valid, self._cache.lengths[session.row]))
+        survivors = session.reroot(token_ids)
+        if session.row is None:
+            return
+        self._cache.commit(session.row, survivors.path, survivors.kept)
+        num_slots = self._cache.lengths[session.row] + len(survivors.kept) + MAX_DRAFT_TOKENS
+        if survivors.kept and num_slots > self._cache.max_len:
+            self._restart(session)  # what is to be grown might not fit behind what was kept
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
         self._cache.check_integrity()
-        lengths = {session.row: len(session) for session in sessions if session.row is not None}
-        if lengths.keys() != self._cache.rows.leased:
-            raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sessions hold {sorted(lengths)}")
-        for row, length in lengths.items():
-            if self._cache.lengths[row] >= length:
-                raise OurBug(f"row {row} holds {self._cache.lengths[row]} tokens of a session of {length}")
+        holders = {session.row: session for session in sessions if session.row is not None}
+        if holders.keys() != self._cache.rows.leased:
+            raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sessions hold {sorted(holders)}")
+        for row, session in holders.items():
+            num_uncommitted = self._num_uncommitted(session)
+            if num_uncommitted < 0 or (num_uncommitted == 0) != session.tree.is_rooted:
+                raise OurBug(f"row {row} misses {num_uncommitted} tokens of a session whose tree is {session.tree}")
+
+    def _num_uncommitted(self, session: DraftSession) -> int:
+        """Committed tokens of which no K/V is held."""
+        return len(session.token_ids) - (0 if session.row is None else self._cache.lengths[session.row])
 
     def _segment(self, session: DraftSession, num_tokens: int) -> Segment:
         if session.row is None:
             raise OurBug(f"session {session.key} is to grow without a row")
-        start = self._cache.lengths[session.row]
-        stop = start + num_tokens
-        return Segment(session.row, session.tokens(start, stop), num_logits=int(stop == len(session)))
+        start, stop = self._cache.lengths[session.row], self._cache.lengths[session.row] + num_tokens
+        if start < len(session.token_ids):
+            is_last = stop == len(session.token_ids)
+            return Segment(session.row, session.token_ids[start:stop], num_logits=int(is_last))
+        token_ids, parents = session.tree.segment(session.to_forward)
+        num_forwarded = len(session.tree.forwarded)
+        return Segment(session.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
+
+    def _restart(self, session: DraftSession) -> None:
+        """Forget the tree; the root's logits are gone, so its last token is to be forwarded anew."""
+        session.tree.clear()
+        if session.row is not None:
+            length = min(self._cache.lengths[session.row], len(session.token_ids) - 1)
+            self._cache.truncate(session.row, length)
 
 
-def next_draft_tokens(sessions: Sequence[DraftSession], logits: Tensor) -> list[int]:
-    """Guess each target's next token with the target's own law (design D1).
+def guess_children(points: Sequence[Point], logits: Tensor) -> list[list[Guess]]:
+    """Guess the target's next token after each node, with the target's own law (design D1).
 
     Args:
-        logits: [B, V], one row a session, at the end of its chain.
-    Returns: B token ids.
+        logits: [B, V], one row a node.
+    Returns: B lists, likeliest first, of at most the budget's `top_k` guesses.
     """
+    if not points:
+        return []
     # max is five times as fast as argmax on a CPU, and finds the same index
-    token_ids: list[int] = logits.max(dim=-1).indices.tolist() if sessions else []
-    for index, session in enumerate(sessions):
-        # the draft's embedding may be padded further than the target's
-        is_padding = token_ids[index] >= session.target_vocab_size
-        if is_padding or not session.law.is_plain_argmax:
-            known = logits[index, : session.target_vocab_size]
-            token_ids[index] = propose_token(known, session.law, len(session), session.path_counts)
-    return token_ids
+    best: list[int] = logits.max(dim=-1).indices.tolist()
+    return [_guess(point, logits[index], best[index]) for index, point in enumerate(points)]
+
+
+def _guess(point: Point, logits: Tensor, best: int) -> list[Guess]:
+    session, node = point
+    is_padding = best >= session.target_vocab_size  # the draft's embedding may be padded further than the target's
+    if session.budget.is_chain and session.law.is_plain_argmax and not is_padding:
+        return [Guess(best, 0.0)]
+    known = logits[: session.target_vocab_size]
+    position, counts = session.position_after(node), session.counts_after(node)
+    if session.budget.is_chain:
+        return [Guess(propose_token(known, session.law, position, counts), 0.0)]
+    top_k = session.budget.top_k
+    return [Guess(*pair) for pair in propose_tokens(known, session.law, position, counts, num_tokens=top_k)]

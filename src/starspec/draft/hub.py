@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 
+from starspec.config import MAX_TOP_K
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
@@ -18,6 +19,7 @@ from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spoke import Spoke
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
@@ -39,6 +41,8 @@ from starspec.wire.session import TagSession
 RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
 FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
 
+DECODE_WIDTH = MAX_TOP_K + 1  # tokens: what a verdict leaves to read, or a layer of a tree; more is a prompt
+
 Reply = tuple[SessionId, HubToTarget]
 
 
@@ -49,7 +53,7 @@ class DraftHub:
         drafter: what makes draft tokens.
         clock: read at the end of each layer; every `now` is a time of the same clock, in seconds.
         max_tags: sessions held at once; one beyond it is answered with an empty proposal and a time to ask again.
-        max_draft_tokens: tokens of one proposal, at most.
+        max_draft_tokens: nodes of one proposal, at most.
         prefill_chunk: prompt tokens in one layer, at most.
         trace: records layers and idle gaps.
     """
@@ -69,7 +73,7 @@ class DraftHub:
         self._clock = clock
         self._max_tags = max_tags
         self._max_draft_tokens = max_draft_tokens
-        self._buffer = RequestBuffer(drafter, prefill_chunk=prefill_chunk, decode_width=max_draft_tokens + 1)
+        self._buffer = RequestBuffer(drafter, prefill_chunk=prefill_chunk, decode_width=DECODE_WIDTH)
         self._ledger = Ledger(self.stats, clock(), trace)
         self._spokes: dict[SessionId, Spoke] = {}
         self._sessions: dict[TagKey, DraftSession] = {}
@@ -122,7 +126,7 @@ class DraftHub:
     def step(self, now: float) -> list[Reply]:
         """Hand over what is ready to be sent; if nothing is, draft one layer for all sessions that owe growth.
 
-        Returns: replies, each for the target's session that it names; a proposal as soon as its chain is complete.
+        Returns: replies, each for the target's session that it names; a proposal as soon as its tree is complete.
         Raises: whatever the drafter raises; call `abandon_layer` then.
         """
         if not self._outbox and self._buffer.owes_growth:
@@ -185,14 +189,14 @@ class DraftHub:
             return
         held = self._sessions.get(key)
         if held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
-            self._continue(held, message.token_ids[len(held.token_ids) :], message.num_draft_tokens, now)
+            self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now)
             return
         self._drop(key)
         if len(self._sessions) >= self._max_tags or now < self._paused_until_s:
             self._decline(key, link, now)
             return
         session = self._sessions[key] = DraftSession(key, message, link, self._spokes[key.session_id].limits, now)
-        self._ask(session, message.num_draft_tokens, now)
+        self._ask(session, message.budget, now)
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
         """Do not hold the tag now: an empty proposal lets the target go on, and says when to ask again."""
@@ -202,22 +206,22 @@ class DraftHub:
             self._reply(key.session_id, link.send(declined))
         link.lose()
 
-    def _continue(self, session: DraftSession, token_ids: list[int], num_draft_tokens: int, now: float) -> None:
+    def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         if token_ids:
             self._drafter.reroot(session, token_ids)
-        self._ask(session, num_draft_tokens, now)
+        self._ask(session, budget, now)
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
         link = self._link(key)
         if link.receive(message):
-            self._continue(self._sessions[key], message.token_ids, message.num_draft_tokens, now)
+            self._continue(self._sessions[key], message.token_ids, message.budget, now)
         elif link.gap:
             self._drop(key)
             self._reply(key.session_id, link.send(link.gap))
 
-    def _ask(self, session: DraftSession, num_draft_tokens: int, now: float) -> None:
-        session.ask(num_draft_tokens, now)
+    def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        self._drafter.ask(session, budget, now)
         if session.request and session.is_complete:
             self._propose(session, session.request, now)
         self._buffer.update(session)
@@ -235,11 +239,13 @@ class DraftHub:
 
     def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
         link = session.link
-        token_ids = session.chain[: session.num_wanted]
+        tree = session.proposal()
         queue_s, service_s = request.times(now)
-        proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, None, queue_s, service_s)
+        parents = None if tree.is_chain else list(tree.parents)
+        token_ids = list(tree.token_ids)
+        proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s)
         self._reply(session.key.session_id, link.send(proposal))
-        self._ledger.add_proposal(now, len(token_ids))
+        self._ledger.add_proposal(now, tree.num_draft_tokens)
         if request.started_s is not None:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
         session.settle(now)

@@ -8,6 +8,7 @@ from starspec.cache.rows import RowPool
 from starspec.draft.grow import Growth
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
 
 ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
@@ -50,15 +51,18 @@ class NgramDrafter:
 
     def grow(self, layer: Sequence[Growth]) -> None:
         for session, _ in layer:
-            for token_id in self._index(session).propose(session.num_wanted):
-                session.extend(token_id)
-                if session.is_complete:
-                    break
+            guessed = self._index(session).propose(session.budget.num_steps)
+            ends = [place for place, token_id in enumerate(guessed) if token_id in session.law.end_token_ids]
+            session.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
             session.is_exhausted = True
+
+    def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        session.ask(budget, now)
+        session.is_exhausted = False
 
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
         session.reroot(token_ids)
-        session.forget_chain()  # with more tokens to look up there may be a better guess
+        session.tree.clear()  # with more tokens to look up there may be a better guess
         if session.row is not None:
             self._index(session).append(token_ids)
 

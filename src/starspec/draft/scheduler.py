@@ -68,12 +68,6 @@ class Layer:
     def has_prefill(self) -> bool:
         return any(portion.is_prefill for portion in self.portions)
 
-    def of_next_tokens(self) -> Layer:
-        """The same sessions, each by the one token that this layer yielded."""
-        if not self.evicted and all(portion.num_tokens == 1 for portion in self.portions):
-            return self
-        return Layer(tuple(Portion(portion.key, 1, False) for portion in self.portions))
-
 
 def choose_layer(snapshot: LayerSnapshot) -> Layer:
     """Choose the next layer.

@@ -1,14 +1,20 @@
-"""One tag at the hub: the tokens that its target committed, the draft chain behind them, and what is owed."""
+"""One tag at the hub: the tokens that its target committed, the tree behind them, and what is owed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from starspec.config import MAX_DRAFT_TOKENS
+from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.counts import TokenCounts
+from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open
 from starspec.wire.session import TagSession, TagState
+
+NOTHING = DraftBudget.chain(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class DraftLimits:
 class DraftRequest:
     """A proposal that is owed."""
 
-    num_draft_tokens: int
+    budget: DraftBudget
     arrived_s: float
     started_s: float | None = None  # start of its first layer
     has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
@@ -37,13 +43,13 @@ class DraftRequest:
 
 
 class DraftSession:
-    """One tag's sequence: committed tokens, then a chain of draft tokens.
+    """One tag's sequence: committed tokens, then the tree that grows from the last of them.
 
-        committed            chain
-        t0  t1  t2  t3   |   d0  d1  d2
-        └── K/V in the cache row ─┘  └ missing: its forward yields d3
+        committed            tree
+        t0  t1  t2  t3   |   a   b   c   d   e
+        └── K/V in the cache row ────┘   └───┴ guessed, not forwarded
 
-    The chain stays after it has been proposed: the verdict tells how much of it, and of its K/V, remains true.
+    The tree stays after it has been proposed: the verdict tells how much of it, and of its K/V, remains true.
     """
 
     def __init__(self, key: TagKey, opened: Open, link: TagSession, limits: DraftLimits, now: float) -> None:
@@ -51,22 +57,17 @@ class DraftSession:
         self.link = link
         self.law = opened.law
         self.token_ids = list(opened.token_ids)
-        self.chain: list[int] = []
+        self.tree = GrowingTree(opened.law.end_token_ids)
         self.row: int | None = None
         self.request: DraftRequest | None = None
         self.last_used_s = now
-        self.is_exhausted = False  # the drafter knows nothing to add to the chain
+        self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
-        self._end_token_ids = frozenset(opened.law.end_token_ids)
         self._is_readable = max(opened.token_ids) < limits.vocab_size
         self._counts: TokenCounts | None = None
         if opened.law.needs_counts or opened.law.min_tokens:
             prompt_len = opened.prompt_len
             self._counts = TokenCounts(self.token_ids[:prompt_len], self.token_ids[prompt_len:])
-
-    def __len__(self) -> int:
-        """Committed and draft tokens: also the position of the next draft token."""
-        return len(self.token_ids) + len(self.chain)
 
     @property
     def target_vocab_size(self) -> int:
@@ -75,40 +76,50 @@ class DraftSession:
 
     @property
     def room(self) -> int:
-        """Draft tokens that may follow the committed ones, at most."""
+        """Draft tokens that may follow the committed ones on one path, at most."""
         if not self._is_readable:
             return 0
         return max(0, min(self._limits.max_len - len(self.token_ids), self._limits.max_draft_tokens))
 
     @property
-    def num_wanted(self) -> int:
-        """Tokens of the proposal that is owed, if nothing ends the chain early; 0 if none is owed."""
-        return min(self.request.num_draft_tokens, self.room) if self.request else 0
+    def budget(self) -> DraftBudget:
+        """Of the proposal that is owed, as far as this drafter can go; nothing if none is owed."""
+        if self.request is None:
+            return NOTHING
+        asked = self.request.budget
+        num_layers = 1 + MAX_DRAFT_TOKENS // asked.top_k  # what they forward fits behind a row's longest sequence
+        return asked.limited(num_draft_tokens=self._limits.max_draft_tokens, num_steps=min(self.room, num_layers))
+
+    @property
+    def to_forward(self) -> list[int]:
+        """Nodes that the proposal that is owed misses; [ROOT] at first, [] when nothing is missing."""
+        budget = self.budget
+        return [] if self.is_exhausted else self.tree.to_forward(budget.num_steps, budget.top_k)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the chain is as long as wanted, or as it can get: nothing comes after an end token."""
-        has_ended = bool(self.chain) and self.chain[-1] in self._end_token_ids
-        return has_ended or self.is_exhausted or len(self.chain) >= self.num_wanted
+        """Whether the tree is as large as asked for, or as it can get."""
+        return not self.to_forward
 
-    @property
-    def path_counts(self) -> TokenCounts | None:
-        """Counts of all tokens before the next draft token; None if the law does not need them."""
-        return self._counts.with_path(self.chain) if self._counts else None
+    def proposal(self) -> DraftTree:
+        """The best of the tree, for the proposal that is owed."""
+        return self.tree.best(self.budget)
 
-    def tokens(self, start: int, stop: int) -> list[int]:
-        """Tokens of the sequence, committed and draft, from position `start` to before `stop`."""
-        num_committed = len(self.token_ids)
-        drafted = self.chain[max(0, start - num_committed) : max(0, stop - num_committed)]
-        return self.token_ids[start:stop] + drafted
+    def position_after(self, node: int) -> int:
+        """The absolute index of a child of the node."""
+        return len(self.token_ids) + len(self.tree.path(node))
+
+    def counts_after(self, node: int) -> TokenCounts | None:
+        """Counts of all tokens up to the node; None if the law does not need them."""
+        return self._counts.with_path(self.tree.path(node)) if self._counts else None
 
     def is_continued_by(self, message: Open) -> bool:
         """Whether a new Open only adds tokens to what is held already."""
         return message.law == self.law and message.token_ids[: len(self.token_ids)] == self.token_ids
 
-    def ask(self, num_draft_tokens: int, now: float) -> None:
-        """Owe a proposal of so many tokens from now on; 0 for none. Replaces what was owed before."""
-        self.request = DraftRequest(num_draft_tokens, now) if num_draft_tokens else None
+    def ask(self, budget: DraftBudget, now: float) -> None:
+        """Owe a proposal from now on, or none. Replaces what was owed before."""
+        self.request = DraftRequest(budget, now) if budget.num_draft_tokens else None
         self.last_used_s = now
 
     def begin(self, now: float, has_prefill: bool) -> None:
@@ -122,37 +133,22 @@ class DraftSession:
         self.request = None
         self.last_used_s = now
 
-    def extend(self, token_id: int) -> None:
-        """Add a draft token to the chain."""
-        self.chain.append(token_id)
+    def reroot(self, token_ids: list[int]) -> Survivors:
+        """Commit what the target committed. Returns: what of the tree's K/V is still true.
 
-    def reroot(self, token_ids: list[int]) -> int:
-        """Commit what the target committed; what the chain says beyond it survives if it agreed to the end.
-
-        Returns: how many tokens of the old sequence, committed and chain, are still a prefix of the new one.
-        Effects: `token_ids`, `chain`, the counts. Does not touch the row.
+        Effects: `token_ids`, `tree`, the counts. Does not touch the row.
         """
-        num_agreed = 0
-        while num_agreed < min(len(token_ids), len(self.chain)) and token_ids[num_agreed] == self.chain[num_agreed]:
-            num_agreed += 1
-        num_valid = len(self) if num_agreed == len(token_ids) else len(self.token_ids) + num_agreed
-        self.chain = self.chain[num_agreed:] if num_agreed == len(token_ids) else []
+        survivors = self.tree.reroot(token_ids)
         self.token_ids += token_ids
         self._is_readable = self._is_readable and max(token_ids) < self._limits.vocab_size
         if self._counts:
             self._counts.append(token_ids)
-        return num_valid
-
-    def forget_chain(self) -> None:
-        """Go back to the committed tokens; the drafter may know more by now."""
-        self.chain = []
-        self.is_exhausted = False
+        return survivors
 
     def check_integrity(self) -> None:
-        """Raises: OurBug unless tokens, request and link agree."""
+        """Raises: OurBug unless tokens, tree, request and link agree."""
+        self.tree.check_integrity()
         if self.link.prefix_len != len(self.token_ids):
             raise OurBug(f"{self.key} holds {len(self.token_ids)} tokens, its link says {self.link.prefix_len}")
         if (self.request is not None) != (self.link.state is TagState.DRAFTING):
             raise OurBug(f"{self.key} owes {self.request} while its link is {self.link.state}")
-        if len(self.chain) > self.room:
-            raise OurBug(f"{self.key} has drafted {len(self.chain)} tokens where {self.room} fit")

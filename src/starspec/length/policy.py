@@ -1,4 +1,4 @@
-"""How many draft tokens to ask for: a pure function of what is known of one sequence before its next round."""
+"""How much to ask a drafter for: a pure function of what is known of one sequence before its next round."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from starspec.config import SpeculativeConfig
+from starspec.speculation.budget import DraftBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,24 +22,25 @@ class LengthPolicy(Protocol):
     Implementations hold configuration only, so that servers and simulator decide alike from equal snapshots.
     """
 
-    def choose(self, snapshot: LengthSnapshot) -> int:
-        """Draft tokens to ask for, 0 = do not speculate this round."""
+    def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
+        """What to ask for; no draft tokens = do not speculate this round."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Always the configured length, as far as the sequence can still use it."""
+    """Always the configured budget, as far as the sequence can still use it."""
 
-    num_speculative_tokens: int  # K >= 0
+    budget: DraftBudget
 
-    def choose(self, snapshot: LengthSnapshot) -> int:
-        """K, but never so many that they and the target's own token would exceed what remains."""
-        return max(0, min(self.num_speculative_tokens, snapshot.max_remaining_tokens - 1))
+    def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
+        """The budget, but never so deep that a path and the target's own token would exceed what remains."""
+        num_steps = snapshot.max_remaining_tokens - 1
+        return self.budget.limited(num_draft_tokens=self.budget.num_draft_tokens, num_steps=num_steps)
 
 
 def make_policy(config: SpeculativeConfig) -> LengthPolicy:
     """The policy that a speculative config names."""
     match config.length.policy:
         case "fixed":
-            return FixedLength(config.num_speculative_tokens)
+            return FixedLength(config.budget)

@@ -28,7 +28,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `first..last` of a segment: all of it, unless it is wider than a forward may be."""
+    """Tokens `first..last` of a segment: all that are new, unless they are more than a forward may have."""
 
     segment: Segment
     first: int
@@ -42,7 +42,8 @@ class Piece:
     def is_prompt(self) -> bool:
         """Whether it gets a forward of its own, of any width: its boundaries depend on its sequence alone."""
         segment = self.segment
-        return len(segment.token_ids) > MAX_DECODE_TOKENS and segment.num_logits <= 1 and is_chain(segment.parents)
+        is_long = segment.num_new > MAX_DECODE_TOKENS and segment.num_forwarded == 0
+        return is_long and segment.num_logits <= 1 and is_chain(segment.parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,9 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num
 
 
 def _pieces(segment: Segment, highest: int | None) -> Iterator[Piece]:
-    whole = Piece(segment, 0, len(segment.token_ids))
+    whole = Piece(segment, segment.num_forwarded, len(segment.token_ids))
     if highest is None or whole.is_prompt or whole.num_tokens <= highest:
         yield whole
         return
-    for first in range(0, whole.last, highest):
+    for first in range(whole.first, whole.last, highest):
         yield Piece(segment, first, min(first + highest, whole.last))

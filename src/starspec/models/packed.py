@@ -73,9 +73,9 @@ class PackedRunner(ABC):
 
     def _check(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            num_tokens = len(segment.token_ids)
-            if num_tokens == 0 or not 0 <= segment.num_logits <= num_tokens:
-                raise ValueError(f"a segment of {num_tokens} tokens cannot give {segment.num_logits} logits")
+            num_tokens, num_new = len(segment.token_ids), segment.num_new
+            if not 1 <= num_new <= num_tokens or not 0 <= segment.num_logits <= num_new:
+                raise ValueError(f"a segment of {num_new} new tokens cannot give {segment.num_logits} logits")
             depths_of(num_tokens, segment.parents)  # raises if a parent does not come first
             self._cache.check_fits(segment.row, num_tokens)
         if len({segment.row for segment in segments}) < len(segments):

@@ -18,12 +18,20 @@ class Segment:
     They sit in the slots `cache.lengths[row] ...`; token i attends the committed slots, its ancestors and
     itself. `parents[i] < i` indexes into the segment; -1 hangs from the committed prefix; None is a chain.
     A token's position is the row's length plus its depth below the prefix (0 for the first).
+
+    The first `num_forwarded` tokens are not new: earlier forwards put their keys and values into those slots, and
+    they are here as ancestors only.
     """
 
     row: int
     token_ids: Sequence[int]  # T >= 1
-    num_logits: int  # logits are returned for the last `num_logits` tokens, 0..T
+    num_logits: int  # logits are returned for the last `num_logits` tokens, 0..num_new
     parents: Sequence[int] | None = None  # T entries
+    num_forwarded: int = 0  # 0..T - 1
+
+    @property
+    def num_new(self) -> int:
+        return len(self.token_ids) - self.num_forwarded
 
 
 @dataclass(frozen=True, slots=True)

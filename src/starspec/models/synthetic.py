@@ -104,7 +104,7 @@ class SyntheticRunner:
             hashes = self._hash_segment(segment)
             wanted += hashes[len(hashes) - segment.num_logits :]
         logits = self._logits(wanted)
-        num_tokens = sum(len(segment.token_ids) for segment in segments)
+        num_tokens = sum(segment.num_new for segment in segments)
         modelled_s = self._spec.forward_s(len(segments), num_tokens) if segments else 0.0
         self._wait_until(started + modelled_s)
         return logits

@@ -73,9 +73,55 @@ def propose_token(
     adjusted = adjust(logits, law, position, counts)
     if law.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.argmax())
+    candidates = _candidates(adjusted, largest, law, num_candidates)
+    return draw(candidates, law.seed, position)
+
+
+def propose_tokens(
+    logits: Tensor,
+    law: TokenLaw,
+    position: int,
+    counts: TokenCounts | None = None,
+    *,
+    num_tokens: int,
+    num_candidates: int = 64,
+) -> list[tuple[int, float]]:
+    """The likeliest of what a target with similar logits draws at `position`: the top of the perturbed logits.
+
+    The target takes the largest of its own logits + temperature * noise, and the noise is known. What is not known is
+    by how much its logits differ from these. If each differs by Gumbel noise of scale 1, the draw is distributed as
+    the softmax of these perturbed logits; without temperature that is EAGLE-2's confidence, the softmax of the logits.
+
+    Args: as propose_token.
+    Returns: at most `num_tokens` pairs (token id, log of its probability), likeliest first; one at least. The first
+        token is that of propose_token.
+    Raises: as next_token.
+    """
+    adjusted = adjust(logits, law, position, counts)
+    if not isfinite(largest := float(adjusted.max())):
+        return [(int(adjusted.argmax()), 0.0)]
+    if law.is_greedy:
+        top = adjusted.topk(min(num_tokens, len(adjusted)))
+        return _best_first(top.indices, top.values - adjusted.logsumexp(0))
+    candidates = _candidates(adjusted, largest, law, max(num_tokens, num_candidates))
+    bits = stream_bits(stream_key(law.seed, position), candidates.token_ids)
+    perturbed = (candidates.scaled + to_gumbel(bits)) * law.temperature
+    top = perturbed.topk(min(num_tokens, len(perturbed)))
+    return _best_first(candidates.token_ids[top.indices], top.values - perturbed.logsumexp(0))
+
+
+def _candidates(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:
+    """The support among the `num_candidates` likeliest tokens."""
     candidates = adjusted.topk(min(num_candidates, len(adjusted))).indices.sort().values
     within = support(adjusted[candidates].sub_(largest).div_(law.temperature), law)
-    return draw(Support(candidates[within.token_ids], within.scaled), law.seed, position)
+    return Support(candidates[within.token_ids], within.scaled)
+
+
+def _best_first(token_ids: Tensor, log_probabilities: Tensor) -> list[tuple[int, float]]:
+    """Pairs, likeliest first, of equals the lowest token id; none of them impossible, but for the first."""
+    pairs = zip(token_ids.tolist(), log_probabilities.tolist(), strict=True)
+    best, *others = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    return [best, *(pair for pair in others if isfinite(pair[1]))]
 
 
 def support(scaled: Tensor, law: TokenLaw) -> Support:

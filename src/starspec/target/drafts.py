@@ -7,6 +7,7 @@ from typing import Protocol
 
 from starspec.ids import RequestId
 from starspec.length.policy import LengthPolicy, LengthSnapshot
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.sequence import Emitted, Sequence
@@ -42,12 +43,12 @@ class Drafts(Protocol):
         ...
 
 
-def draft_limit(sequence: Sequence, policy: LengthPolicy) -> int:
-    """Draft tokens to ask for: the policy's choice, the request's own bound, and what is left of the answer."""
+def draft_budget(sequence: Sequence, policy: LengthPolicy) -> DraftBudget:
+    """What to ask for: the policy's choice, the request's own depth, and what is left of the answer."""
     chosen = policy.choose(LengthSnapshot(max_remaining_tokens=sequence.num_remaining))
     asked = sequence.spec.num_draft_tokens
-    bound = chosen if asked is None else asked
-    return max(0, min(bound, sequence.num_remaining - 1))
+    bound = chosen if asked is None else chosen.with_steps(asked)
+    return bound.limited(num_draft_tokens=bound.num_draft_tokens, num_steps=sequence.num_remaining - 1)
 
 
 class NoDrafts:
@@ -88,7 +89,7 @@ class NgramDrafts:
         self._indexes: dict[RequestId, NgramIndex] = {}
 
     def open(self, sequence: Sequence) -> None:
-        sequence.stats.num_spec_tokens = draft_limit(sequence, self._policy)
+        sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy).num_steps
         index = NgramIndex(*self._lookup)
         index.append(sequence.token_ids)
         self._indexes[sequence.request_id] = index
@@ -97,10 +98,10 @@ class NgramDrafts:
         return [self.propose(sequence) for sequence in batch]
 
     def propose(self, sequence: Sequence) -> DraftTree:
-        limit = draft_limit(sequence, self._policy)
-        if limit == 0:
+        length = draft_budget(sequence, self._policy).num_steps
+        if length == 0:
             return EMPTY_TREE
-        return DraftTree.chain(self._indexes[sequence.request_id].propose(limit))
+        return DraftTree.chain(self._indexes[sequence.request_id].propose(length))
 
     def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):

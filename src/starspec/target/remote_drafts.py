@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
 from starspec.length.policy import LengthPolicy
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.target.drafts import NgramDrafts, draft_limit
+from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_liveness import HubLiveness
 from starspec.target.sequence import Emitted, Sequence
-from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
+from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 
@@ -36,6 +37,7 @@ FIRST_DEADLINE_S = 1.0  # before any round has been measured
 PING_INTERVAL_S = 0.5  # also what a lost hub is found by
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
 PAUSE_ROUNDS = 16
+NO_DRAFT = DraftBudget.chain(0)
 
 
 @dataclass(slots=True)
@@ -102,7 +104,7 @@ class RemoteDrafts:
     def open(self, sequence: Sequence) -> None:
         if self._fallback is not None:
             self._fallback.open(sequence)
-        sequence.stats.num_spec_tokens = self._wanted(sequence)
+        sequence.stats.num_spec_tokens = self._wanted(sequence).num_steps
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
@@ -269,11 +271,13 @@ class RemoteDrafts:
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
 
-    def _wanted(self, sequence: Sequence) -> int:
-        """Draft tokens to ask for; a hub never gives more than it said in its Welcome."""
+    def _wanted(self, sequence: Sequence) -> DraftBudget:
+        """What to ask for; a hub never gives more nodes than it said in its Welcome."""
         welcome = self._transport.welcome
-        limit = draft_limit(sequence, self._policy)
-        return limit if welcome is None else min(limit, welcome.max_draft_tokens)
+        budget = draft_budget(sequence, self._policy)
+        if welcome is None:
+            return budget
+        return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
 
     def _open(self, state: _TagState) -> Open:
         sequence = state.sequence
@@ -284,30 +288,32 @@ class RemoteDrafts:
             token_ids=list(sequence.token_ids),
             prompt_len=sequence.prompt_len,
             law=sequence.law,
-            num_draft_tokens=wanted,
+            num_draft_tokens=wanted.num_draft_tokens,
+            shape=TreeShape.of(wanted),
         )
         state.session.send(message)
         self._ask(state, wanted)
-        state.is_opening, state.untold = wanted > 0, []
+        state.is_opening, state.untold = state.is_awaited, []
         return message
 
     def _verdict(self, state: _TagState, token_ids: list[int]) -> Verdict:
-        wanted = 0 if state.num_pause_rounds else self._wanted(state.sequence)
+        wanted = NO_DRAFT if state.num_pause_rounds else self._wanted(state.sequence)
         state.num_pause_rounds = max(0, state.num_pause_rounds - 1)
         message = Verdict(
             tag=state.session.tag,
             epoch=state.session.next_epoch,
             base_len=state.session.prefix_len,
             token_ids=token_ids,
-            num_draft_tokens=wanted,
+            num_draft_tokens=wanted.num_draft_tokens,
+            shape=TreeShape.of(wanted),
         )
         state.session.send(message)
         self._ask(state, wanted)
         return message
 
-    def _ask(self, state: _TagState, wanted: int) -> None:
+    def _ask(self, state: _TagState, wanted: DraftBudget) -> None:
         state.proposal = None
-        state.is_awaited = wanted > 0
+        state.is_awaited = wanted.num_draft_tokens > 0
         state.asked_s = self._clock()
 
     def _forget(self, state: _TagState) -> list[TargetToHub]:

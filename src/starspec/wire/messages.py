@@ -16,8 +16,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MAX_TOP_LOGPROBS
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import HubStats, RequestStats, TargetStats
 from starspec.speculation.tree import DraftTree
@@ -80,6 +81,23 @@ class Refused(Message, frozen=True):
 # ---------------------------------------------------------------- draft link: the target's own port
 
 
+class TreeShape(msgspec.Struct, frozen=True):
+    """How a proposal's nodes are to be spent when they are not to be a chain; see `DraftBudget`."""
+
+    num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]
+    top_k: Annotated[int, Meta(ge=2, le=MAX_TOP_K)]
+
+    @classmethod
+    def of(cls, budget: DraftBudget) -> TreeShape | None:
+        return None if budget.is_chain or not budget.num_draft_tokens else cls(budget.num_steps, budget.top_k)
+
+
+def _budget(num_draft_tokens: int, shape: TreeShape | None) -> DraftBudget:
+    if shape is None:
+        return DraftBudget.chain(num_draft_tokens)
+    return DraftBudget(num_draft_tokens, shape.num_steps, shape.top_k)
+
+
 class Open(Message, frozen=True):
     """target -> hub: start (or start over) a tag from its token ids alone, and propose."""
 
@@ -89,6 +107,11 @@ class Open(Message, frozen=True):
     prompt_len: Count
     law: TokenLaw
     num_draft_tokens: Count  # wanted in the first proposal, 0 = none yet
+    shape: TreeShape | None = None  # None: a chain
+
+    @property
+    def budget(self) -> DraftBudget:
+        return _budget(self.num_draft_tokens, self.shape)
 
 
 class Proposal(Message, frozen=True, dict=True):
@@ -119,6 +142,11 @@ class Verdict(Message, frozen=True):
     base_len: Count  # committed length before it
     token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # the accepted path and the target's own last token
     num_draft_tokens: Count  # wanted in the next proposal, 0 = none yet
+    shape: TreeShape | None = None  # None: a chain
+
+    @property
+    def budget(self) -> DraftBudget:
+        return _budget(self.num_draft_tokens, self.shape)
 
 
 class Close(Message, frozen=True):

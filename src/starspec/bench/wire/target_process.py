@@ -14,6 +14,7 @@ from starspec.ids import Tag, TargetId
 from starspec.length.policy import FixedLength
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
 from starspec.target.remote_drafts import RemoteDrafts
@@ -90,7 +91,7 @@ def run_target(
     hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
     transport = TimedTransport(ZmqTarget(endpoint, hello))
     stats = TargetStats()
-    drafts = RemoteDrafts(transport, FixedLength(num_draft_tokens), stats, deadline_s=DEADLINE_S)
+    drafts = RemoteDrafts(transport, FixedLength(DraftBudget.chain(num_draft_tokens)), stats, deadline_s=DEADLINE_S)
     engine = make_engine(runner, tokenizer, drafts, stats)
     try:
         _connect(transport, drafts)

@@ -1,0 +1,186 @@
+"""The tree that one session grows, layer by layer: EAGLE-2's rule, and what a verdict leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from starspec.errors import OurBug
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import ROOT, DraftTree
+
+
+class Guess(NamedTuple):
+    """One child of a node, in the drafter's opinion."""
+
+    token_id: int
+    log_confidence: float  # log of how likely it is that the target says just this here; at most 0
+
+
+class Survivors(NamedTuple):
+    """What of a tree's K/V is still true after a verdict. Both are indices into the slots behind the prefix."""
+
+    path: list[int]  # these slots belong to the prefix now, ancestors first
+    kept: list[int]  # these belong to nodes below the new root
+
+
+class GrowingTree:
+    """Nodes below the last committed token, in the order in which they were guessed.
+
+        guessed            a b │ c d e f │ ...        parents of c, d: a; of e, f: b
+        forwarded              a b   c e   ...        the `top_k` likeliest of each layer, in the order of their slots
+
+    A node is *expanded* (its children are known) when it has been forwarded, and its K/V then lies in the slots behind
+    the committed prefix. Which nodes are expanded and proposed is computed anew from the root each time, so that the
+    proposal is a function of the committed tokens and the budget alone, whatever was grown before.
+
+    Args:
+        end_token_ids: nothing comes after these.
+    """
+
+    def __init__(self, end_token_ids: Iterable[int] = ()) -> None:
+        self._end_token_ids = frozenset(end_token_ids)
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to a root of which nothing is known."""
+        self.token_ids: list[int] = []
+        self.forwarded: list[int] = []
+        self.top_k = 0  # children of each expanded node, at most; 0 until one is expanded
+        self._parents: list[int] = []
+        self._log_confidences: list[float] = []
+        self._children: dict[int, list[int]] = {}  # expanded node -> its children, likeliest first
+
+    @property
+    def is_rooted(self) -> bool:
+        """Whether the root has been expanded."""
+        return ROOT in self._children
+
+    def to_forward(self, num_steps: int, top_k: int) -> list[int]:
+        """Nodes whose children must be known next; [ROOT] at first, [] when the tree is as deep as it can get."""
+        return self._grown(num_steps, top_k)[1]
+
+    def segment(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Token ids and parents of the forwarded nodes and then of `nodes`, as a `Segment` wants them."""
+        order = [*self.forwarded, *nodes]
+        place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+        return [self.token_ids[node] for node in order], [place[self._parents[node]] for node in order]
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from below the root to the node and with it."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.token_ids[node])
+            node = self._parents[node]
+        return tokens[::-1]
+
+    def expand(self, node: int, guesses: Sequence[Guess], top_k: int) -> None:
+        """Make the children of a node known. Raises: OurBug if they are.
+
+        Args:
+            guesses: likeliest first, at most `top_k`.
+        """
+        if node in self._children:
+            raise OurBug(f"node {node} is expanded twice")
+        first = len(self.token_ids)
+        self.token_ids += [guess.token_id for guess in guesses]
+        self._log_confidences += [guess.log_confidence for guess in guesses]
+        self._parents += [node] * len(guesses)
+        self._children[node] = list(range(first, len(self.token_ids)))
+        self.top_k = top_k
+        if node != ROOT:
+            self.forwarded.append(node)
+
+    def become_chain(self, token_ids: Sequence[int]) -> None:
+        """Forget all else; for a drafter that knows the whole chain at once and has no K/V."""
+        self.clear()
+        for node, token_id in enumerate(token_ids, start=ROOT):
+            self._children[node] = [node + 1]
+            self._parents.append(node)
+            self.token_ids.append(token_id)
+            self._log_confidences.append(0.0)
+        self._children.setdefault(ROOT, [])
+
+    def best(self, budget: DraftBudget) -> DraftTree:
+        """The likeliest nodes. An ancestor is at least as likely as what hangs from it, so they are connected.
+
+        Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
+        """
+        scores = self._grown(budget.num_steps, budget.top_k)[0]
+        chosen = set(sorted(scores, key=scores.__getitem__, reverse=True)[: budget.num_draft_tokens])  # a stable sort
+        order = list(self._depth_first(chosen))
+        place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+        return DraftTree(
+            tuple(self.token_ids[node] for node in order), tuple(place[self._parents[node]] for node in order)
+        )
+
+    def reroot(self, token_ids: Sequence[int]) -> Survivors:
+        """Follow committed tokens down the tree; the node that they lead to is the new root.
+
+        If they leave the tree, or end at a node that was not expanded, nothing below them is known.
+        """
+        path, node = list[int](), ROOT
+        for token_id in token_ids:
+            child = next((each for each in self._children.get(node, ()) if self.token_ids[each] == token_id), None)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        slots = {each: slot for slot, each in enumerate(self.forwarded)}
+        path_slots = [slots[each] for each in path if each in slots]
+        if len(path) < len(token_ids) or node not in self._children:
+            self.clear()
+            return Survivors(path_slots, [])
+        return Survivors(path_slots, self._keep_below(node, slots))
+
+    def check_integrity(self) -> None:
+        """Raises: OurBug unless parents, children and forwarded nodes agree."""
+        edges = {(parent, child) for parent, children in self._children.items() for child in children}
+        if edges != {(parent, node) for node, parent in enumerate(self._parents)}:
+            raise OurBug(f"children {self._children} are not those of parents {self._parents}")
+        if any(self._parents[node] not in (ROOT, *self.forwarded[:slot]) for slot, node in enumerate(self.forwarded)):
+            raise OurBug(f"forwarded {self.forwarded} before their parents")
+
+    def _grown(self, num_steps: int, top_k: int) -> tuple[dict[int, float], list[int]]:
+        """Walk EAGLE-2's layers from the root as far as they are known.
+
+        Returns: nodes with their log-confidences, layer by layer; and those that must be expanded to go on.
+        """
+        scores: dict[int, float] = {}
+        to_expand = [ROOT]
+        for _ in range(num_steps):
+            unknown = [node for node in to_expand if node not in self._children]
+            if unknown:
+                return scores, unknown
+            layer = [child for node in to_expand for child in self._children[node][:top_k]]
+            for child in layer:
+                scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
+            open_ended = [node for node in layer if self.token_ids[node] not in self._end_token_ids]
+            to_expand = sorted(open_ended, key=scores.__getitem__, reverse=True)[:top_k]
+        return scores, []
+
+    def _depth_first(self, chosen: set[int]) -> Iterable[int]:
+        """Ancestors first, and of siblings the likelier with all that hangs from it first."""
+        stack = [ROOT]
+        while stack:
+            node = stack.pop()
+            if node != ROOT:
+                yield node
+            stack += [child for child in reversed(self._children.get(node, [])) if child in chosen]
+
+    def _keep_below(self, root: int, slots: dict[int, int]) -> list[int]:
+        """Drop all but the nodes below `root`. Returns: their slots, in order."""
+        new = {root: ROOT}
+        for node, parent in enumerate(self._parents):  # parents come first
+            if parent in new:
+                new[node] = len(new) - 1
+        kept = sorted(slots[node] for node in new if node in slots and node != root)
+        self.forwarded = [new[node] for node in self.forwarded if node in new and node != root]
+        self._children = {
+            new[node]: [new[each] for each in self._children[node]] for node in new if node in self._children
+        }
+        nodes = [node for node in new if node != root]
+        self._parents = [new[self._parents[node]] for node in nodes]
+        self.token_ids = [self.token_ids[node] for node in nodes]
+        self._log_confidences = [self._log_confidences[node] for node in nodes]
+        return kept

@@ -1,0 +1,46 @@
+"""How much a hub is asked to draft for one round: how deep, how wide, how many nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """The bounds of one proposal. A chain is a tree with `top_k` 1 and as many nodes as steps.
+
+    num_steps 3, top_k 2, num_draft_tokens 6        growing takes `num_steps` draft layers; each expands the
+                                                    `top_k` likeliest nodes of the one before, by `top_k`
+    root ── a ── c ── f                             children each; the likeliest nodes of all are proposed
+         │    └─ d
+         └─ b ── e                                  (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2)
+    """
+
+    num_draft_tokens: int  # nodes, at most; never counts the root; 0 = no proposal
+    num_steps: int  # depth, at most
+    top_k: int = 1
+
+    @classmethod
+    def chain(cls, num_draft_tokens: int) -> DraftBudget:
+        return cls(num_draft_tokens, num_draft_tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.top_k == 1
+
+    @property
+    def num_forwarded(self) -> int:
+        """Nodes that a draft forwards to grow it, at most: not the root, and not the last layer."""
+        return self.top_k * max(0, self.num_steps - 1)
+
+    def with_steps(self, num_steps: int) -> DraftBudget:
+        """The same width at another depth: a chain of so many tokens, or a tree with no more nodes than before."""
+        if self.is_chain:
+            return DraftBudget.chain(num_steps)
+        return replace(self, num_steps=num_steps, num_draft_tokens=self.num_draft_tokens if num_steps else 0)
+
+    def limited(self, *, num_draft_tokens: int, num_steps: int) -> DraftBudget:
+        """No more nodes and no deeper than this; nothing below 0."""
+        nodes = max(0, min(self.num_draft_tokens, num_draft_tokens))
+        steps = max(0, min(self.num_steps, num_steps, nodes))
+        return DraftBudget(min(nodes, steps) if self.is_chain else nodes * (steps > 0), steps, self.top_k)

@@ -1,0 +1,108 @@
+"""A growing tree against its definition: nodes are paths, and whatever a verdict leaves is what a fresh tree has."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starspec.draft.growing_tree import GrowingTree, Guess
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import ROOT, DraftTree
+
+END = 9
+Path = tuple[int, ...]
+
+
+def guesses(path: Path, top_k: int) -> list[Guess]:
+    """A drafter's opinion: a function of the path alone."""
+    order = sorted(range(10), key=lambda token: hash((path, token, 5)) % 997)[:top_k]
+    return [Guess(token, -0.1 * (place + 1) - (hash((path, token)) % 7) / 10) for place, token in enumerate(order)]
+
+
+def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
+    """Grow until nothing is missing. Returns: the number of layers."""
+    num_layers = 0
+    while nodes := tree.to_forward(budget.num_steps, budget.top_k):
+        num_layers += 1
+        for node in nodes:
+            tree.expand(node, guesses((*prefix, *tree.path(node)), budget.top_k), budget.top_k)
+        tree.check_integrity()
+    return num_layers
+
+
+def paths(tree: DraftTree) -> list[Path]:
+    found: list[Path] = []
+    for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+        found.append((*(found[parent] if parent != ROOT else ()), token_id))
+    return found
+
+
+budgets = st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integers(1, 4))
+
+
+def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_of_all() -> None:
+    tree = GrowingTree()
+    tree.expand(ROOT, [Guess(1, -0.1), Guess(2, -1.0)], 2)
+    assert tree.to_forward(3, 2) == [0, 1]
+    tree.expand(0, [Guess(3, -0.2), Guess(4, -2.0)], 2)
+    tree.expand(1, [Guess(5, -0.3), Guess(6, -3.0)], 2)
+    assert tree.to_forward(2, 2) == []
+    assert [tree.token_ids[node] for node in tree.to_forward(3, 2)] == [3, 5], "-0.3 and -1.3, before -2.1"
+    assert tree.best(DraftBudget(4, 2, 2)) == DraftTree((1, 3, 2, 5), (-1, 0, -1, 2)), "the best path first"
+    assert tree.segment([2]) == ([1, 2, 3], [-1, -1, 0])
+
+
+def test_an_end_token_is_proposed_and_never_expanded() -> None:
+    tree = GrowingTree([END])
+    tree.expand(ROOT, [Guess(END, -0.1), Guess(2, -1.0)], 2)
+    assert [tree.token_ids[node] for node in tree.to_forward(2, 2)] == [2]
+    assert tree.to_forward(2, 1) == []
+
+
+def test_chains_that_are_known_at_once_have_no_slots() -> None:
+    tree = GrowingTree()
+    tree.become_chain([4, 4, 5])
+    assert tree.best(DraftBudget.chain(2)) == DraftTree.chain([4, 4])
+    assert tree.forwarded == []
+    tree.become_chain([])
+    assert tree.best(DraftBudget.chain(2)) == DraftTree()
+
+
+@given(budgets)
+def test_a_proposal_is_connected_within_its_bounds_and_takes_a_layer_a_step(budget: DraftBudget) -> None:
+    tree = GrowingTree([END])
+    assert grow(tree, (), budget) <= budget.num_steps
+    proposed = tree.best(budget)  # raises if it is no tree
+    assert 1 <= proposed.num_draft_tokens <= budget.num_draft_tokens
+    assert max(proposed.depths) <= budget.num_steps
+    assert len(tree.forwarded) <= budget.num_forwarded
+    assert all(path.count(END) == 0 or path[-1] == END for path in paths(proposed))
+
+
+@settings(max_examples=300)
+@given(budgets, st.data())
+def test_whatever_a_verdict_leaves_the_next_proposal_is_that_of_a_fresh_tree(
+    budget: DraftBudget, data: st.DataObject
+) -> None:
+    tree, prefix = GrowingTree([END]), ()
+    slots: list[Path] = []  # what lies in the slots behind the prefix, as absolute paths
+    for _ in range(4):
+        deeper = data.draw(st.integers(1, 5))
+        budget = DraftBudget(budget.num_draft_tokens, deeper, budget.top_k)
+        grow(tree, prefix, budget)
+        slots += [(*prefix, *tree.path(node)) for node in tree.forwarded[len(slots) :]]
+        assert slots == [(*prefix, *tree.path(node)) for node in tree.forwarded]
+        fresh = GrowingTree([END])
+        grow(fresh, prefix, budget)
+        assert set(paths(tree.best(budget))) == set(paths(fresh.best(budget)))
+
+        known = data.draw(st.sampled_from([tree.path(node) for node in range(len(tree.token_ids))]))
+        verdict = known[: data.draw(st.integers(1, len(known)))] + data.draw(st.lists(st.integers(0, 9), max_size=1))
+        survivors = tree.reroot(verdict)
+        tree.check_integrity()
+        committed = [slots[slot] for slot in survivors.path]
+        assert committed == [(*prefix, *verdict[: length + 1]) for length in range(len(committed))]
+        prefix = (*prefix, *verdict)
+        slots = [slots[slot] for slot in survivors.kept]
+        assert all(path[: len(prefix)] == prefix for path in slots)
+        assert tree.is_rooted or not tree.token_ids
