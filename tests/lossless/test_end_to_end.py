@@ -7,15 +7,16 @@ and leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from starspec.bench.baseline import TransformersBaseline
-from starspec.bench.certify import MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS
+from starspec.bench.certify import CHAIN, MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS, TREE
 from starspec.bench.datasets import own_prompts, spread
 from starspec.bench.decode import Job, decode, make_engine
-from starspec.bench.liars import LyingDrafts
+from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
@@ -37,16 +38,11 @@ class Subject:
         self.drafts: dict[str, Drafts] = {
             "off": NoDrafts(),
             "ngram": self.bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
-            "int4 self": self.bench.drafts(
-                SpeculativeConfig(
-                    model=str(folder),
-                    quantization="int4",
-                    num_speculative_tokens=NUM_DRAFT_TOKENS,
-                    max_model_len=MAX_MODEL_LEN,
-                )
-            ),
+            "int4 self": self.bench.drafts(replace(CHAIN, model=str(folder))),
+            "int4 tree": self.bench.drafts(replace(TREE, model=str(folder))),
             "liar": LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1),
             "half-liar": LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, truth=self.truths),
+            "lying tree": LyingTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, truth=self.truths),
         }
 
     def compare(
@@ -70,9 +66,9 @@ def bfloat16(smollm2: Path) -> Subject:
 
 def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(float32: Subject, smollm2: Path) -> None:
     oracle = TransformersBaseline(str(smollm2), "float32", float32.bench.runner.info.eos_token_ids)
-    contenders = [("int4 self", 1), ("half-liar", 4), ("int4 self", 8)]
+    contenders = [("int4 self", 1), ("half-liar", 4), ("int4 self", 8), ("int4 tree", 4), ("lying tree", 8)]
     rows = float32.compare(GREEDY, contenders, 12, reference=oracle.answer_all)
-    assert [row.first_divergence for row in rows] == [None] * 4
+    assert [row.first_divergence for row in rows] == [None] * (1 + len(contenders))
     assert all(row.num_identical == 24 for row in rows)
     assert rows[1].acceptance_length > 3.0  # the draft was really at work
 
@@ -94,10 +90,10 @@ def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(flo
 @pytest.mark.parametrize(
     ("sampling", "contenders"),
     [
-        (SAMPLED[0], [("off", 8), ("int4 self", 4)]),
+        (SAMPLED[0], [("off", 8), ("int4 self", 4), ("int4 tree", 8)]),
         (SAMPLED[1], [("ngram", 4), ("liar", 8)]),
         (SAMPLED[2], [("int4 self", 8), ("ngram", 8)]),
-        (SAMPLED[3], [("half-liar", 4), ("off", 4), ("liar", 4)]),
+        (SAMPLED[3], [("half-liar", 4), ("off", 4), ("lying tree", 4)]),
     ],
     ids=lambda each: each.name if isinstance(each, Sampling) else "",
 )
@@ -111,7 +107,14 @@ def test_sampled_float32_says_what_plain_decoding_says_with_the_same_seed(
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED[1]], ids=lambda each: each.name)
 def test_bfloat16_has_the_same_bits_with_and_without_drafts(bfloat16: Subject, sampling: Sampling) -> None:
-    contenders = [("int4 self", 1), ("ngram", 2), ("half-liar", 3), ("int4 self", 8), ("off", 5)]
+    contenders = [
+        ("int4 self", 1),
+        ("ngram", 2),
+        ("half-liar", 3),
+        ("int4 self", 8),
+        ("int4 tree", 4),
+        ("lying tree", 3),
+    ]
     rows = bfloat16.compare(sampling, contenders, 9)
     if bfloat16.bench.promises_equality:
         assert [row.first_divergence for row in rows] == [None] * len(contenders)

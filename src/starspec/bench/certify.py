@@ -5,33 +5,35 @@
     bits      bfloat16, greedy and sampled: every token is that of plain decoding, decided by logits of the same bits
     pair      as bits, for a target and a draft that are different models
 
-Contenders are plain decoding in batches, prompt lookup, a draft model (in the first three parts the model's own int4
-self), a draft that lies, and one that tells the truth up to a random token and lies from there. Requests of a batch
-have different lengths, join and leave.
+Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the first three parts the
+model's own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
+that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
-from starspec.bench.liars import LyingDrafts
+from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress, num_turns
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.target.drafts import Drafts, NoDrafts
 
-DraftKind = Literal["off", "ngram", "draft", "liar", "half-liar"]
+DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
 MAX_MODEL_LEN = 256
 NUM_ROWS = 8
 NUM_DRAFT_TOKENS = 4
+CHAIN = SpeculativeConfig(quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN)
+TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 nodes: the root counts here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ EXACT = Part(
     num_prompts=200,
     max_tokens=24,
     samplings=(GREEDY,),
-    contenders=(("draft", 1), ("off", 4), ("draft", 4), ("draft", 8)),
+    contenders=(("draft", 1), ("off", 4), ("draft", 4), ("draft", 8), ("tree", 1), ("tree", 4), ("tree", 8)),
     is_against_transformers=True,
 )
 SAMPLED_PART = Part(
@@ -66,7 +68,15 @@ SAMPLED_PART = Part(
     num_prompts=72,
     max_tokens=16,
     samplings=SAMPLED,
-    contenders=(("off", 8), ("ngram", 4), ("draft", 8), ("liar", 8), ("half-liar", 4)),
+    contenders=(
+        ("off", 8),
+        ("ngram", 4),
+        ("draft", 8),
+        ("tree", 8),
+        ("liar", 8),
+        ("half-liar", 4),
+        ("lying-tree", 4),
+    ),
 )
 BITS = Part(
     name="bits",
@@ -84,6 +94,9 @@ BITS = Part(
         ("half-liar", 6),
         ("liar", 7),
         ("draft", 8),
+        ("tree", 1),
+        ("lying-tree", 4),
+        ("tree", 8),
         ("off", 8),
     ),
     needs_same_bits=True,
@@ -95,7 +108,7 @@ PAIR = Part(
     num_prompts=12,
     max_tokens=12,
     samplings=(GREEDY, SAMPLED[1]),
-    contenders=(("draft", 1), ("draft", 4), ("draft", 8), ("off", 8), ("half-liar", 3)),
+    contenders=(("draft", 1), ("draft", 4), ("draft", 8), ("off", 8), ("half-liar", 3), ("tree", 1), ("tree", 4)),
     needs_same_bits=True,
 )
 
@@ -246,15 +259,14 @@ def _drafts(bench: Workbench, kind: DraftKind, draft: str, truths: Truths) -> Dr
             return NoDrafts()
         case "ngram":
             return bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS))
-        case "draft":
-            speculative = SpeculativeConfig(
-                model=draft, quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN
-            )
-            return bench.drafts(speculative)
+        case "draft" | "tree":
+            return bench.drafts(replace(CHAIN if kind == "draft" else TREE, model=draft))
         case "liar":
             return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1)
         case "half-liar":
             return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, truth=truths)
+        case "lying-tree":
+            return LyingTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, truth=truths)
 
 
 def _num_prompts(part: Part, max_prompts: int | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from starspec.speculation.tree import DraftTree
+from starspec.speculation.tree import ROOT, DraftTree
 from starspec.target.drafts import NoDrafts
 from starspec.target.sequence import Sequence as TargetSequence
 
@@ -41,3 +41,42 @@ class LyingDrafts(NoDrafts):
         true_ids = list(self._truth(sequence))[: self._random.randint(0, num_tokens)]
         lies = [self._random.randrange(self._vocab_size) for _ in range(num_tokens - len(true_ids))]
         return DraftTree.chain([*true_ids, *lies])
+
+
+class LyingTrees(NoDrafts):
+    """Proposes bushy trees of random tokens, with some true ones on a path through them, at a random place each.
+
+    So accepted paths of every length wind through every tree, and what must be moved in the cache is never in order.
+
+    Args:
+        num_steps: depth.
+        width: nodes of each layer, at most.
+    """
+
+    is_connected = True
+
+    def __init__(self, vocab_size: int, num_steps: int, width: int, seed: int, truth: Truth = knows_nothing) -> None:
+        self._vocab_size = vocab_size
+        self._num_steps = num_steps
+        self._width = width
+        self._random = random.Random(seed)  # noqa: S311 (lies need no secrecy)
+        self._truth = truth
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        return [self._propose(sequence) for sequence in batch]
+
+    def _propose(self, sequence: TargetSequence) -> DraftTree:
+        num_steps = min(self._num_steps, sequence.num_remaining - 1)
+        true_ids = list(self._truth(sequence))[: self._random.randint(0, max(0, num_steps))]
+        edges: list[tuple[int, int]] = []  # (parent, token)
+        layer, true_node = [ROOT], ROOT
+        for depth in range(num_steps):
+            new = [(self._random.choice(layer), self._random.randrange(self._vocab_size)) for _ in range(self._width)]
+            if depth < len(true_ids):
+                new.insert(self._random.randrange(len(new)), (true_node, true_ids[depth]))
+            first = len(edges)
+            edges += dict.fromkeys(new)  # siblings carry different tokens
+            layer = list(range(first, len(edges)))
+            if depth < len(true_ids):
+                true_node = edges.index((true_node, true_ids[depth]), first)
+        return DraftTree(tuple(token for _, token in edges), tuple(parent for parent, _ in edges))

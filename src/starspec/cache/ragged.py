@@ -62,6 +62,7 @@ class RaggedCache:
         self._storage = _lazy_zeros(shape, dtype, torch.device(device))
         self.keys: tuple[Tensor, ...] = self._storage[:, 0].unbind(0)  # one [B, H, S, D] a layer
         self.values: tuple[Tensor, ...] = self._storage[:, 1].unbind(0)
+        self._by_row: tuple[Tensor, ...] = self._storage.unbind(0)  # [2, B, H, S, D]
         self._by_slot: tuple[Tensor, ...] = self._storage.permute(0, 2, 4, 1, 3, 5).unbind(0)  # [B, S, 2, H, D]
         self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
         self._row_size = num_kv_heads * num_slots * head_dim  # elements from one row to the next
@@ -152,6 +153,17 @@ class RaggedCache:
             keys.as_strided(shape, self._window_stride, keys.storage_offset() + start),
             values.as_strided(shape, self._window_stride, values.storage_offset() + start),
         )
+
+    def gathered(self, layer: int, row: int, order: Tensor, num_copies: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a row in other orders of slots, copied: [num_copies, H, S, D] each.
+
+        Args:
+            order: [num_copies * S] slots.
+        """
+        keys_values = self._by_row[layer][:, row].index_select(2, order)  # [2, H, T * S, D]
+        shape = (2, self._num_kv_heads, -1, order.shape[0] // num_copies, self._head_dim)
+        keys, values = keys_values.view(shape).transpose(1, 2)
+        return keys, values
 
     def append(self, row: int, num_tokens: int) -> None:
         """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.

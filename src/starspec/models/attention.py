@@ -9,15 +9,20 @@ Two forms, chosen by the segment alone:
       slots   0 ........ 63 | 64 ....... 127        a chain of 4 behind 62 committed slots is two calls:
       chain           62 63 | 64 65                 tokens 62, 63 read one block, tokens 64, 65 read two
 
+  The first branch of a tree is a chain. A node beside it has its ancestors in other slots than it would have if it
+  were decoded: kernels that sum over slots round differently then. Where the same bits are asked for (`in_order`),
+  its keys and values are copied into the order of its path first; else a mask picks its ancestors.
+
 * **by chunk** (prompts): one call a segment, causal, query rows in long blocks.
 
-Neither copies keys: heads of one group share them by stride 0.
+Otherwise no keys are copied: heads of one group share them by stride 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import torch
@@ -41,6 +46,7 @@ class AttentionCall:
     num_slots: int  # S: slots of the row that are read
     by_token: bool
     mask: Tensor | None  # additive; by token [T, 1, 1, S], by chunk [T, S]; None by chunk = causal from slot 0
+    order: Tensor | None = None  # [T * S] slots to read, for tokens whose ancestors are not in the slots before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,7 @@ def plan_calls(
     parents: Sequence[int] | None,
     new_tokens: range,
     by_token: bool,
+    in_order: bool,
     like: Tensor,
 ) -> list[AttentionCall]:
     """The calls of one segment, or of a part of it.
@@ -129,19 +136,58 @@ def plan_calls(
         prefix_len: committed slots of the row.
         parents: of the whole segment, None for a chain.
         new_tokens: the part of the segment that this forward computes; what comes before it is in the cache.
+        in_order: every token reads its ancestors as if it had been decoded behind them; for `by_token` only.
         like: gives dtype and device of the masks.
     """
     if not by_token:
         return [_call_by_chunk(row, first, prefix_len, new_tokens, like)]
+    if in_order and parents is not None and not is_chain(parents):
+        return _calls_in_order(row, first, prefix_len, parents, new_tokens, like)
     calls = []
     start = new_tokens.start
     while start < new_tokens.stop:
-        num_slots = ((prefix_len + start) // KEY_BLOCK + 1) * KEY_BLOCK
+        num_slots = _num_slots(prefix_len + start)
         stop = min(new_tokens.stop, num_slots - prefix_len)
         mask = _mask_by_token(prefix_len, parents, range(start, stop), num_slots, like)
         calls.append(AttentionCall(row, first, first + stop - start, num_slots, True, mask))
         first, start = first + stop - start, stop
     return calls
+
+
+def _num_slots(position: int) -> int:
+    """Slots that the token of a position reads: whole blocks."""
+    return (position // KEY_BLOCK + 1) * KEY_BLOCK
+
+
+def _calls_in_order(
+    row: int, first: int, prefix_len: int, parents: Sequence[int], new_tokens: range, like: Tensor
+) -> list[AttentionCall]:
+    """One call for each run of tokens that read as many slots, and have to be put in order or not."""
+    paths: list[list[int]] = []  # of each token: its ancestors' slots behind the prefix, and its own
+    for token, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+
+    def kind(token: int) -> tuple[int, bool]:
+        depth = len(paths[token]) - 1
+        return _num_slots(prefix_len + depth), paths[token] == list(range(depth + 1))
+
+    calls = []
+    for (num_slots, is_first_branch), run in groupby(new_tokens, kind):
+        tokens = list(run)
+        lengths = torch.tensor([prefix_len + len(paths[token]) for token in tokens]).unsqueeze(1)
+        mask = _additive(torch.arange(num_slots) < lengths, like)[:, None, None]
+        order = None if is_first_branch else _order([paths[token] for token in tokens], prefix_len, num_slots, like)
+        start = first + tokens[0] - new_tokens.start
+        calls.append(AttentionCall(row, start, start + len(tokens), num_slots, True, mask, order))
+    return calls
+
+
+def _order(paths: Sequence[Sequence[int]], prefix_len: int, num_slots: int, like: Tensor) -> Tensor:
+    """[T * S] slots: the prefix, then the path, then whatever the mask hides."""
+    order = torch.arange(num_slots).repeat(len(paths), 1)
+    for token, path in enumerate(paths):
+        order[token, prefix_len : prefix_len + len(path)] = torch.tensor(path) + prefix_len
+    return order.flatten().to(like.device)
 
 
 def _attend_by_token(query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
@@ -150,7 +196,11 @@ def _attend_by_token(query: Tensor, cache: RaggedCache, layer: int, call: Attent
     if num_tokens * query.shape[1] == 1:
         # one entry on its own would be computed by all threads together, several by one thread each
         query = query.expand(2, -1, -1, -1)
-    keys, values = cache.window(layer, call.row, call.num_slots, query.shape[0])  # [T, H, S, D]
+    if call.order is None:
+        keys, values = cache.window(layer, call.row, call.num_slots, query.shape[0])  # [T, H, S, D]
+    else:
+        order = call.order.repeat(query.shape[0] // num_tokens)
+        keys, values = cache.gathered(layer, call.row, order, query.shape[0])
     out = F.scaled_dot_product_attention(query, keys, values, attn_mask=call.mask, scale=scaling)
     return out[:num_tokens]
 

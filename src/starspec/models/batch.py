@@ -74,11 +74,14 @@ def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piec
     return forwards
 
 
-def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int) -> RaggedBatch:
+def build_batch(
+    pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, *, in_order: bool
+) -> RaggedBatch:
     """Pack the pieces of one forward.
 
     Args:
         num_heads: Hq, query heads of a layer.
+        in_order: nodes of trees are to get the bits that they would get if they were decoded.
     Raises: ValueError if a segment's parents are not in topological order.
     """
     token_ids: list[int] = []
@@ -102,6 +105,7 @@ def build_batch(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num
             parents=segment.parents,
             new_tokens=new_tokens,
             by_token=not piece.is_prompt,
+            in_order=in_order,
             like=cache.keys[0],
         )
     num_logits = len(logit_rows)

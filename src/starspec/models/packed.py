@@ -58,7 +58,7 @@ class PackedRunner(ABC):
         self._check(segments)
         logits = []
         for pieces in plan_forwards(segments, self.rows):
-            batch = build_batch(pieces, self._cache, self.rows, self._num_heads)
+            batch = build_batch(pieces, self._cache, self.rows, self._num_heads, in_order=self.is_invariant)
             logits.append(self._run(batch)[: batch.num_logits])
         return logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits])
 

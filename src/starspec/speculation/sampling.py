@@ -101,13 +101,11 @@ def propose_tokens(
     if not isfinite(largest := float(adjusted.max())):
         return [(int(adjusted.argmax()), 0.0)]
     if law.is_greedy:
-        top = adjusted.topk(min(num_tokens, len(adjusted)))
-        return _best_first(top.indices, top.values - adjusted.logsumexp(0))
+        return _best_first(torch.arange(len(adjusted), device=adjusted.device), adjusted, num_tokens)
     candidates = _candidates(adjusted, largest, law, max(num_tokens, num_candidates))
     bits = stream_bits(stream_key(law.seed, position), candidates.token_ids)
     perturbed = (candidates.scaled + to_gumbel(bits)) * law.temperature
-    top = perturbed.topk(min(num_tokens, len(perturbed)))
-    return _best_first(candidates.token_ids[top.indices], top.values - perturbed.logsumexp(0))
+    return _best_first(candidates.token_ids, perturbed, num_tokens)
 
 
 def _candidates(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:
@@ -117,11 +115,16 @@ def _candidates(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates:
     return Support(candidates[within.token_ids], within.scaled)
 
 
-def _best_first(token_ids: Tensor, log_probabilities: Tensor) -> list[tuple[int, float]]:
-    """Pairs, likeliest first, of equals the lowest token id; none of them impossible, but for the first."""
-    pairs = zip(token_ids.tolist(), log_probabilities.tolist(), strict=True)
-    best, *others = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
-    return [best, *(pair for pair in others if isfinite(pair[1]))]
+def _best_first(token_ids: Tensor, logits: Tensor, num_tokens: int) -> list[tuple[int, float]]:
+    """The tokens with the largest logits and their log-probabilities; of equals the lowest token id first.
+
+    Args:
+        token_ids, logits: [S] each, ids ascending, the largest logit finite.
+    """
+    floor = logits.topk(min(num_tokens, len(logits))).values[-1]  # topk chooses freely among equals, so all are taken
+    index = ((logits >= floor) & logits.isfinite()).nonzero().squeeze(1)
+    index = index[logits[index].sort(descending=True, stable=True).indices][:num_tokens]
+    return list(zip(token_ids[index].tolist(), (logits[index] - logits.logsumexp(0)).tolist(), strict=True))
 
 
 def support(scaled: Tensor, law: TokenLaw) -> Support:
