@@ -1,7 +1,8 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
 # make test     the whole test suite
 # make check    format, lint, types, import directions, public API
-# make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR
+# make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
+#               takes hours, PARTS=exact|sampled|bits|pair one of them
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
 # make clean    forget the environment
 
@@ -10,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALLED := $(VENV)/.installed
+PARTS ?= exact sampled bits $(if $(TARGET),pair)
 SOURCES := src tests examples
 
 .PHONY: demo test check certify models format clean
@@ -31,9 +33,11 @@ check: $(INSTALLED)
 
 # About half an hour on 2 cores; without PROMPTS the few prompts that come with starspec.
 certify: models
-	$(BIN)/starspec bench certify --model "$$($(BIN)/python -m starspec.models.embedded)" \
-		$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
-		--json benchmarks/results/certificate.json
+	for part in $(PARTS); do \
+		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \
+			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
+			--json benchmarks/results/certificate-$$part.json || exit 1; \
+	done
 
 models: $(INSTALLED)
 	$(BIN)/python -m starspec.models.embedded

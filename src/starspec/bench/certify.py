@@ -26,6 +26,7 @@ from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.target.drafts import Drafts, NoDrafts
 
+PartName = Literal["exact", "sampled", "bits", "pair"]
 DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
@@ -40,7 +41,7 @@ TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 node
 class Part:
     """One claim, and how it is tried."""
 
-    name: str
+    name: PartName
     claim: str
     dtype: Literal["float32", "bfloat16"]
     num_prompts: int
@@ -65,8 +66,8 @@ SAMPLED_PART = Part(
     name="sampled",
     claim="float32 sampled: every token is the one of plain decoding with the same seed",
     dtype="float32",
-    num_prompts=72,
-    max_tokens=16,
+    num_prompts=200,
+    max_tokens=12,
     samplings=SAMPLED,
     contenders=(
         ("off", 8),
@@ -82,8 +83,8 @@ BITS = Part(
     name="bits",
     claim="bfloat16, default numerics: every token is the one of plain decoding, from logits of the same bits",
     dtype="bfloat16",
-    num_prompts=24,
-    max_tokens=16,
+    num_prompts=200,
+    max_tokens=12,
     samplings=(GREEDY, *SAMPLED),
     contenders=(
         ("draft", 1),
@@ -105,10 +106,19 @@ PAIR = Part(
     name="pair",
     claim="as bits, for a target and a draft that are different models",
     dtype="bfloat16",
-    num_prompts=12,
-    max_tokens=12,
-    samplings=(GREEDY, SAMPLED[1]),
-    contenders=(("draft", 1), ("draft", 4), ("draft", 8), ("off", 8), ("half-liar", 3), ("tree", 1), ("tree", 4)),
+    num_prompts=48,
+    max_tokens=8,
+    samplings=(GREEDY, *SAMPLED),
+    contenders=(
+        ("draft", 1),
+        ("half-liar", 2),
+        ("lying-tree", 3),
+        ("tree", 4),
+        ("ngram", 5),
+        ("liar", 6),
+        ("off", 7),
+        ("draft", 8),
+    ),
     needs_same_bits=True,
 )
 
@@ -146,11 +156,13 @@ class Subjects:
     model: str  # of the parts with one model
     pair: tuple[str, str] | None = None  # target and draft of one more part; None = there is none
     num_threads: int | None = None
+    part_names: tuple[PartName, ...] = ("exact", "sampled", "bits", "pair")  # those that are tried
 
     def parts(self) -> list[tuple[Part, str, str]]:
         """Every part with its target and draft."""
-        tried = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS)]
-        return tried + ([(PAIR, *self.pair)] if self.pair else [])
+        parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS)]
+        parts += [(PAIR, *self.pair)] if self.pair else []
+        return [each for each in parts if each[0].name in self.part_names]
 
     def models(self) -> dict[str, str]:
         """For the provenance."""

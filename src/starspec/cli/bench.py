@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -21,6 +21,7 @@ app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this mac
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
+CertifiedPart = Literal["exact", "sampled", "bits", "pair"]
 Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
 Datasets = Annotated[
     list[Path] | None,
@@ -143,6 +144,10 @@ def certify(
     draft: Annotated[
         str | None, typer.Option(help="Its draft.", show_default="no such part", rich_help_panel=opt.MODELS)
     ] = None,
+    part: Annotated[
+        list[CertifiedPart] | None,
+        typer.Option(help="Try only this part; may be repeated. All of them take hours.", show_default="all"),
+    ] = None,
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
@@ -160,7 +165,8 @@ def certify(
         from starspec.bench.report import write_report  # noqa: PLC0415
 
         two = (target, draft) if target and draft else None
-        subjects = Subjects(model=model, pair=two, num_threads=num_threads)
+        names = tuple(part) if part else get_args(CertifiedPart)
+        subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names)
         max_prompts = QUICK_PROMPTS if quick else None
         prompt_files = _prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
