@@ -145,8 +145,7 @@ def certify(
         str | None, typer.Option(help="Its draft.", show_default="no such part", rich_help_panel=opt.MODELS)
     ] = None,
     part: Annotated[
-        list[CertifiedPart] | None,
-        typer.Option(help="Try only this part; may be repeated. All of them take hours.", show_default="all"),
+        CertifiedPart | None, typer.Option(help="Try only this part: all of them take hours.", show_default="all")
     ] = None,
     dataset: Datasets = None,
     quick: Quick = False,
@@ -165,19 +164,20 @@ def certify(
         from starspec.bench.report import write_report  # noqa: PLC0415
 
         two = (target, draft) if target and draft else None
-        names = tuple(part) if part else get_args(CertifiedPart)
+        names = (part,) if part else get_args(CertifiedPart)
         subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names)
         max_prompts = QUICK_PROMPTS if quick else None
         prompt_files = _prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
         found = run(subjects, prompt_files, max_prompts, bar.turn)
     console = out()
-    for part in found.parts:
-        console.print(lossless_table(part.rows, f"{part.name}: {part.claim} ({part.target}, {part.seconds:.0f} s)"))
-        for line in divergence_lines(part.rows):
+    for tried in found.parts:
+        title = f"{tried.name}: {tried.claim} ({tried.target}, {tried.seconds:.0f} s)"
+        console.print(lossless_table(tried.rows, title))
+        for line in divergence_lines(tried.rows):
             console.print(line)
-        console.print(f"numerics: {part.numerics}")
-        console.print(f"{part.name}: {'holds' if part.holds else 'DOES NOT HOLD'}", style="bold")
+        console.print(f"numerics: {tried.numerics}")
+        console.print(f"{tried.name}: {'holds' if tried.holds else 'DOES NOT HOLD'}", style="bold")
     if json_file is not None:
         write_report(found, json_file)
     if not found.holds:
