@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey, choose_layer
 from starspec.ids import SessionId, Tag
 
-CHUNK, WIDTH = 16, 5
+CHUNK, BESIDE, WIDTH = 16, 12, 5
 
 
 def view(
@@ -31,6 +31,7 @@ def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, nu
             idle=tuple(idle or ()),
             num_free_rows=num_free,
             prefill_chunk=CHUNK,
+            chunk_beside=BESIDE,
             decode_width=WIDTH,
         )
     )
@@ -47,7 +48,8 @@ def test_all_who_wait_and_hold_rows_grow_together() -> None:
 
 def test_prompts_share_the_chunk_in_order_and_decoding_is_not_charged() -> None:
     waiting = [view(1, 10), view(2, WIDTH), view(3, 40), view(4, 40), view(5, 1)]
-    assert choose(waiting)[0] == {1: 10, 2: WIDTH, 3: 6, 5: 1}
+    assert choose(waiting)[0] == {1: 10, 2: WIDTH, 3: BESIDE - 10, 5: 1}
+    assert choose([view(1, 10), view(3, 40), view(4, 40)])[0] == {1: 10, 3: CHUNK - 10}
 
 
 def test_each_target_has_the_same_part_of_the_chunk() -> None:
@@ -62,17 +64,17 @@ def test_a_chunk_smaller_than_the_targets_goes_to_the_first_of_them() -> None:
 
 def test_who_was_delayed_by_a_prompt_is_not_delayed_again() -> None:
     assert choose([view(1, 40), view(2), view(3, is_delayed=True)])[0] == {2: 1, 3: 1}
-    assert choose([view(1, 40), view(2)])[0] == {1: CHUNK, 2: 1}
-    assert choose([view(1, 40, is_delayed=True), view(2)])[0] == {1: CHUNK, 2: 1}, "its own prompt"
+    assert choose([view(1, 40), view(2)])[0] == {1: BESIDE, 2: 1}
+    assert choose([view(1, 40, is_delayed=True), view(2)])[0] == {1: BESIDE, 2: 1}, "its own prompt"
 
 
 def test_who_was_delayed_and_can_not_grow_keeps_nobody_waiting() -> None:
-    assert choose([view(1, 40), view(2, has_row=False, is_delayed=True)])[0] == {1: CHUNK}
+    assert choose([view(1, 40), view(2, has_row=False, is_delayed=True)])[0] == {1: BESIDE}
 
 
 def test_a_prompt_that_gets_no_tokens_takes_no_row() -> None:
     waiting = [view(1, 40), view(2, 40, has_row=False), view(3, 2, has_row=False)]
-    assert choose(waiting, num_free=1) == ({1: CHUNK, 3: 2}, [])
+    assert choose(waiting, num_free=1) == ({1: BESIDE, 3: 2}, [])
 
 
 def test_free_rows_go_before_anybody_is_evicted() -> None:
@@ -111,6 +113,7 @@ def snapshots(draw: st.DrawFn) -> LayerSnapshot:
         idle=tuple(each for each in views[num_waiting:] if each.has_row),
         num_free_rows=draw(st.integers(0 if num_held else 1, 3)),
         prefill_chunk=CHUNK,
+        chunk_beside=BESIDE,
         decode_width=WIDTH,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from starspec.draft.grow import Drafter, Growth
+from starspec.draft.layer_times import LayerTimes
 from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView, TagKey, choose_layer
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
@@ -26,6 +27,7 @@ class RequestBuffer:
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
         self._in_flight: list[DraftSession] = []
+        self._times = LayerTimes()
         self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
 
     @property
@@ -69,6 +71,10 @@ class RequestBuffer:
         self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill
         return layer, self._in_flight
 
+    def note_time(self, layer: Layer, seconds: float) -> None:
+        """A layer took so long: what is read of prompts beside those that decode follows it."""
+        self._times.add(layer, seconds)
+
     def land(self) -> list[DraftSession]:
         """End the layer in flight. Returns: its sessions."""
         landed, self._in_flight = self._in_flight, []
@@ -102,6 +108,7 @@ class RequestBuffer:
             idle=tuple(self._view(session) for session in victims if session.request is None),
             num_free_rows=num_free,
             prefill_chunk=self._prefill_chunk,
+            chunk_beside=self._times.chunk_beside(self._prefill_chunk),
             decode_width=self._decode_width,
         )
 

@@ -230,6 +230,7 @@ class DraftHub:
         layer, sessions = self._buffer.run_layer(now)
         end = self._clock()
         self._ledger.add_layer(now, end, layer)
+        self._buffer.note_time(layer, end - now)
         for session in sessions:
             if session.request and session.is_complete:
                 self._propose(session, session.request, end)

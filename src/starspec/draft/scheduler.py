@@ -7,8 +7,8 @@ First come, first served, and all that wait grow together in one batched forward
    token ids.
 2. A waiting session that misses only what a verdict leaves (`decode_width` tokens) always grows.
 3. Those that miss more (a prompt, or the past of an evicted session) share `prefill_chunk` tokens of a layer, an equal
-   part for each target. A proposal of another session is delayed by at most one such layer: as long as one that has
-   been delayed is not complete, prompts wait.
+   part for each target; `chunk_beside` tokens in a layer that others wait for. A proposal is delayed by at most one
+   such layer: as long as one that has been delayed is not complete, prompts wait.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class LayerSnapshot:
     idle: tuple[SessionView, ...]  # sessions that hold a row and owe nothing
     num_free_rows: int
     prefill_chunk: int  # prefill tokens in one layer, at most; at least 1
+    chunk_beside: int  # the same for a layer in which others decode; at least 1
     decode_width: int  # whoever misses more than this is in prefill
 
 
@@ -67,6 +68,10 @@ class Layer:
     @property
     def has_prefill(self) -> bool:
         return any(portion.is_prefill for portion in self.portions)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(portion.num_tokens for portion in self.portions if portion.is_prefill)
 
 
 def choose_layer(snapshot: LayerSnapshot) -> Layer:
@@ -93,8 +98,9 @@ class _PromptTokens:
     def __init__(self, snapshot: LayerSnapshot) -> None:
         decoding = [each for each in snapshot.waiting if each.num_missing <= snapshot.decode_width]
         reading = {each.key.session_id for each in snapshot.waiting if each.num_missing > snapshot.decode_width}
-        self._left = 0 if any(each.is_delayed and each.has_row for each in decoding) else snapshot.prefill_chunk
-        self._left_of = dict.fromkeys(reading, max(1, snapshot.prefill_chunk // max(1, len(reading))))
+        chunk = snapshot.chunk_beside if decoding else snapshot.prefill_chunk
+        self._left = 0 if any(each.is_delayed and each.has_row for each in decoding) else chunk
+        self._left_of = dict.fromkeys(reading, max(1, chunk // max(1, len(reading))))
 
     def left_for(self, session: SessionView) -> int:
         return min(session.num_missing, self._left, self._left_of[session.key.session_id])
