@@ -99,14 +99,15 @@ def _star_row(num_targets: int, plan: WirePlan) -> WireRow:
     for _ in range(plan.num_repeats):
         stars.append(run_star(num_targets, plan.num_requests))
         loopback_p50.append(percentile(run_callers(num_targets, plan.num_requests), 0.5))
-    shares_s, latencies_s = [star.shares_s for star in stars], _joined(star.latencies_s for star in stars)
-    overhead_p50 = [percentile(each, 0.5) for each in shares_s]
+    overhead_p50 = [percentile(star.shares_s, 0.5) for star in stars]
+    latency_p50 = [percentile(star.latencies_s, 0.5) for star in stars]
+    latencies_s = _joined(star.latencies_s for star in stars)
     return WireRow(
         what=f"hub with {num_targets} target{'s' if num_targets > 1 else ''}",
         num_targets=num_targets,
         num_measured=len(latencies_s),
         overhead_ms_p50=_ms(median(overhead_p50)),
-        latency_ms_p50=_ms(percentile(latencies_s, 0.5)),
+        latency_ms_p50=_ms(median(latency_p50)),
         latency_ms_p90=_ms(percentile(latencies_s, 0.9)),
         latency_ms_p99=_ms(percentile(latencies_s, 0.99)),
         outside_ms_p50=_ms(percentile(_joined(star.outside_s for star in stars), 0.5)),
