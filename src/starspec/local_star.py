@@ -17,7 +17,7 @@ from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
 from starspec.target.remote_drafts import RemoteDrafts
-from starspec.wire.memory import MemoryHub
+from starspec.wire.memory import MemoryHub, MemoryTarget
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 
 NO_DEADLINE_S = 3600.0  # nobody else could act while the target does not wait for its own hub
@@ -37,18 +37,31 @@ def local_drafts(
     policy = make_policy(speculative)
     if speculative.method == "ngram":
         return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-    if speculative.remote.endpoint is not None:
-        raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
-    if speculative.model is None:
-        raise ConfigError("speculative config: give the draft's model")
-    check_vocabularies(tokenizer, load_tokenizer(speculative.model))
-    hub_config = HubConfig(max_draft_tokens=max(1, speculative.budget.num_draft_tokens))
-    loaded = _load_draft(target, speculative)
-    transport = MemoryHub(partial(admit, terms_of(loaded, hub_config)), is_coded=False)
-    loop = HubLoop(build_hub(loaded.drafter, hub_config), transport, time.monotonic)
-    hello = Hello(PROTOCOL_VERSION, TargetId("llm"), len(tokenizer), vocab_fingerprint(tokenizer))
-    link = transport.connect(hello, partial(loop.turn, 0.0))
-    return RemoteDrafts(link, policy, stats, deadline_s=NO_DEADLINE_S)
+    return RemoteDrafts(LocalHub(target, speculative, tokenizer).connect(), policy, stats, deadline_s=NO_DEADLINE_S)
+
+
+class LocalHub:
+    """A hub on the thread of its targets.
+
+    Args: as local_drafts.
+    Raises: as local_drafts. Effects: loads the draft.
+    """
+
+    def __init__(self, target: ModelConfig, speculative: SpeculativeConfig, tokenizer: Any) -> None:
+        if speculative.remote.endpoint is not None:
+            raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
+        if speculative.model is None:
+            raise ConfigError("speculative config: give the draft's model")
+        check_vocabularies(tokenizer, load_tokenizer(speculative.model))
+        config = HubConfig()
+        loaded = _load_draft(target, speculative)
+        self._transport = MemoryHub(partial(admit, terms_of(loaded, config)), is_coded=False)
+        self._loop = HubLoop(build_hub(loaded.drafter, config), self._transport, time.monotonic)
+        self._hello = Hello(PROTOCOL_VERSION, TargetId("llm"), len(tokenizer), vocab_fingerprint(tokenizer))
+
+    def connect(self) -> MemoryTarget:
+        """Another target's link; the hub works while one of them waits."""
+        return self._transport.connect(self._hello, partial(self._loop.turn, 0.0))
 
 
 def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDrafter:

@@ -7,15 +7,13 @@ import torch
 
 from starspec.bench.datasets import own_prompts
 from starspec.config import ModelConfig
-from starspec.doctor.agreement import answer_logits, first_choices
+from starspec.doctor.agreement import answer_logits
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.examine import examine
 from starspec.doctor.timing import step_times_s
 from starspec.models.load import load_runner
 from starspec.models.runner import ModelInfo, Segment
 from starspec.models.synthetic_tokenizer import synthetic_tokenizer
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.sampling import propose_token
 
 
 def config(**options: object) -> ModelConfig:
@@ -94,14 +92,3 @@ def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
     row = runner.cache.lease()
     expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)])
     assert torch.equal(logits, expected)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_first_choice_is_the_proposal_and_all_differ(temperature: float) -> None:
-    law = TokenLaw(temperature=temperature, seed=3)
-    logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
-    choices = first_choices(logits, law, 7)
-    assert choices[0] == propose_token(logits, law, 7)
-    assert len(set(choices)) == 4
-    if temperature == 0.0:
-        assert choices == logits.topk(4).indices.tolist()

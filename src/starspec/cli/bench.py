@@ -11,7 +11,16 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
-from starspec.cli.tables import divergence_lines, fault_table, lossless_table, out, pair_table, step_table, wire_table
+from starspec.cli.tables import (
+    divergence_lines,
+    fault_table,
+    lossless_table,
+    out,
+    pair_table,
+    step_table,
+    tree_table,
+    wire_table,
+)
 from starspec.cli.verify import MEASURE, JsonFile
 
 if TYPE_CHECKING:
@@ -79,6 +88,58 @@ def pair(
         write_report(report, json_file)
     if not report.outputs_identical:
         console.print("drafts or batches changed tokens of ours")
+        raise typer.Exit(1)
+
+
+@app.command()
+def tree(
+    target: opt.TargetModel,
+    draft: Annotated[
+        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
+    ],
+    draft_quantization: Annotated[
+        Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=opt.MODELS)
+    ] = "int4",
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    png_file: Annotated[
+        Path | None,
+        typer.Option("--png", help="Save a heat map.", show_default="no picture", rich_help_panel=MEASURE),
+    ] = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
+) -> None:
+    """Chains and trees of every depth, width and size; names the best for greedy and for sampled decoding.
+
+    Exits 1 if drafts changed a token.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench tree") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+        from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
+        from starspec.bench.tree.picture import draw  # noqa: PLC0415
+
+        def advance(what: str, num_turns: int | None) -> None:
+            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
+
+        models = TreeModels(
+            target=target, draft=draft, quantization=draft_quantization, dtype=dtype, num_threads=num_threads
+        )
+        report = measure_tree(models, _prompt_files(dataset), QUICK if quick else TreePlan(), advance)
+    console = out()
+    console.print(tree_table(report.rows))
+    console.print(f"numerics: {report.numerics}")
+    for temperature, best in report.best.items():
+        console.print(f"best at {temperature}: {best}", style="bold")
+    _show_ratios(report.ratios)
+    if json_file is not None:
+        write_report(report, json_file)
+    if png_file is not None:
+        draw(report.rows, png_file)
+    if not report.outputs_identical:
+        console.print("drafts changed tokens")
         raise typer.Exit(1)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
     from starspec.bench.pair.steps import StepRow
+    from starspec.bench.tree.measure import TreeRow
     from starspec.bench.wire.measure import WireRow
 
 PIPE_WIDTH = 140  # columns where there is no terminal to ask
@@ -58,6 +59,36 @@ def pair_table(rows: Sequence[PairRow]) -> Table:
             f"{rate.median:.2f} ({rate.lowest:.2f} to {rate.highest:.2f})",
             _or_nothing(row.acceptance_length, ".2f"),
             _or_nothing(row.block_efficiency, ".2f"),
+            f"{row.num_same_as_plain}/{row.num_answers}",
+        )
+    return table
+
+
+def tree_table(rows: Sequence[TreeRow]) -> Table:
+    """One row for each shape, temperature and stage."""
+    table = _table(
+        "tokens/s: median (lowest to highest) of the repeats, prompts included; bytes = of verdicts and proposals",
+        "stage",
+        "T",
+        "shape",
+        "tokens/s",
+        "over plain",
+        "acceptance length",
+        "block efficiency",
+        "bytes / accepted",
+        "as plain",
+    )
+    for row in rows:
+        rate = row.tokens_per_s
+        table.add_row(
+            row.stage,
+            f"{row.temperature:g}",
+            row.shape,
+            f"{rate.median:.2f} ({rate.lowest:.2f} to {rate.highest:.2f})",
+            f"{row.vs_plain:.2f}x",
+            _or_nothing(row.acceptance_length, ".2f"),
+            _or_nothing(row.block_efficiency, ".2f"),
+            _or_nothing(row.bytes_per_accepted_token, ".0f"),
             f"{row.num_same_as_plain}/{row.num_answers}",
         )
     return table

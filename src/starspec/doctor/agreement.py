@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from starspec.bench.decode import Answer, Job
 from starspec.models.runner import ModelRunner, Segment
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.sampling import propose_token
+from starspec.speculation.sampling import propose_tokens
 
 NUM_BRANCHES = 4  # first choices of the draft that are looked at: what a tree with so many branches would propose
 PREFILL_CHUNK = 256
@@ -50,7 +48,8 @@ def measure_agreement(draft: ModelRunner, jobs: Sequence[Job], answers: Sequence
     for job, answer in zip(jobs, answers, strict=True):
         is_right = []
         for index, logits in enumerate(answer_logits(draft, job.prompt_token_ids, answer.token_ids)):
-            choices = first_choices(logits, job.law, len(job.prompt_token_ids) + index)
+            position = len(job.prompt_token_ids) + index
+            choices = [token_id for token_id, _ in propose_tokens(logits, job.law, position, num_tokens=NUM_BRANCHES)]
             is_right.append(choices[0] == answer.token_ids[index])
             agreement.num_in_branches += answer.token_ids[index] in choices
         agreement.first.append(is_right)
@@ -72,17 +71,3 @@ def answer_logits(runner: ModelRunner, prompt: Sequence[int], answer: Sequence[i
         return runner.forward([Segment(row, token_ids, num_logits=len(token_ids))])
     finally:
         runner.cache.free(row)
-
-
-def first_choices(logits: Tensor, law: TokenLaw, position: int) -> list[int]:
-    """The draft's NUM_BRANCHES best guesses at what the target draws at a position, best first.
-
-    Args:
-        logits: [V], the draft's.
-    """
-    remaining = logits.double()
-    choices: list[int] = []
-    for _ in range(min(NUM_BRANCHES, len(logits))):
-        choices.append(propose_token(remaining, law, position))
-        remaining[choices[-1]] = -torch.inf
-    return choices

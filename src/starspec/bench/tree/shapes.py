@@ -1,0 +1,39 @@
+"""The grid: chains and trees of every depth, width and size that is tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starspec.config import MAX_DRAFT_TOKENS
+from starspec.speculation.budget import DraftBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is tried."""
+
+    chains: tuple[int, ...] = (2, 3, 4, 5, 6)
+    depths: tuple[int, ...] = (2, 3, 4, 6)
+    top_ks: tuple[int, ...] = (2, 4)
+    nodes: tuple[int, ...] = (4, 8, 12, 16, 24)
+
+    def shapes(self) -> list[DraftBudget]:
+        """Chains first. No tree that is as deep as it has nodes, none with fewer guesses than nodes."""
+        trees = [
+            DraftBudget(nodes, depth, top_k) for depth in self.depths for top_k in self.top_ks for nodes in self.nodes
+        ]
+        return [DraftBudget.chain(length) for length in self.chains] + [
+            each for each in trees if _is_worth_trying(each)
+        ]
+
+
+def _is_worth_trying(tree: DraftBudget) -> bool:
+    num_guessed = tree.top_k * (1 + (tree.num_steps - 1) * tree.top_k)
+    return tree.num_steps < tree.num_draft_tokens <= num_guessed and tree.num_forwarded <= MAX_DRAFT_TOKENS
+
+
+def name_of(shape: DraftBudget) -> str:
+    """What a shape is called in tables."""
+    if shape.is_chain:
+        return f"chain of {shape.num_steps}"
+    return f"tree {shape.num_steps} x {shape.top_k}, {shape.num_draft_tokens} nodes"
