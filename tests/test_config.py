@@ -1,0 +1,52 @@
+"""What a speculative config asks for, and the sentences that refuse one."""
+
+from __future__ import annotations
+
+import pytest
+
+from starspec.config import SpeculativeConfig
+from starspec.errors import ConfigError
+from starspec.speculation.budget import DraftBudget
+
+
+@pytest.mark.parametrize(
+    ("values", "budget"),
+    [
+        ({}, DraftBudget.chain(4)),
+        ({"num_speculative_tokens": 0}, DraftBudget.chain(0)),
+        ({"num_steps": 3}, DraftBudget.chain(3)),
+        ({"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}, DraftBudget.chain(3)),  # as SGLang counts
+        ({"num-steps": 4, "eagle-topk": 3, "num-draft-tokens": 13}, DraftBudget(12, 4, 3)),
+        ({"num_speculative_tokens": 5, "eagle_topk": 2}, DraftBudget(18, 5, 2)),
+        ({"num_steps": 9, "eagle_topk": 8}, DraftBudget(64, 9, 8)),
+        ({"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 60}, DraftBudget(6, 2, 2)),
+    ],
+)
+def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudget) -> None:
+    assert SpeculativeConfig.from_mapping(values).budget == budget
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"eagle_top_k": 2}, "did you mean 'eagle_topk'"),
+        ({"eagle_topk": 0}, "eagle_topk must be 1 to 16"),
+        ({"eagle_topk": 17}, "eagle_topk must be 1 to 16"),
+        ({"num_steps": 65}, "num_steps must be 0 to 64"),
+        ({"eagle_topk": 8, "num_steps": 10}, "forwards 72 nodes a round; at most 64 fit"),
+        ({"eagle_topk": 2, "num_draft_tokens": 1}, "must be 2 to 65"),
+        ({"num_steps": 3, "num_draft_tokens": 12}, "a chain of 3 steps has 4 with its root"),
+        ({"method": "ngram", "eagle_topk": 2}, "method 'ngram' drafts chains"),
+    ],
+)
+def test_a_tree_that_cannot_be_grown_is_refused_in_one_sentence(values: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        SpeculativeConfig.from_mapping(values)
+
+
+def test_a_requests_own_length_makes_a_tree_less_deep_and_a_chain_shorter() -> None:
+    assert DraftBudget(12, 4, 3).with_steps(2) == DraftBudget(12, 2, 3)
+    assert DraftBudget.chain(4).with_steps(2) == DraftBudget.chain(2)
+    assert DraftBudget(12, 4, 3).with_steps(0).num_draft_tokens == 0
+    assert DraftBudget(12, 4, 3).limited(num_draft_tokens=6, num_steps=9) == DraftBudget(6, 4, 3)
+    assert DraftBudget.chain(9).limited(num_draft_tokens=6, num_steps=4) == DraftBudget.chain(4)
