@@ -1,0 +1,99 @@
+"""Rejection sampling: its corners, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.reference import probabilities as reference_probabilities
+from starspec.speculation.rejection import (
+    Drawing,
+    NodeDraft,
+    probabilities,
+    try_candidates,
+    verify_tree_by_rejection,
+)
+from starspec.speculation.tree import ROOT, DraftTree
+
+WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
+GREEDY = TokenLaw(temperature=0.0)
+
+
+def one_hot(*token_ids: int) -> torch.Tensor:
+    """A row of logits for each token, which is all but certain."""
+    return torch.nn.functional.one_hot(torch.tensor(token_ids), 4).double() * 100
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (((1,), (1, 1), (0.5, 0.5), WITHOUT), "1 different tokens"),
+        (((1,), (1, 2), (0.5,), WITHOUT), "1 probabilities of 2"),
+        (((1,), (1, 2), (1.0, 0.0), WITHOUT), "must be positive"),
+        (((1,), (1, 2), (0.5, 0.6), WITHOUT), "sum 1"),
+        (((3,), (1, 2), (0.5, 0.5), WITHOUT), "cannot have been drawn"),
+        (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "that is drawing with replacement"),
+    ],
+)
+def test_what_cannot_have_been_drawn_is_refused(values, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        NodeDraft(*values)
+
+
+def test_a_candidate_that_came_twice_is_fine_with_replacement() -> None:
+    trial = try_candidates(torch.tensor([0.1, 0.9]).double(), NodeDraft((0, 0), (0, 1), (0.8, 0.2), WITH))
+    assert trial.accept_probs == pytest.approx((0.125, 0.0))
+    assert trial.residual.tolist() == pytest.approx([0.0, 1.0])
+
+
+def test_a_child_that_was_not_drawn_is_refused() -> None:
+    drafts = {ROOT: NodeDraft((1,), (1,), (1.0,), WITHOUT)}
+    with pytest.raises(ValueError, match="node 0 carries token 2, which was not drawn below node -1"):
+        verify_tree_by_rejection(DraftTree.chain([2]), drafts, one_hot(1, 1), GREEDY, 0)
+    with pytest.raises(ValueError, match="node 1 carries token 3"):
+        verify_tree_by_rejection(DraftTree.chain([1, 3]), drafts, one_hot(1, 1, 1), GREEDY, 0)
+
+
+def test_without_temperature_it_is_the_greedy_walk() -> None:
+    tree = DraftTree((1, 2, 3), (ROOT, ROOT, 1))
+    drafts = {
+        ROOT: NodeDraft((1, 2), (1, 2), (0.9, 0.1), WITHOUT),
+        1: NodeDraft((3,), (0, 3), (0.5, 0.5), WITHOUT),
+    }
+    verdict = verify_tree_by_rejection(tree, drafts, one_hot(2, 0, 3, 1), GREEDY, 5)
+    assert verdict.token_ids == (2, 3, 1)
+    assert verdict.accepted_nodes == (1, 2)
+
+
+def test_a_candidate_without_a_node_can_be_accepted_and_ends_the_walk() -> None:
+    drafts = {ROOT: NodeDraft((1, 2), (1, 2), (0.5, 0.5), WITHOUT)}
+    verdict = verify_tree_by_rejection(DraftTree.chain([1]), drafts, one_hot(2, 0), GREEDY, 5)
+    assert (verdict.token_ids, verdict.accepted_nodes) == ((2,), ())
+
+
+def test_a_draft_that_is_its_target_is_accepted_at_once() -> None:
+    law = TokenLaw(temperature=0.8, top_p=0.9, seed=4)
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    for seed in range(50):
+        drafts = {}
+        for node, row in zip((ROOT, 0), logits, strict=False):
+            q = probabilities(row, law, 0)
+            ids = tuple(q.nonzero().flatten().tolist())
+            drafts[node] = NodeDraft((ids[seed % len(ids)],), ids, tuple(q[list(ids)].tolist()), WITHOUT)
+        tree = DraftTree.chain([drafts[ROOT].candidates[0], drafts[0].candidates[0]])
+        assert verify_tree_by_rejection(tree, drafts, logits, law, 0).num_accepted == 2
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        TokenLaw(temperature=0.7),
+        TokenLaw(temperature=1.3, top_k=3),
+        TokenLaw(temperature=1.0, top_p=0.8, min_p=0.05),
+    ],
+)
+def test_probabilities_are_the_references(law: TokenLaw) -> None:
+    logits = torch.randn(9, generator=torch.Generator().manual_seed(1))
+    expected = reference_probabilities(logits.tolist(), law)
+    assert probabilities(logits, law, 0).tolist() == pytest.approx(expected, abs=1e-12)
