@@ -1,7 +1,4 @@
-"""Rejection sampling, level 1 and 3 of docs/lossless.md: integrated exactly, and drawn many times.
-
-And what it must not be: StarSD's Algorithm 2 as printed, whose bias is computed here.
-"""
+"""Rejection sampling, levels 1 and 3 of docs/lossless.md: integrated exactly, and drawn many times."""
 
 from __future__ import annotations
 
@@ -114,22 +111,6 @@ def test_testing_candidates_by_the_rule_of_the_other_drawing_is_biased() -> None
         for token_id, _, prob in outcomes(p, node_draft(q, candidates, WITH)):
             law[token_id] += chance * prob
     assert max(abs(found - expected) for found, expected in zip(law, p, strict=True)) > 0.01
-
-
-def test_starsds_algorithm_2_as_printed_is_biased() -> None:
-    """Depth 1, the two likeliest tokens as paths. Line 35 tests each path with a fresh number, r > p(x); line 45 keeps
-    the first longest; where no path is accepted the token of line 40 is drawn from norm(max(0, p - q))."""
-    p, q = (0.5, 0.3, 0.2), (0.6, 0.3, 0.1)
-    corrected = [max(0.0, ours - theirs) for ours, theirs in zip(p, q, strict=True)]
-    law = [0.0, 0.0, 0.0]
-    chance = 1.0  # that no path before was accepted
-    for path in (0, 1):
-        law[path] += chance * p[path]
-        chance *= 1.0 - p[path]
-    for token_id, weight in enumerate(corrected):
-        law[token_id] += chance * weight / sum(corrected)
-    assert law == pytest.approx([0.50, 0.15, 0.35])  # and not 0.5, 0.3, 0.2
-    assert emitted_law(p, q, 2, WITHOUT) == pytest.approx(p, abs=1e-12)
 
 
 # ---------------------------------------------------------------- drawn, not integrated

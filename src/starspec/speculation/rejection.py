@@ -12,7 +12,7 @@ that was drawn. What is emitted is distributed as p, whatever q is. It is not th
 emitted with the same seed: that is what coupled verification gives (`verify.py`).
 
 StarSD's Algorithm 2 tests each root-to-leaf path with fresh random numbers and keeps the longest one; that is biased
-(tests/lossless/test_rejection.py shows by how much), so the walk here goes child by child.
+(tests/lossless/test_multiple_paths.py shows by how much), so the walk here goes child by child.
 
 Which candidates were drawn must be told in full. A candidate that was left out because of what it is would have
 changed what the others stand for. One that has no node in the tree can still be accepted: then the walk ends with it.
