@@ -34,6 +34,8 @@ def one_hot(*token_ids: int) -> torch.Tensor:
         (((1,), (1, 2), (0.5, 0.6), WITHOUT), "sum 1"),
         (((3,), (1, 2), (0.5, 0.5), WITHOUT), "cannot have been drawn"),
         (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "that is drawing with replacement"),
+        (((1, 1), (), (), Drawing.PICKED), "that is drawing with replacement"),
+        (((1,), (1,), (1.0,), Drawing.PICKED), "they were not drawn"),
     ],
 )
 def test_what_cannot_have_been_drawn_is_refused(values, sentence) -> None:

@@ -8,8 +8,11 @@ against the target's law p, and each refusal takes away from p what the candidat
 For one candidate this is Leviathan et al. (2022, arXiv 2211.17192, Algorithm 1) and Chen et al. (2023); for several
 drawn with replacement it is SpecInfer's multi-step rule (2023, arXiv 2305.09781, Algorithm 2), for several without
 replacement the one of recursive rejection sampling (Jeon et al. 2024, arXiv 2402.14160), where q loses each candidate
-that was drawn. What is emitted is distributed as p, whatever q is. It is not the token that plain decoding would have
-emitted with the same seed: that is what coupled verification gives (`verify.py`).
+that was drawn. Candidates that were picked by a rule, such as EAGLE's likeliest k, come from laws that give each of them
+all: accept c with probability p(c), else p loses c.
+
+What is emitted is distributed as p, whatever q is. It is not the token that plain decoding would have emitted with the
+same seed: that is what coupled verification gives (`verify.py`).
 
 StarSD's Algorithm 2 tests each root-to-leaf path with fresh random numbers and keeps the longest one; that is biased
 (tests/lossless/test_multiple_paths.py shows by how much), so the walk here goes child by child.
@@ -45,6 +48,7 @@ class Drawing(Enum):
 
     WITH_REPLACEMENT = "with replacement"
     WITHOUT_REPLACEMENT = "without replacement"
+    PICKED = "picked"  # no dice: the same draft picks the same candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +59,29 @@ class NodeDraft:
     """
 
     candidates: tuple[int, ...]  # in the order in which they were drawn, all of them
-    token_ids: tuple[int, ...]  # different
+    token_ids: tuple[int, ...]  # different; none if the candidates were picked
     probs: tuple[float, ...]  # of `token_ids`, positive, with sum 1 up to rounding
     drawing: Drawing
 
+    @classmethod
+    def picked(cls, candidates: tuple[int, ...]) -> NodeDraft:
+        """Candidates that no dice chose."""
+        return cls(candidates, (), (), Drawing.PICKED)
+
     def __post_init__(self) -> None:
+        is_repeated = len(set(self.candidates)) < len(self.candidates)
+        if is_repeated and self.drawing is not Drawing.WITH_REPLACEMENT:
+            raise ValueError("a candidate came twice: that is drawing with replacement")
+        if self.drawing is Drawing.PICKED:
+            if self.token_ids or self.probs:
+                raise ValueError("picked candidates have no probabilities: they were not drawn")
+            return
         if len(self.token_ids) != len(self.probs) or len(set(self.token_ids)) != len(self.token_ids):
             raise ValueError(f"{len(self.probs)} probabilities of {len(set(self.token_ids))} different tokens")
         if not all(0.0 < prob <= 1.0 + 1e-6 for prob in self.probs) or abs(sum(self.probs) - 1.0) > 1e-6:
             raise ValueError(f"probabilities must be positive with sum 1, not {sum(self.probs)}")
         if not set(self.candidates) <= set(self.token_ids):
             raise ValueError("a candidate has no probability: it cannot have been drawn")
-        is_repeated = len(set(self.candidates)) < len(self.candidates)
-        if is_repeated and self.drawing is Drawing.WITHOUT_REPLACEMENT:
-            raise ValueError("a candidate came twice: that is drawing with replacement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,10 @@ def draw_candidates(
         token_ids, probs: [S] each, int64 and float64; probs > 0.
         num: candidates; without replacement at most S come.
     Returns: in the order in which they were drawn.
+    Raises: ValueError if candidates are to be picked: that takes no dice.
     """
+    if drawing is Drawing.PICKED:
+        raise ValueError("picked candidates are not drawn")
     keys = stream_key(seed ^ DRAFT_STREAM, position)
     if drawing is Drawing.WITHOUT_REPLACEMENT:  # Gumbel top-k: the same law as drawing one after the other
         perturbed = probs.log() + to_gumbel(stream_bits(keys, token_ids))
@@ -104,12 +120,13 @@ def try_candidates(target: Tensor, draft: NodeDraft) -> Trial:
     Args:
         target: [V] float64, p.
     """
-    p = target.clone()
-    ids = torch.tensor(draft.token_ids, dtype=torch.int64)
-    q = p.new_zeros(len(p)).index_put_((ids,), p.new_tensor(draft.probs))
-    q /= q.sum()
+    p, q = target.clone(), target.new_zeros(len(target))
+    if draft.drawing is not Drawing.PICKED:
+        q[list(draft.token_ids)] = p.new_tensor(draft.probs) / sum(draft.probs)
     accept_probs = []
     for candidate in draft.candidates:
+        if draft.drawing is Drawing.PICKED:
+            q = torch.zeros_like(q).index_fill_(0, torch.tensor([candidate]), 1.0)
         ratio = float(p[candidate] / q[candidate])
         accept_probs.append(min(1.0, ratio))
         if ratio >= 1.0:  # what follows is never reached
