@@ -8,7 +8,7 @@ against the target's law p, and each refusal takes away from p what the candidat
 For one candidate this is Leviathan et al. (2022, arXiv 2211.17192, Algorithm 1) and Chen et al. (2023); for several
 drawn with replacement it is SpecInfer's multi-step rule (2023, arXiv 2305.09781, Algorithm 2), for several without
 replacement the one of recursive rejection sampling (Jeon et al. 2024, arXiv 2402.14160), where q loses each candidate
-that was drawn. Candidates that were picked by a rule, such as EAGLE's likeliest k, come from laws that give each of them
+that was drawn. Candidates that a rule picked, such as EAGLE's likeliest k, come from laws that give each of them
 all: accept c with probability p(c), else p loses c.
 
 What is emitted is distributed as p, whatever q is. It is not the token that plain decoding would have emitted with the
