@@ -77,7 +77,7 @@ def fault_of(error: Exception) -> Fault:
 
 def _of_validation(errors: Sequence[Any]) -> Fault:
     """The first thing that is wrong with a body, naming the parameter as in `messages[0].content`."""
-    first = errors[0]
+    first = _most_telling(errors)
     if first["type"] == "json_invalid":
         return Fault(400, f"the body is no valid JSON: {first.get('ctx', {}).get('error', 'cannot be read')}")
     path = [part for part in first["loc"] if part != "body"]
@@ -90,14 +90,24 @@ def _of_validation(errors: Sequence[Any]) -> Fault:
     return Fault(400, f"{param}: {message[:1].lower()}{message[1:]}", param)
 
 
+def _most_telling(errors: Sequence[Any]) -> Any:
+    """The first error, or of several about one field, which are the branches of a union, that of the branch which came
+    furthest; a value out of range is nearer than one of another type."""
+
+    def nearness(error: Any) -> tuple[int, bool]:
+        places = [part for part in error["loc"] if isinstance(part, int)]
+        return (places[-1] if places else -1), not error["type"].endswith("_type")
+
+    field = errors[0]["loc"][:2]
+    return max((error for error in errors if error["loc"][:2] == field), key=nearness)
+
+
 def _dotted(path: Sequence[str | int]) -> str:
-    """`("messages", 0, "content", "str")` -> `messages[0].content`: what follows a union's field names its branch."""
+    """`("messages", 0, "content", "str")` -> `messages[0].content`: names of a union's branches are left out."""
     dotted = ""
     for part in path:
         if isinstance(part, int):
             dotted += f"[{part}]"
         elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
             dotted += f".{part}" if dotted else part
-        else:
-            break
     return dotted
