@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from starspec.errors import ConfigError
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int4")
-MAX_DRAFT_TOKENS = 64  # nodes of a proposal, and nodes that a draft forwards for one
+MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
 MIN_LEASE_S = 0.1
@@ -113,8 +113,8 @@ class SpeculativeConfig:
         if self.eagle_topk == 1 or num_steps == 0:
             return DraftBudget.chain(num_steps)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
-        num_guessed = self.eagle_topk * (1 + (num_steps - 1) * self.eagle_topk)
-        return DraftBudget(min(num_nodes, num_guessed), num_steps, self.eagle_topk)
+        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk)
+        return replace(tree, num_draft_tokens=min(num_nodes, tree.num_guessed))
 
     def _check_tree(self) -> None:
         if not 1 <= self.eagle_topk <= MAX_TOP_K:
@@ -122,10 +122,10 @@ class SpeculativeConfig:
         if self.num_steps is not None and not 0 <= self.num_steps <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_steps must be 0 to {MAX_DRAFT_TOKENS}, got {self.num_steps}")
         budget = self.budget
-        if budget.num_forwarded > MAX_DRAFT_TOKENS:
+        if budget.num_forwarded > MAX_FORWARDED:
             raise ConfigError(
                 f"eagle_topk {budget.top_k} with num_steps {budget.num_steps} forwards {budget.num_forwarded} nodes a"
-                f" round; at most {MAX_DRAFT_TOKENS} fit: lower one of them"
+                f" round; at most {MAX_FORWARDED} fit: lower one of them"
             )
         if self.method == "ngram" and not budget.is_chain:
             raise ConfigError("method 'ngram' drafts chains: leave eagle_topk at 1")
@@ -133,7 +133,7 @@ class SpeculativeConfig:
             return
         if not 2 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS + 1:
             raise ConfigError(f"num_draft_tokens (the root counts) must be 2 to {MAX_DRAFT_TOKENS + 1}")
-        if budget.is_chain and self.num_draft_tokens != budget.num_steps + 1:
+        if self.eagle_topk == 1 and self.num_draft_tokens != budget.num_steps + 1:
             raise ConfigError(
                 f"num_draft_tokens is {self.num_draft_tokens}, but a chain of {budget.num_steps} steps has"
                 f" {budget.num_steps + 1} with its root: leave it out, or set eagle_topk above 1 for a tree"

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from draft_toys import END, GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after, reference_chain
+from draft_toys import (
+    END,
+    GREEDY,
+    PENALIZED,
+    SAMPLED,
+    VOCAB_SIZE,
+    ToyStar,
+    ToyTag,
+    logits_after,
+    paths_of,
+    reference_chain,
+)
 
 from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import Fault, Goodbye, Ping, Pong, Proposal, Reopen, Verdict
 
@@ -421,3 +433,29 @@ def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:
     star.say("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
     assert num_tokens_forwarded(star) - before == 1 + 3
+
+
+@pytest.mark.parametrize("law", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh_drafters(law: TokenLaw) -> None:
+    star = ToyStar("a", "b")
+    tags = {"a": ToyTag(1, [3] * 5, law), "b": ToyTag(1, [4] * 6, law)}
+    for name, tag in tags.items():
+        star.say(name, tag.open(DraftBudget(8, 3, 3)))
+    for name, message in star.drain():
+        assert tags[name].receive(message)
+        assert paths_of(message) == tags[name].expected_tree()
+    assert [len(layer) for layer in star.runner.layers] == [2, 2, 2]
+    prompts, *layers = [[each.num_new for each in layer] for layer in star.runner.layers]
+    assert prompts == [5, 6]
+    assert all(1 <= num_new <= 3 for layer in layers for num_new in layer)
+
+
+@pytest.mark.parametrize(
+    "hostile", [DraftBudget(2**31 - 1, 64, 16), DraftBudget(64, 64, 2), DraftBudget(1, 9, 16)], ids=str
+)
+def test_a_budget_that_fits_no_row_is_cut_to_one_that_does(hostile: DraftBudget) -> None:
+    star, tag = ToyStar("a", max_len=200, max_draft_tokens=64), ToyTag(1, [3] * 5)
+    star.say("a", tag.open(hostile))
+    proposal = propose(star, "a", tag)
+    assert 1 <= len(proposal.token_ids) <= min(64, hostile.num_draft_tokens)
+    assert paths_of(proposal) == tag.expected_tree(64, 200)

@@ -32,6 +32,7 @@ def one_hot(*token_ids: int) -> torch.Tensor:
         (((1,), (1, 2), (0.5,), WITHOUT), "1 probabilities of 2"),
         (((1,), (1, 2), (1.0, 0.0), WITHOUT), "must be positive"),
         (((1,), (1, 2), (0.5, 0.6), WITHOUT), "sum 1"),
+        (((-1,), (-1, 2), (0.5, 0.5), WITHOUT), "not negative"),
         (((3,), (1, 2), (0.5, 0.5), WITHOUT), "cannot have been drawn"),
         (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "that is drawing with replacement"),
         (((1, 1), (), (), Drawing.PICKED), "that is drawing with replacement"),
@@ -47,6 +48,12 @@ def test_a_candidate_that_came_twice_is_fine_with_replacement() -> None:
     trial = try_candidates(torch.tensor([0.1, 0.9]).double(), NodeDraft((0, 0), (0, 1), (0.8, 0.2), WITH))
     assert trial.accept_probs == pytest.approx((0.125, 0.0))
     assert trial.residual.tolist() == pytest.approx([0.0, 1.0])
+
+
+def test_a_token_that_the_target_does_not_have_is_refused() -> None:
+    for draft in (NodeDraft((5,), (5,), (1.0,), WITHOUT), NodeDraft.picked((2,))):
+        with pytest.raises(ValueError, match="outside of the target's vocabulary of 2"):
+            try_candidates(torch.tensor([0.5, 0.5]).double(), draft)
 
 
 def test_a_child_that_was_not_drawn_is_refused() -> None:

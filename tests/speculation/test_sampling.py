@@ -205,7 +205,14 @@ def test_confidence_is_how_often_a_target_whose_logits_differ_by_gumbel_noise_sa
         assert exp(log_confidence) == pytest.approx(float(shares[token_id]), abs=0.006)  # 4 standard errors
 
 
-def test_tokens_that_the_law_rules_out_are_no_guesses():
-    law = TokenLaw(temperature=1.0, top_k=2, seed=1)
-    assert len(propose_tokens(torch.randn(50), law, 0, num_tokens=8)) == 2
-    assert propose_tokens(torch.tensor([nan, 1.0]), law, 0, num_tokens=8) == [(0, 0.0)]
+def test_what_the_law_rules_out_at_the_draft_is_guessed_after_what_it_lets_pass():
+    row = torch.tensor([2.0, 2.1, -3.0, 1.9])
+    for law in (TokenLaw(temperature=1.0, top_p=0.3, seed=5), TokenLaw(temperature=1.0, top_k=1, seed=5)):
+        guesses = propose_tokens(row, law, 5, num_tokens=3)
+        assert guesses[0][0] == propose_token(row, law, 5)
+        assert len(guesses) == 3
+
+
+def test_rows_and_laws_without_probabilities_give_one_guess():
+    assert propose_tokens(torch.tensor([nan, 1.0]), TokenLaw(temperature=1.0), 0, num_tokens=8) == [(0, 0.0)]
+    assert len(propose_tokens(torch.randn(50), TokenLaw(temperature=1e308, seed=1), 0, num_tokens=8)) == 1

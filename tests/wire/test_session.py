@@ -5,7 +5,7 @@ import pytest
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
+from starspec.wire.messages import Close, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import TRANSITIONS, Event, Role, TagSession, TagState
 
 TAG = Tag(7)
@@ -32,7 +32,7 @@ def close(epoch: int) -> Close:
 
 
 def facts(session: TagSession) -> tuple[object, ...]:
-    return (session.state, session.epoch, session.prefix_len, session.num_wanted, session.gap)
+    return (session.state, session.epoch, session.prefix_len, session.wanted.num_draft_tokens, session.gap)
 
 
 @pytest.fixture
@@ -220,3 +220,13 @@ def test_every_state_can_be_reached_and_only_closed_is_final() -> None:
     assert reached == set(TagState) == set(TRANSITIONS)
     assert [state for state, row in TRANSITIONS.items() if not row] == [TagState.CLOSED]
     assert {event for row in TRANSITIONS.values() for event in row} == set(Event)
+
+
+def test_a_proposal_deeper_than_asked_for_is_refused_though_it_has_no_more_nodes() -> None:
+    session = TagSession(Role.TARGET, Tag(1))
+    shape = TreeShape(2, 4)
+    session.send(Open(Tag(1), session.next_epoch, [1, 2, 3], 3, TokenLaw(), 8, shape))
+    deep = Proposal(Tag(1), session.epoch, 3, [1, 2, 3])
+    with pytest.raises(PeerProtocolError, match="3 tokens deep, 2 steps wanted"):
+        session.receive(deep)
+    assert session.receive(Proposal(Tag(1), session.epoch, 3, [1, 2, 3], [-1, 0, 0])) is not None

@@ -19,7 +19,7 @@ WANTED = st.integers(0, 3)
 
 
 def facts(session: TagSession) -> tuple[object, ...]:
-    return (session.state, session.epoch, session.prefix_len, session.num_wanted)
+    return (session.state, session.epoch, session.prefix_len, session.wanted.num_draft_tokens)
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -72,7 +72,7 @@ class TwoEnds(RuleBasedStateMachine):
     @precondition(lambda self: self.hub.state is TagState.DRAFTING)
     @rule(num_tokens=st.integers(0, 3))
     def propose(self, num_tokens: int) -> None:
-        token_ids = list(range(min(num_tokens, self.hub.num_wanted)))
+        token_ids = list(range(min(num_tokens, self.hub.wanted.num_draft_tokens)))
         proposal = self.hub.send(Proposal(TAG, self.hub.epoch, self.hub.prefix_len, token_ids))
         self.drawn_from.append((proposal, list(self.believed)))
         self.to_target.append(proposal)

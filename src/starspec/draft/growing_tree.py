@@ -24,6 +24,15 @@ class Survivors(NamedTuple):
     kept: list[int]  # these belong to nodes below the new root
 
 
+class _Walk(NamedTuple):
+    """What a walk along the layers found."""
+
+    num_steps: int
+    top_k: int
+    scores: dict[int, float]  # nodes with their log-confidences, layer by layer
+    to_expand: list[int]  # nodes that must be expanded to go on
+
+
 class GrowingTree:
     """Nodes below the last committed token, in the order in which they were guessed.
 
@@ -50,6 +59,7 @@ class GrowingTree:
         self._parents: list[int] = []
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, likeliest first
+        self._walk: _Walk | None = None  # the last one, while it is true
 
     @property
     def is_rooted(self) -> bool:
@@ -58,7 +68,7 @@ class GrowingTree:
 
     def to_forward(self, num_steps: int, top_k: int) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the tree is as deep as it can get."""
-        return self._grown(num_steps, top_k)[1]
+        return self._grown(num_steps, top_k).to_expand
 
     def segment(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token ids and parents of the forwarded nodes and then of `nodes`, as a `Segment` wants them."""
@@ -88,6 +98,7 @@ class GrowingTree:
         self._parents += [node] * len(guesses)
         self._children[node] = list(range(first, len(self.token_ids)))
         self.top_k = top_k
+        self._walk = None
         if node != ROOT:
             self.forwarded.append(node)
 
@@ -106,7 +117,7 @@ class GrowingTree:
 
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
-        scores = self._grown(budget.num_steps, budget.top_k)[0]
+        scores = self._grown(budget.num_steps, budget.top_k).scores
         chosen = set(sorted(scores, key=scores.__getitem__, reverse=True)[: budget.num_draft_tokens])  # a stable sort
         order = list(self._depth_first(chosen))
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
@@ -141,11 +152,13 @@ class GrowingTree:
         if any(self._parents[node] not in (ROOT, *self.forwarded[:slot]) for slot, node in enumerate(self.forwarded)):
             raise OurBug(f"forwarded {self.forwarded} before their parents")
 
-    def _grown(self, num_steps: int, top_k: int) -> tuple[dict[int, float], list[int]]:
-        """Walk EAGLE-2's layers from the root as far as they are known.
+    def _grown(self, num_steps: int, top_k: int) -> _Walk:
+        """Walk EAGLE-2's layers from the root as far as they are known; once, until something changes."""
+        if self._walk is None or (self._walk.num_steps, self._walk.top_k) != (num_steps, top_k):
+            self._walk = _Walk(num_steps, top_k, *self._walked(num_steps, top_k))
+        return self._walk
 
-        Returns: nodes with their log-confidences, layer by layer; and those that must be expanded to go on.
-        """
+    def _walked(self, num_steps: int, top_k: int) -> tuple[dict[int, float], list[int]]:
         scores: dict[int, float] = {}
         to_expand = [ROOT]
         for _ in range(num_steps):
@@ -170,6 +183,7 @@ class GrowingTree:
 
     def _keep_below(self, root: int, slots: dict[int, int]) -> list[int]:
         """Drop all but the nodes below `root`. Returns: their slots, in order."""
+        self._walk = None
         new = {root: ROOT}
         for node, parent in enumerate(self._parents):  # parents come first
             if parent in new:

@@ -200,7 +200,7 @@ class DraftHub:
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
         """Do not hold the tag now: an empty proposal lets the target go on, and says when to ask again."""
-        if link.num_wanted:
+        if link.wanted.num_draft_tokens:
             retry_after_s = max(RETRY_S, self._paused_until_s - now)
             declined = Proposal(link.tag, link.epoch, link.prefix_len, [], retry_after_s=retry_after_s)
             self._reply(key.session_id, link.send(declined))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
@@ -84,11 +83,7 @@ class DraftSession:
     @property
     def budget(self) -> DraftBudget:
         """Of the proposal that is owed, as far as this drafter can go; nothing if none is owed."""
-        if self.request is None:
-            return NOTHING
-        asked = self.request.budget
-        num_layers = 1 + MAX_DRAFT_TOKENS // asked.top_k  # what they forward fits behind a row's longest sequence
-        return asked.limited(num_draft_tokens=self._limits.max_draft_tokens, num_steps=min(self.room, num_layers))
+        return NOTHING if self.request is None else self.request.budget
 
     @property
     def to_forward(self) -> list[int]:
@@ -119,7 +114,8 @@ class DraftSession:
 
     def ask(self, budget: DraftBudget, now: float) -> None:
         """Owe a proposal from now on, or none. Replaces what was owed before."""
-        self.request = DraftRequest(budget, now) if budget.num_draft_tokens else None
+        fitting = budget.limited(num_draft_tokens=self._limits.max_draft_tokens, num_steps=self.room)
+        self.request = DraftRequest(fitting, now) if budget.num_draft_tokens else None
         self.last_used_s = now
 
     def begin(self, now: float, has_prefill: bool) -> None:

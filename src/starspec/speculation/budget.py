@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
+
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
@@ -33,14 +35,19 @@ class DraftBudget:
         """Nodes that a draft forwards to grow it, at most: not the root, and not the last layer."""
         return self.top_k * max(0, self.num_steps - 1)
 
+    @property
+    def num_guessed(self) -> int:
+        """Nodes that become known while it grows."""
+        return self.top_k * (1 + self.num_forwarded) if self.num_steps else 0
+
     def with_steps(self, num_steps: int) -> DraftBudget:
-        """The same width at another depth: a chain of so many tokens, or a tree with no more nodes than before."""
+        """The same width at another depth: a chain of so many tokens; a tree with no more nodes, as deep as fits."""
         if self.is_chain:
             return DraftBudget.chain(num_steps)
-        return replace(self, num_steps=num_steps, num_draft_tokens=self.num_draft_tokens if num_steps else 0)
+        return replace(self, num_steps=num_steps).limited(num_draft_tokens=self.num_draft_tokens, num_steps=num_steps)
 
     def limited(self, *, num_draft_tokens: int, num_steps: int) -> DraftBudget:
-        """No more nodes and no deeper than this; nothing below 0."""
+        """No more nodes and no deeper than this, nor than what fits (MAX_FORWARDED); nothing below 0."""
         nodes = max(0, min(self.num_draft_tokens, num_draft_tokens))
-        steps = max(0, min(self.num_steps, num_steps, nodes))
+        steps = max(0, min(self.num_steps, num_steps, nodes, 1 + MAX_FORWARDED // self.top_k))
         return DraftBudget(min(nodes, steps) if self.is_chain else nodes * (steps > 0), steps, self.top_k)

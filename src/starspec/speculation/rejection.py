@@ -69,6 +69,8 @@ class NodeDraft:
         return cls(candidates, (), (), Drawing.PICKED)
 
     def __post_init__(self) -> None:
+        if min((*self.token_ids, *self.candidates), default=0) < 0:
+            raise ValueError("token ids are not negative")
         is_repeated = len(set(self.candidates)) < len(self.candidates)
         if is_repeated and self.drawing is not Drawing.WITH_REPLACEMENT:
             raise ValueError("a candidate came twice: that is drawing with replacement")
@@ -109,7 +111,7 @@ def draw_candidates(
     if drawing is Drawing.WITHOUT_REPLACEMENT:  # Gumbel top-k: the same law as drawing one after the other
         perturbed = probs.log() + to_gumbel(stream_bits(keys, token_ids))
         return tuple(token_ids[perturbed.topk(min(num, len(perturbed))).indices].tolist())
-    uniforms = to_uniform(stream_bits(keys, torch.arange(num)))
+    uniforms = to_uniform(stream_bits(keys, torch.arange(num, device=probs.device)))
     cumulative = probs.cumsum(0)
     return tuple(token_ids[torch.searchsorted(cumulative, uniforms * cumulative[-1], right=True)].tolist())
 
@@ -119,14 +121,18 @@ def try_candidates(target: Tensor, draft: NodeDraft) -> Trial:
 
     Args:
         target: [V] float64, p.
+    Raises: ValueError if a token is not the target's.
     """
+    if max((*draft.token_ids, *draft.candidates), default=0) >= len(target):
+        raise ValueError(f"a drafted token is outside of the target's vocabulary of {len(target)}")
     p, q = target.clone(), target.new_zeros(len(target))
     if draft.drawing is not Drawing.PICKED:
         q[list(draft.token_ids)] = p.new_tensor(draft.probs) / sum(draft.probs)
     accept_probs = []
     for candidate in draft.candidates:
         if draft.drawing is Drawing.PICKED:
-            q = torch.zeros_like(q).index_fill_(0, torch.tensor([candidate]), 1.0)
+            q = torch.zeros_like(q)
+            q[candidate] = 1.0
         ratio = float(p[candidate] / q[candidate])
         accept_probs.append(min(1.0, ratio))
         if ratio >= 1.0:  # what follows is never reached
@@ -197,7 +203,9 @@ def _decide(target: Tensor, draft: NodeDraft | None, seed: int, position: int) -
             if uniform < accept_prob:
                 return candidate
         residual = trial.residual
-    noise = to_gumbel(stream_bits(stream_key(seed ^ RESIDUAL_STREAM, position), torch.arange(len(residual))))
+    noise = to_gumbel(
+        stream_bits(stream_key(seed ^ RESIDUAL_STREAM, position), torch.arange(len(residual), device=residual.device))
+    )
     return int((residual.log() + noise).argmax())
 
 

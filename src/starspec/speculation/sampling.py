@@ -28,6 +28,9 @@ from starspec.speculation.noise import UNIFORM_BITS, stream_bits, stream_key, to
 FLOAT32_SLACK = 1e-3  # the float32 bounds that matter in `draw` are within +-100, so off by less than 1e-4
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
 BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
+RULED_OUT = 1.0  # logits by which a guess that the law rules out is less likely than its logit says
+TIE_BREAK = 1e-6  # by so much the likeliest guess is ahead
+HOTTEST = 1e6  # temperature
 NUM_BINS = 2048  # of which the last takes all below -32, whose mass rounds to 0
 
 
@@ -102,10 +105,20 @@ def propose_tokens(
         return [(int(adjusted.argmax()), 0.0)]
     if law.is_greedy:
         return _best_first(torch.arange(len(adjusted), device=adjusted.device), adjusted, num_tokens)
-    candidates = _candidates(adjusted, largest, law, max(num_tokens, num_candidates))
-    bits = stream_bits(stream_key(law.seed, position), candidates.token_ids)
-    perturbed = (candidates.scaled + to_gumbel(bits)) * law.temperature
-    return _best_first(candidates.token_ids, perturbed, num_tokens)
+    if law.temperature > HOTTEST:  # all but uniform, and no number is large enough to tell by how much
+        return [(propose_token(logits, law, position, counts, num_candidates), 0.0)]
+    candidates = adjusted.topk(min(max(num_tokens, num_candidates), len(adjusted))).indices.sort().values
+    candidates = candidates[adjusted[candidates].isfinite()]
+    scaled = adjusted[candidates].sub_(largest).div_(law.temperature)
+    noise = to_gumbel(stream_bits(stream_key(law.seed, position), candidates))
+    perturbed = (scaled + noise) * law.temperature
+    # What the law rules out here it may let pass at the target, whose logits differ: less likely, but not impossible.
+    inside = support(scaled, law).token_ids
+    best = inside[perturbed[inside].argmax()]
+    perturbed -= RULED_OUT
+    perturbed[inside] += RULED_OUT
+    perturbed[best] = max(float(perturbed[best]), float(perturbed.max()) + TIE_BREAK)
+    return _best_first(candidates, perturbed, num_tokens)
 
 
 def _candidates(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:

@@ -22,6 +22,8 @@ from typing import Final, TypeVar
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 
 TagMessage = Open | Verdict | Close | Proposal | Reopen
@@ -99,7 +101,7 @@ class TagSession:
         self.epoch = Epoch(0)  # of the newest message of the target that this end knows; 0 = none yet
         self.prefix_len = 0  # committed tokens at that epoch
         self.state = TagState.ABSENT
-        self.num_wanted = 0  # draft tokens that the target asked for in this epoch
+        self.wanted = DraftBudget.chain(0)  # what the target asked for in this epoch
         self.num_stale = 0  # messages dropped by rule 2
         self._reopen_floor = Epoch(1)  # target: a Reopen from before this epoch is old news
         self._owes_reopen = False
@@ -204,21 +206,30 @@ class TagSession:
             raise LocalProtocolError(f"tag {self.tag} is {self.state}: the hub needs Open before a verdict")
         if isinstance(message, (Proposal, Reopen)) and message.epoch > self.epoch:
             raise PeerProtocolError(f"{event} of epoch {message.epoch}, but tag {self.tag} is at {self.epoch}")
-        if isinstance(message, Proposal) and len(message.token_ids) > self.num_wanted:
-            raise PeerProtocolError(f"{len(message.token_ids)} draft tokens proposed, {self.num_wanted} wanted")
+        if isinstance(message, Proposal):
+            self._check_size(message.tree)
         self.state = following
         self._owes_reopen = event is Event.GAP
         match message:
             case Open():
                 self.epoch, self.prefix_len = message.epoch, len(message.token_ids)
-                self._reopen_floor, self.num_wanted = message.epoch, message.num_draft_tokens
+                self._reopen_floor, self.wanted = message.epoch, message.budget
             case Verdict():
                 self.epoch, self.prefix_len = message.epoch, message.base_len + len(message.token_ids)
-                self.num_wanted = message.num_draft_tokens
+                self.wanted = message.budget
             case Close():
                 self.epoch = self._reopen_floor = message.epoch
             case Reopen():
                 self._reopen_floor = self.next_epoch
+
+    def _check_size(self, tree: DraftTree) -> None:
+        """Raises: PeerProtocolError for more nodes or more depth than was asked for: there may be no room for them."""
+        if tree.num_draft_tokens > self.wanted.num_draft_tokens:
+            wanted = self.wanted.num_draft_tokens
+            raise PeerProtocolError(f"{tree.num_draft_tokens} draft tokens proposed, {wanted} wanted")
+        depth = max(tree.depths, default=0)
+        if depth > self.wanted.num_steps:
+            raise PeerProtocolError(f"a proposal {depth} tokens deep, {self.wanted.num_steps} steps wanted")
 
 
 def _name(message: TagMessage) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starspec.config import MAX_DRAFT_TOKENS
-from starspec.speculation.budget import DraftBudget
+from starspec.errors import ConfigError
+from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,11 @@ class Grid:
     depths: tuple[int, ...] = (2, 3, 4, 6)
     top_ks: tuple[int, ...] = (2, 4)
     nodes: tuple[int, ...] = (4, 8, 12, 16, 24)
+
+    def __post_init__(self) -> None:
+        kinds = {shape.is_chain for shape in self.shapes()}
+        if kinds != {True, False}:
+            raise ConfigError("a grid needs at least one chain and one tree: they are compared")
 
     def shapes(self) -> list[DraftBudget]:
         """Chains first. No tree that is as deep as it has nodes, none with fewer guesses than nodes."""
@@ -28,8 +33,7 @@ class Grid:
 
 
 def _is_worth_trying(tree: DraftBudget) -> bool:
-    num_guessed = tree.top_k * (1 + (tree.num_steps - 1) * tree.top_k)
-    return tree.num_steps < tree.num_draft_tokens <= num_guessed and tree.num_forwarded <= MAX_DRAFT_TOKENS
+    return tree.num_steps < tree.num_draft_tokens <= tree.num_guessed and tree.num_forwarded <= MAX_FORWARDED
 
 
 def name_of(shape: DraftBudget) -> str:
