@@ -193,13 +193,13 @@ def guess_children(points: Sequence[Point], logits: Tensor) -> list[list[Guess]]
     """
     if not points:
         return []
+    is_plain = [session.law.is_plain_argmax for session, _ in points]
     top_k = max(session.budget.top_k for session, _ in points)
-    likeliest = _likeliest(logits, top_k) if any(session.law.is_plain_argmax for session, _ in points) else None
-    children = []
-    for index, point in enumerate(points):
-        guesses = _plain_guess(point, likeliest[index]) if likeliest and point.session.law.is_plain_argmax else []
-        children.append(guesses or _guess(point, logits[index]))
-    return children
+    likeliest = _likeliest(logits, top_k) if any(is_plain) else []
+    return [
+        (_plain_guess(point, likeliest[index]) if is_plain[index] else None) or _guess(point, logits[index])
+        for index, point in enumerate(points)
+    ]
 
 
 def _likeliest(logits: Tensor, top_k: int) -> list[list[Guess]]:
@@ -219,8 +219,6 @@ def _plain_guess(point: Point, likeliest: list[Guess]) -> list[Guess]:
     session, _ = point
     # the draft's embedding may be padded further than the target's
     known = [guess for guess in likeliest if guess.token_id < session.target_vocab_size]
-    if session.budget.is_chain:
-        return [Guess(guess.token_id, 0.0) for guess in known[:1]]
     return known[: session.budget.top_k]
 
 

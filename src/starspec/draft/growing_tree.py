@@ -118,6 +118,8 @@ class GrowingTree:
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
         scores = self._grown(budget.num_steps, budget.top_k).scores
+        if budget.is_chain:
+            return DraftTree.chain([self.token_ids[node] for node in scores][: budget.num_draft_tokens])
         chosen = set(sorted(scores, key=scores.__getitem__, reverse=True)[: budget.num_draft_tokens])  # a stable sort
         order = list(self._depth_first(chosen))
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
@@ -159,6 +161,8 @@ class GrowingTree:
         return self._walk
 
     def _walked(self, num_steps: int, top_k: int) -> tuple[dict[int, float], list[int]]:
+        if top_k == 1:
+            return self._walked_chain(num_steps)
         scores: dict[int, float] = {}
         to_expand = [ROOT]
         for _ in range(num_steps):
@@ -170,6 +174,22 @@ class GrowingTree:
                 scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
             open_ended = [node for node in layer if self.token_ids[node] not in self._end_token_ids]
             to_expand = sorted(open_ended, key=scores.__getitem__, reverse=True)[:top_k]
+        return scores, []
+
+    def _walked_chain(self, num_steps: int) -> tuple[dict[int, float], list[int]]:
+        """The same for the commonest tree: this runs for each session between two layers."""
+        scores: dict[int, float] = {}
+        node = ROOT
+        while len(scores) < num_steps:
+            children = self._children.get(node)
+            if children is None:
+                return scores, [node]
+            if not children:
+                break
+            scores[children[0]] = 0.0
+            node = children[0]
+            if self.token_ids[node] in self._end_token_ids:
+                break
         return scores, []
 
     def _depth_first(self, chosen: set[int]) -> Iterable[int]:

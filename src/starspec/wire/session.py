@@ -23,7 +23,6 @@ from typing import Final, TypeVar
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 
 TagMessage = Open | Verdict | Close | Proposal | Reopen
@@ -207,7 +206,7 @@ class TagSession:
         if isinstance(message, (Proposal, Reopen)) and message.epoch > self.epoch:
             raise PeerProtocolError(f"{event} of epoch {message.epoch}, but tag {self.tag} is at {self.epoch}")
         if isinstance(message, Proposal):
-            self._check_size(message.tree)
+            self._check_size(message)
         self.state = following
         self._owes_reopen = event is Event.GAP
         match message:
@@ -222,12 +221,13 @@ class TagSession:
             case Reopen():
                 self._reopen_floor = self.next_epoch
 
-    def _check_size(self, tree: DraftTree) -> None:
+    def _check_size(self, proposal: Proposal) -> None:
         """Raises: PeerProtocolError for more nodes or more depth than was asked for: there may be no room for them."""
-        if tree.num_draft_tokens > self.wanted.num_draft_tokens:
+        num_nodes = len(proposal.token_ids)
+        if num_nodes > self.wanted.num_draft_tokens:
             wanted = self.wanted.num_draft_tokens
-            raise PeerProtocolError(f"{tree.num_draft_tokens} draft tokens proposed, {wanted} wanted")
-        depth = max(tree.depths, default=0)
+            raise PeerProtocolError(f"{num_nodes} draft tokens proposed, {wanted} wanted")
+        depth = num_nodes if proposal.parents is None else max(proposal.tree.depths, default=0)
         if depth > self.wanted.num_steps:
             raise PeerProtocolError(f"a proposal {depth} tokens deep, {self.wanted.num_steps} steps wanted")
 
