@@ -7,9 +7,10 @@ import pytest
 
 from starspec.bench.datasets import own_prompts
 from starspec.bench.report import Spread
-from starspec.bench.tree.measure import TreeModels, TreePlan, TreeRow, best_shape, measure_tree, ratios_of
+from starspec.bench.tree.measure import TreeModels, TreePlan, TreeRow, at_the_edge, best_shape, measure_tree, ratios_of
 from starspec.bench.tree.picture import draw
 from starspec.bench.tree.shapes import Grid, name_of
+from starspec.errors import ConfigError
 from starspec.speculation.budget import DraftBudget
 
 GRID = Grid(chains=(1, 3), depths=(2, 3), top_ks=(2,), nodes=(2, 4, 6, 100))
@@ -60,6 +61,17 @@ def test_ratios_compare_the_best_of_the_final_stage() -> None:
     assert ratios_of(rows) == {"best_tree_vs_best_chain_t0": 1.2, "speculative_vs_plain_t0": 1.8}
     assert best_shape(rows, 0.0) == "tree 3 x 2, 6 nodes"
     assert best_shape([ROW, row(chain, 8.0), row(tree, 9.0)], 0.0) == "plain"
+
+
+def test_the_best_that_is_the_largest_tried_is_named() -> None:
+    shapes = [DraftBudget.chain(2), DraftBudget.chain(3), DraftBudget(4, 2, 2), DraftBudget(6, 3, 2)]
+    rows = [ROW, row(shapes[1], 15.0), row(shapes[2], 18.0), row(shapes[0], 9.0, stage="trial")]
+    assert at_the_edge(rows, shapes) == ["chain of 3 at T=0"]
+
+
+def test_a_grid_of_one_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one chain and one tree"):
+        Grid(chains=())
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,10 @@ def tree(
         bar.begin("loading", None)
         from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
-        from starspec.bench.tree.picture import draw  # noqa: PLC0415
+        from starspec.bench.tree.picture import draw, require_matplotlib  # noqa: PLC0415
+
+        if png_file is not None:
+            require_matplotlib()  # before hours of measuring
 
         def advance(what: str, num_turns: int | None) -> None:
             bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
@@ -133,6 +136,8 @@ def tree(
     console.print(f"numerics: {report.numerics}")
     for temperature, best in report.best.items():
         console.print(f"best at {temperature}: {best}", style="bold")
+    for shape in report.at_the_edge:
+        console.print(f"{shape} is at the edge of what was tried: more may be better")
     _show_ratios(report.ratios)
     if json_file is not None:
         write_report(report, json_file)

@@ -100,6 +100,7 @@ class TreeReport:
     rows: list[TreeRow]
     ratios: dict[str, float]
     best: dict[str, str]  # temperature -> shape, plain decoding where nothing pays
+    at_the_edge: list[str]  # best shapes beyond which nothing was tried: a larger grid might find better ones
     outputs_identical: bool
     numerics: str
 
@@ -160,6 +161,7 @@ def measure_tree(
         rows=rows,
         ratios=ratios_of(rows),
         best={f"T={each:g}": best_shape(rows, each) for each in plan.temperatures},
+        at_the_edge=at_the_edge(rows, shapes),
         outputs_identical=all(row.num_same_as_plain == row.num_answers for row in rows),
         numerics=bench.workbench.numerics_report,
     )
@@ -182,6 +184,19 @@ def ratios_of(rows: Sequence[TreeRow]) -> dict[str, float]:
 def best_shape(rows: Sequence[TreeRow], temperature: float) -> str:
     """The fastest of the final stage, plain decoding among them."""
     return max((row for row in rows if row.stage == "final" and row.temperature == temperature), key=_rate).shape
+
+
+def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[str]:
+    """Best shapes of the final stage that are the deepest, widest or largest of their kind."""
+    found = []
+    for row in rows:
+        if row.stage == "final" and row.num_nodes:
+            kind = [shape for shape in shapes if shape.is_chain == (row.eagle_topk == 1)]
+            deepest = max(shape.num_steps for shape in kind)
+            largest = max(shape.num_draft_tokens for shape in kind)
+            if row.num_steps == deepest or row.num_nodes == largest:
+                found.append(f"{row.shape} at T={row.temperature:g}")
+    return found
 
 
 def _rate(row: TreeRow) -> float:

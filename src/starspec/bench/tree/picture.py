@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from starspec.bench.tree.measure import TreeRow
 from starspec.errors import ConfigError
+
+
+def require_matplotlib() -> None:
+    """Raises: ConfigError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("pictures need matplotlib: pip install 'starspec[bench]'")
 
 
 def draw(rows: Sequence[TreeRow], path: Path) -> None:
@@ -14,10 +21,9 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
 
     Raises: ConfigError if matplotlib is not installed or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        raise ConfigError("pictures need matplotlib: pip install 'starspec[bench]'") from error
+    require_matplotlib()
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
     trial = [row for row in rows if row.stage == "trial" and row.num_nodes]
     temperatures = sorted({row.temperature for row in trial})
     lines = sorted({(row.num_steps, row.eagle_topk) for row in trial if row.eagle_topk > 1})
