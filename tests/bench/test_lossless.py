@@ -13,6 +13,7 @@ from starspec.bench.lossless import Contender, Truths, compare_with_plain, num_t
 from starspec.bench.verify import verify_pair
 from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.models.runner import ForwardOutput
 
 PROMPTS = own_prompts()[:10]
 
@@ -29,11 +30,11 @@ class Corrupting:
         self.info, self.cache = runner.info, runner.cache
         self._runner, self._change = runner, change
 
-    def forward(self, segments):
-        logits = self._runner.forward(segments).clone()
+    def forward(self, segments, feature_layers=()):
+        logits = self._runner.forward(segments).logits.clone()
         if len(segments) > 1 and len(logits):
             logits[:, 7] += self._change
-        return logits
+        return ForwardOutput(logits)
 
 
 def test_every_contender_is_a_row_for_each_way_of_sampling(bench: Workbench) -> None:
@@ -92,8 +93,8 @@ def test_a_half_liar_learns_what_plain_decoding_said(bench: Workbench) -> None:
 
 def test_near_ties_are_counted_in_the_reference(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     class Flat(Corrupting):
-        def forward(self, segments):
-            return torch.zeros_like(self._runner.forward(segments))
+        def forward(self, segments, feature_layers=()):
+            return ForwardOutput(torch.zeros_like(self._runner.forward(segments).logits))
 
     monkeypatch.setattr(bench, "runner", Flat(bench.runner, 0.0))
     (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 1)], 4)

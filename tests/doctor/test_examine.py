@@ -90,5 +90,5 @@ def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
     runner = load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=1))
     logits = answer_logits(runner, prompt, answer)
     row = runner.cache.lease()
-    expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)])
+    expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)]).logits
     assert torch.equal(logits, expected)

@@ -13,7 +13,7 @@ from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.ids import SessionId, Tag, TargetId
-from starspec.models.runner import ModelInfo, Segment
+from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
@@ -86,7 +86,8 @@ class ToyRunner:
         self.layer_s = 0.0  # how long a forward takes on that clock
         self.is_broken = False
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+        assert not feature_layers
         if self.is_broken:
             raise RuntimeError("the accelerator is on fire")
         self.layers.append(list(segments))
@@ -94,7 +95,7 @@ class ToyRunner:
             self.clock.advance(self.layer_s)
         assert len({segment.row for segment in segments}) == len(segments)
         rows = [row for segment in segments for row in self._logits(segment)]
-        return torch.stack(rows) if rows else LOGITS[:0]
+        return ForwardOutput(torch.stack(rows) if rows else LOGITS[:0])
 
     def _logits(self, segment: Segment) -> list[Tensor]:
         num, first = len(segment.token_ids), segment.num_forwarded

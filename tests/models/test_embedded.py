@@ -18,7 +18,7 @@ def test_the_demo_model_knows_a_capital(smollm2):
     runner = load_runner(ModelConfig(model=str(smollm2), num_rows=1, max_model_len=64))
     row = runner.cache.lease()
     prompt = tokenizer("The capital of France is")["input_ids"]
-    token_id = int(runner.forward([Segment(row, prompt, 1)])[0].argmax())
+    token_id = int(runner.forward([Segment(row, prompt, 1)]).logits[0].argmax())
     assert tokenizer.decode([token_id]) == " Paris"
 
 

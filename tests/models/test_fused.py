@@ -47,9 +47,30 @@ def mixed_batch(runner):
 def test_fused_and_hugging_face_agree_on_a_mixed_batch(family):
     fused = make_runner(family)
     unfused = TransformersRunner(make_model(family), make_config(), make_info())
-    logits, expected = fused.forward(mixed_batch(fused)), unfused.forward(mixed_batch(unfused))
+    logits, expected = fused.forward(mixed_batch(fused)).logits, unfused.forward(mixed_batch(unfused)).logits
     torch.testing.assert_close(logits, expected, **TOLERANCE)
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("runner_class", [FusedRunner, TransformersRunner])
+def test_features_are_the_hidden_states_of_transformers_for_all_new_tokens(runner_class):
+    model, ids = make_model(), prompt_ids(40, seed=1)
+    states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states  # embeddings, layer 0, final norm
+    runner = make_runner() if runner_class is FusedRunner else TransformersRunner(model, make_config(), make_info())
+    row, other = prefill(runner, ids[:30]), runner.cache.lease()
+    segments = [Segment(other, ids[:20], 0), Segment(row, ids[30:], 1)]
+    output = runner.forward(segments, (2, 0, 1))
+    expected = torch.cat([states[layer][0] for layer in (2, 0, 1)], dim=-1)
+    torch.testing.assert_close(output.features, torch.cat([expected[:20], expected[30:]]), **TOLERANCE)
+    assert runner.forward(segments).features is None
+    with pytest.raises(ValueError, match="hidden states 0 to 2, not 3"):
+        runner.forward(segments, (3,))
+
+
+def test_asking_for_features_changes_no_bit_of_the_logits():
+    runner = make_runner(dtype=torch.bfloat16)
+    segments = mixed_batch(runner)
+    assert torch.equal(runner.forward(segments, (0, 1, 2)).logits, runner.forward(segments).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -58,9 +79,9 @@ def test_half_precision_is_as_near_to_float32_as_hugging_face_is(dtype):
     name = str(dtype).removeprefix("torch.")
     unfused = TransformersRunner(make_model(dtype=dtype), make_config(name), make_info())
     fused = make_runner(dtype=dtype)
-    expected = exact.forward(mixed_batch(exact))
-    error = (fused.forward(mixed_batch(fused)).float() - expected).square().mean()
-    usual = (unfused.forward(mixed_batch(unfused)).float() - expected).square().mean()
+    expected = exact.forward(mixed_batch(exact)).logits
+    error = (fused.forward(mixed_batch(fused)).logits.float() - expected).square().mean()
+    usual = (unfused.forward(mixed_batch(unfused)).logits.float() - expected).square().mean()
     assert error < 1.5 * usual
 
 
@@ -78,7 +99,7 @@ def test_any_grouping_of_heads_agrees_with_plain_transformers(heads):
     runner, plain = make_runner(**shape), make_model(**shape)
     ids = prompt_ids(80)
     row = prefill(runner, ids[:70])
-    logits = runner.forward([Segment(row, ids[70:], 10)])
+    logits = runner.forward([Segment(row, ids[70:], 10)]).logits
     torch.testing.assert_close(logits, plain_logits(plain, ids)[70:], **TOLERANCE)
 
 
@@ -101,14 +122,14 @@ def test_scaled_rotary_agrees_with_plain_transformers(rope):
     runner, plain = make_runner(rope_parameters=rope), make_model(rope_parameters=rope)
     ids = prompt_ids(90)
     row = prefill(runner, ids[:-1])
-    logits = runner.forward([Segment(row, ids[-1:], 1)])
+    logits = runner.forward([Segment(row, ids[-1:], 1)]).logits
     torch.testing.assert_close(logits[0], plain_logits(plain, ids)[-1], **TOLERANCE)
 
 
 def test_a_forward_without_logits_still_writes_the_cache():
     runner = make_runner()
     row = prefill(runner, prompt_ids(3))
-    assert runner.forward([Segment(row, [1, 2], 0)]).shape == (0, VOCAB_SIZE)
+    assert runner.forward([Segment(row, [1, 2], 0)]).logits.shape == (0, VOCAB_SIZE)
     assert runner.cache.values[1][row, :, 3:5].abs().min() > 0
 
 
@@ -146,7 +167,7 @@ def test_smollm2_fused_agrees_with_transformers_in_float32(smollm2):
     ids = load_tokenizer(str(smollm2)).encode("The star is bright, and the hub that feeds it is small. " * 8)
     rows = [prefill(each, ids[:-9]) for each in (runner, unfused)]
     logits, expected = (
-        each.forward([Segment(row, ids[-9:], 9)]) for each, row in zip((runner, unfused), rows, strict=True)
+        each.forward([Segment(row, ids[-9:], 9)]).logits for each, row in zip((runner, unfused), rows, strict=True)
     )
     plain.set_attn_implementation("sdpa")
     for right in (expected, plain_logits(plain, ids)[-9:]):
@@ -168,11 +189,11 @@ def test_smollm2_greedy_decoding_is_that_of_generate_in_float32(smollm2):
 def test_a_tree_forwarded_layer_by_layer_agrees_with_hugging_face_at_once(prefix_len):
     fused, unfused = make_runner(), TransformersRunner(make_model(), make_config(), make_info())
     prefix, nodes = prompt_ids(prefix_len), prompt_ids(len(TREE), seed=1)
-    expected = unfused.forward([Segment(prefill(unfused, prefix), nodes, len(nodes), TREE)])
+    expected = unfused.forward([Segment(prefill(unfused, prefix), nodes, len(nodes), TREE)]).logits
     row, other = prefill(fused, prefix), prefill(fused, prompt_ids(9))
     parts = []
     for first, last in ((0, 1), (1, 3), (3, 6)):
         beside = Segment(other, prompt_ids(1, seed=last), 0)
         segment = Segment(row, nodes[:last], last - first, TREE[:last], num_forwarded=first)
-        parts.append(fused.forward([beside, segment]))
+        parts.append(fused.forward([beside, segment]).logits)
     torch.testing.assert_close(torch.cat(parts), expected, **TOLERANCE)

@@ -70,7 +70,7 @@ def test_a_gguf_file_runs_like_the_folder_it_becomes(tmp_path, cache):
     path = write_gguf(tmp_path / "tiny.gguf")
     runner = load_runner(ModelConfig(model=str(path), dtype="float32"))
     token_ids = load_tokenizer(str(path))("hello")["input_ids"]
-    logits = runner.forward([Segment(runner.cache.lease(), token_ids, len(token_ids))])
+    logits = runner.forward([Segment(runner.cache.lease(), token_ids, len(token_ids))]).logits
     (folder,) = (each for each in (cache / "gguf").iterdir() if each.is_dir())
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.testing.assert_close(logits, plain(torch.tensor([token_ids])).logits[0], atol=1e-4, rtol=1e-4)

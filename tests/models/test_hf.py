@@ -34,7 +34,7 @@ def test_ragged_batches_agree_with_plain_transformers(family):
     sequences = [prompt_ids(length, seed=length) for length in (1, 5, 63, 64, 65, 130)]
     rows = [prefill(runner, ids[: len(ids) // 2]) for ids in sequences]
     segments = [Segment(row, ids[len(ids) // 2 :], 1) for row, ids in zip(rows, sequences, strict=True)]
-    logits = runner.forward(segments)
+    logits = runner.forward(segments).logits
     expected = torch.stack([plain_logits(plain, ids)[-1] for ids in sequences])
     torch.testing.assert_close(logits, expected, **TOLERANCE)
 
@@ -44,7 +44,7 @@ def test_a_tree_agrees_with_each_of_its_paths(prefix_len):
     runner, plain = make_runner(), make_model()
     prefix, nodes = prompt_ids(prefix_len), prompt_ids(len(TREE), seed=1)
     row = prefill(runner, prefix)
-    logits = runner.forward([Segment(row, nodes, len(nodes), TREE)])
+    logits = runner.forward([Segment(row, nodes, len(nodes), TREE)]).logits
     for path in PATHS:
         expected = plain_logits(plain, prefix + [nodes[node] for node in path])[prefix_len:]
         torch.testing.assert_close(logits[list(path)], expected, **TOLERANCE)
@@ -56,7 +56,7 @@ def test_a_committed_path_continues_as_if_it_had_been_decoded():
     row = prefill(runner, prefix)
     runner.forward([Segment(row, nodes, len(nodes), TREE)])
     runner.cache.commit(row, PATHS[2])
-    logits = runner.forward([Segment(row, after, 3)])
+    logits = runner.forward([Segment(row, after, 3)]).logits
     whole = prefix + [nodes[node] for node in PATHS[2]] + after
     torch.testing.assert_close(logits, plain_logits(plain, whole)[-3:], **TOLERANCE)
 
@@ -65,9 +65,9 @@ def test_a_rejected_draft_leaves_no_trace():
     runner = make_runner()
     row = prefill(runner, prompt_ids(20))
     token = [5]
-    before = runner.forward([Segment(row, token, 1)])
+    before = runner.forward([Segment(row, token, 1)]).logits
     runner.forward([Segment(row, [9, 8, 7, 6], 4)])
-    assert torch.equal(runner.forward([Segment(row, token, 1)]), before)
+    assert torch.equal(runner.forward([Segment(row, token, 1)]).logits, before)
 
 
 def test_prompts_in_chunks_agree_with_prompts_at_once():
@@ -75,7 +75,7 @@ def test_prompts_in_chunks_agree_with_prompts_at_once():
     for chunk in (17, 64, 150):
         runner = make_runner()
         row = prefill(runner, ids[:-1], chunk)
-        logits = runner.forward([Segment(row, ids[-1:], 1)])
+        logits = runner.forward([Segment(row, ids[-1:], 1)]).logits
         torch.testing.assert_close(logits[0], plain_logits(plain, ids)[-1], **TOLERANCE)
 
 
@@ -91,11 +91,13 @@ def test_only_wanted_logits_come_back_in_segment_order():
     runner = make_runner()
     rows = [prefill(runner, prompt_ids(6, seed)) for seed in range(3)]
     tokens = [4, 5, 6]
-    alone = [runner.forward([Segment(row, tokens, 3)]) for row in rows]
-    together = runner.forward([Segment(rows[0], tokens, 1), Segment(rows[1], tokens, 0), Segment(rows[2], tokens, 2)])
+    alone = [runner.forward([Segment(row, tokens, 3)]).logits for row in rows]
+    together = runner.forward(
+        [Segment(rows[0], tokens, 1), Segment(rows[1], tokens, 0), Segment(rows[2], tokens, 2)]
+    ).logits
     torch.testing.assert_close(together, torch.cat([alone[0][2:], alone[2][1:]]), **TOLERANCE)
-    assert runner.forward([]).shape == (0, VOCAB_SIZE)
-    assert runner.forward([Segment(rows[0], tokens, 0)]).shape == (0, VOCAB_SIZE)
+    assert runner.forward([]).logits.shape == (0, VOCAB_SIZE)
+    assert runner.forward([Segment(rows[0], tokens, 0)]).logits.shape == (0, VOCAB_SIZE)
 
 
 def test_malformed_segments_are_refused_before_anything_is_written():
@@ -151,12 +153,12 @@ def test_attention_without_a_batch_is_refused():
 def test_a_tree_forwarded_layer_by_layer_is_the_tree_forwarded_at_once(prefix_len, layers):
     runner = make_runner(num_rows=2)
     prefix, nodes = prompt_ids(prefix_len), prompt_ids(len(TREE), seed=1)
-    at_once = runner.forward([Segment(prefill(runner, prefix), nodes, len(nodes), TREE)])
+    at_once = runner.forward([Segment(prefill(runner, prefix), nodes, len(nodes), TREE)]).logits
     row = prefill(runner, prefix)
     parts = []
     for first, last in zip((0, *layers), layers, strict=False):
         segment = Segment(row, nodes[:last], last - first, TREE[:last], num_forwarded=first)
-        parts.append(runner.forward([segment]))
+        parts.append(runner.forward([segment]).logits)
     torch.testing.assert_close(torch.cat(parts), at_once, **TOLERANCE)
 
 

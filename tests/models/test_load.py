@@ -66,7 +66,7 @@ def test_quantized_weights_are_near_and_fewer_bytes(tmp_path, save_with_tokenize
     runner, dense = load(folder, quantization=quantization, fused=fused), load(folder)
     prompt = prompt_ids(30)
     row = prefill(runner, prompt[:-1])
-    logits = runner.forward([Segment(row, prompt[-1:], 1)])[0]
+    logits = runner.forward([Segment(row, prompt[-1:], 1)]).logits[0]
     expected = plain_logits(model, prompt)[-1]
     error = (logits - expected).norm() / (expected - expected.mean()).norm()
     assert error < {"int8": 0.05, "int4": 0.35}[quantization]

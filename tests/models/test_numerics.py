@@ -39,7 +39,7 @@ def decode_singly(runner, row, tokens):
     length = runner.cache.lengths[row]
     logits = []
     for token in tokens:
-        logits.append(runner.forward([Segment(row, [token], 1)]))
+        logits.append(runner.forward([Segment(row, [token], 1)]).logits)
         runner.cache.append(row, 1)
     runner.cache.truncate(row, length)
     return torch.cat(logits)
@@ -51,14 +51,14 @@ def assert_same_bits_however_batched(runner, prefix_lens, chain_len):
     chains = [prompt_ids(chain_len, 1000 + length, vocab_size) for length in prefix_lens]
     alone = [decode_singly(runner, row, chain) for row, chain in zip(rows, chains, strict=True)]
     for row, chain, expected in zip(rows, chains, alone, strict=True):
-        assert torch.equal(runner.forward([Segment(row, chain, chain_len)]), expected)
+        assert torch.equal(runner.forward([Segment(row, chain, chain_len)]).logits, expected)
     # a batch of mixed widths: chains of 1, 2, ... tokens side by side, then all whole
     widths = [1 + index % chain_len for index in range(len(rows))]
     mixed = [Segment(row, chain[:width], width) for row, chain, width in zip(rows, chains, widths, strict=True)]
     expected = torch.cat([logits[:width] for logits, width in zip(alone, widths, strict=True)])
-    assert torch.equal(runner.forward(mixed), expected)
+    assert torch.equal(runner.forward(mixed).logits, expected)
     whole = [Segment(row, chain, chain_len) for row, chain in zip(rows, chains, strict=True)]
-    assert torch.equal(runner.forward(whole), torch.cat(alone))
+    assert torch.equal(runner.forward(whole).logits, torch.cat(alone))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -88,15 +88,17 @@ def test_a_verification_wider_than_any_forward_has_the_bits_of_decoding():
     runner = make_runner()
     tokens = prompt_ids(MAX_ROWS + 10)
     row = prefill(runner, prompt_ids(20))
-    assert torch.equal(runner.forward([Segment(row, tokens, len(tokens))]), decode_singly(runner, row, tokens))
+    assert torch.equal(runner.forward([Segment(row, tokens, len(tokens))]).logits, decode_singly(runner, row, tokens))
 
 
 def test_a_prompt_has_the_same_bits_alone_and_beside_others():
     runner, prompt = make_runner(), prompt_ids(40)
     row, other = prefill(runner, prompt_ids(3)), prefill(runner, prompt_ids(9))
-    alone = runner.forward([Segment(row, prompt, 1)])
+    alone = runner.forward([Segment(row, prompt, 1)]).logits
     keys = runner.cache.keys[1][row].clone()
-    together = runner.forward([Segment(other, [4], 1), Segment(row, prompt, 1), Segment(runner.cache.lease(), [5], 1)])
+    together = runner.forward(
+        [Segment(other, [4], 1), Segment(row, prompt, 1), Segment(runner.cache.lease(), [5], 1)]
+    ).logits
     assert torch.equal(together[1:2], alone)
     assert torch.equal(runner.cache.keys[1][row], keys)
 

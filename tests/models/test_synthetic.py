@@ -36,7 +36,7 @@ def make_runner(clock=None, num_rows=2, **spec):
 def next_token(runner, token_ids):
     """The best token after a sequence, computed in one go in a row of its own."""
     row = runner.cache.lease()
-    logits = runner.forward([Segment(row, token_ids, 1)])
+    logits = runner.forward([Segment(row, token_ids, 1)]).logits
     runner.cache.free(row)
     return int(logits[0].argmax())
 
@@ -46,7 +46,7 @@ def decode(runner, prompt, num_tokens):
     output = list(prompt)
     pending = list(prompt)
     for _ in range(num_tokens):
-        logits = runner.forward([Segment(row, pending, 1)])
+        logits = runner.forward([Segment(row, pending, 1)]).logits
         runner.cache.append(row, len(pending))
         pending = [int(logits[0].argmax())]
         output += pending
@@ -72,7 +72,7 @@ def test_a_node_of_a_tree_has_the_token_of_its_path():
     row = runner.cache.lease()
     runner.forward([Segment(row, [5, 6], 0)])
     runner.cache.append(row, 2)
-    logits = runner.forward([Segment(row, [11, 12, 13, 14], 4, (-1, 0, 0, 2))])
+    logits = runner.forward([Segment(row, [11, 12, 13, 14], 4, (-1, 0, 0, 2))]).logits
     paths = ([11], [11, 12], [11, 13], [11, 13, 14])
     assert logits.argmax(-1).tolist() == [next_token(runner, [5, 6, *path]) for path in paths]
 
@@ -87,8 +87,8 @@ def test_the_draft_ranks_the_targets_token_as_often_as_it_was_told():
     counts = [0] * 5
     row = target.cache.lease(), draft.cache.lease()
     for tokens in path:
-        truth = int(target.forward([Segment(row[0], tokens, 1)])[0].argmax())
-        counts[draft.forward([Segment(row[1], tokens, 1)])[0].topk(5).indices.tolist().index(truth)] += 1
+        truth = int(target.forward([Segment(row[0], tokens, 1)]).logits[0].argmax())
+        counts[draft.forward([Segment(row[1], tokens, 1)]).logits[0].topk(5).indices.tolist().index(truth)] += 1
     expected = (0.7, 0.15, 0.075, 0.0375, 0.0375)
     # 4 standard deviations of a share of 4000 draws are at most 0.029
     assert all(abs(count / num_tokens - share) < 0.03 for count, share in zip(counts, expected, strict=True))
@@ -112,7 +112,7 @@ def test_no_forward_prefers_a_special_token():
 def test_noise_of_sampling_does_not_reorder_the_candidates():
     """A sampled target must agree with its twin as often as a greedy one: the gaps are far above Gumbel noise."""
     runner = make_runner()
-    top = runner.forward([Segment(runner.cache.lease(), [5], 1)])[0].topk(6).values
+    top = runner.forward([Segment(runner.cache.lease(), [5], 1)]).logits[0].topk(6).values
     assert (top[:-1] - top[1:] >= 40).all()
 
 
@@ -136,7 +136,7 @@ def test_time_spent_computing_is_part_of_the_modelled_time():
 
 def test_nothing_to_run_takes_no_time():
     clock = Clock()
-    assert make_runner(clock).forward([]).shape == (0, 512)
+    assert make_runner(clock).forward([]).logits.shape == (0, 512)
     assert clock.now == 0
 
 
@@ -188,7 +188,7 @@ class CacheWalk(RuleBasedStateMachine):
     @invariant()
     def agrees_with_a_fresh_row(self):
         assert self.runner.token_ids(self.row) == self.token_ids
-        logits = self.runner.forward([Segment(self.row, [4], 1)])
+        logits = self.runner.forward([Segment(self.row, [4], 1)]).logits
         assert int(logits[0].argmax()) == next_token(self.other, [*self.token_ids, 4])
 
     @precondition(lambda self: len(self.token_ids) > 200)
@@ -259,5 +259,5 @@ def test_twins_share_a_vocabulary():
 
 def test_logits_are_float32_on_the_cpu():
     runner = make_runner()
-    logits = runner.forward([Segment(runner.cache.lease(), [5, 6, 7], 2)])
+    logits = runner.forward([Segment(runner.cache.lease(), [5, 6, 7], 2)]).logits
     assert (logits.dtype, tuple(logits.shape)) == (torch.float32, (2, 512))

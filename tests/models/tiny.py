@@ -51,7 +51,7 @@ def make_model(family="llama", dtype=torch.float32, **changes):
 
 
 def make_info(vocab_size=VOCAB_SIZE, max_model_len=MAX_LEN):
-    return ModelInfo("tiny", vocab_size, max_model_len, 0, 0, ())
+    return ModelInfo("tiny", vocab_size, max_model_len, 0, 0, (), SHAPE["num_hidden_layers"], SHAPE["hidden_size"])
 
 
 def make_config(dtype="float32", **changes):
@@ -83,7 +83,7 @@ def decode_greedily(runner: ModelRunner, token_ids, num_tokens):
     row = prefill(runner, token_ids[:-1])
     output = [token_ids[-1]]
     for _ in range(num_tokens):
-        logits = runner.forward([Segment(row, output[-1:], 1)])
+        logits = runner.forward([Segment(row, output[-1:], 1)]).logits
         runner.cache.append(row, 1)
         output.append(int(logits[0].argmax()))
     runner.cache.free(row)

@@ -57,9 +57,9 @@ class SlowRunner(HashRunner):
         super().__init__()
         self.clock = clock
 
-    def forward(self, segments: Sequence[Any]) -> Any:
+    def forward(self, segments: Sequence[Any], feature_layers: Sequence[int] = ()) -> Any:
         self.clock.now += STEP_S
-        return super().forward(segments)
+        return super().forward(segments, feature_layers)
 
 
 class ToyHub:

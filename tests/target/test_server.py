@@ -40,12 +40,12 @@ class FragileRunner(HashRunner):
 
     is_broken = False
 
-    def forward(self, segments):  # type: ignore[no-untyped-def]
+    def forward(self, segments, feature_layers=()):  # type: ignore[no-untyped-def]
         if self.is_broken:
             self.is_broken = False
             raise RuntimeError("the accelerator fell off the bus")
         time.sleep(0.001)  # a step takes time, as a model's does
-        return super().forward(segments)
+        return super().forward(segments, feature_layers)
 
 
 OPEN: list[zmq.Socket[bytes]] = []  # sockets of this test's gateways

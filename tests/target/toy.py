@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.models.runner import ModelInfo, Segment
+from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 
 VOCAB_SIZE = 64
 
@@ -27,10 +27,11 @@ class HashRunner:
         self.info = ModelInfo("toy", VOCAB_SIZE, max_len, 0, 0, eos_token_ids)
         self.num_forwards = 0
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+        assert not feature_layers
         self.num_forwards += 1
         rows = [self._row(segment) for segment in segments]
-        return torch.cat(rows) if rows else torch.empty(0, VOCAB_SIZE)
+        return ForwardOutput(torch.cat(rows) if rows else torch.empty(0, VOCAB_SIZE))
 
     def _row(self, segment: Segment) -> Tensor:
         num = len(segment.token_ids)

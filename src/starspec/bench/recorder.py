@@ -8,7 +8,7 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.ids import RequestId
-from starspec.models.runner import ModelInfo, ModelRunner, Segment
+from starspec.models.runner import ForwardOutput, ModelInfo, ModelRunner, Segment
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.target.drafts import Drafts
 from starspec.target.sequence import Emitted
@@ -75,11 +75,11 @@ class _WatchedRunner:
     def cache(self) -> RaggedCache:
         return self._runner.cache
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
-        logits = self._runner.forward(segments)
-        if len(logits):
-            self._recorder.note_logits(logits)
-        return logits
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+        output = self._runner.forward(segments, feature_layers)
+        if len(output.logits):
+            self._recorder.note_logits(output.logits)
+        return output
 
 
 class _WatchedDrafts:

@@ -68,6 +68,6 @@ def answer_logits(runner: ModelRunner, prompt: Sequence[int], answer: Sequence[i
             runner.forward([Segment(row, chunk, num_logits=0)])
             runner.cache.append(row, len(chunk))
         token_ids = [prompt[-1], *answer[:-1]]
-        return runner.forward([Segment(row, token_ids, num_logits=len(token_ids))])
+        return runner.forward([Segment(row, token_ids, num_logits=len(token_ids))]).logits
     finally:
         runner.cache.free(row)

@@ -36,6 +36,6 @@ def step_times_s(runner: ModelRunner, max_tokens: int) -> list[float]:
 
 def _time_step(runner: ModelRunner, row: int, num_tokens: int) -> float:
     started_s = time.perf_counter()
-    logits = runner.forward([Segment(row, [1] * num_tokens, num_logits=num_tokens)])
+    logits = runner.forward([Segment(row, [1] * num_tokens, num_logits=num_tokens)]).logits
     logits.max(dim=-1).indices.tolist()
     return time.perf_counter() - started_s

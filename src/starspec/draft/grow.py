@@ -127,7 +127,7 @@ class CausalDrafter:
 
     def grow(self, layer: Sequence[Growth]) -> None:
         segments = [self._segment(*growth) for growth in layer]
-        logits = self._runner.forward(segments)  # [nodes whose children become known, V]
+        logits = self._runner.forward(segments).logits  # [nodes whose children become known, V]
         ready = [session for (session, _), segment in zip(layer, segments, strict=True) if segment.num_logits]
         points = [Point(session, node) for session in ready for node in session.to_forward]
         children = guess_children(points, logits)

@@ -28,9 +28,9 @@ def check_agreement(model: str, runner: ModelRunner, expected: Tensor) -> None:
     prompt = _prompt(runner.info.vocab_size)
     row = runner.cache.lease()
     try:
-        first = runner.forward([Segment(row, prompt[:SPLIT], SPLIT)])
+        first = runner.forward([Segment(row, prompt[:SPLIT], SPLIT)]).logits
         runner.cache.append(row, SPLIT)
-        rest = runner.forward([Segment(row, prompt[SPLIT:], NUM_TOKENS - SPLIT)])
+        rest = runner.forward([Segment(row, prompt[SPLIT:], NUM_TOKENS - SPLIT)]).logits
     finally:
         runner.cache.free(row)
     wanted = expected.float()

@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.attention import RaggedAttention
 from starspec.models.batch import RaggedBatch
+from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import FusedLayer, own_copy, take_layer, take_norm
 from starspec.models.hf import make_cache
 from starspec.models.linear import Packer, StepLinear
 from starspec.models.numerics import settle_numerics
-from starspec.models.packed import PackedRunner
-from starspec.models.rotary import Rotation, check_rotary, rotary_table
+from starspec.models.packed import FeatureTaps, PackedRunner
+from starspec.models.rotary import check_rotary, rotary_table
 from starspec.models.runner import ModelInfo
 
 FUSED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
@@ -67,9 +67,7 @@ class FusedRunner(PackedRunner):
         super().__init__(info, cache, model.config.num_attention_heads, model.lm_head.weight.shape[0])
         body = model.model
         attention = body.layers[0].self_attn
-        self._num_kv_heads = cache.keys[0].shape[1]
-        self._head_dim: int = attention.head_dim
-        self._scaling: float = attention.scaling
+        self._shape = AttentionShape(self._num_heads, cache.keys[0].shape[1], attention.head_dim, attention.scaling)
         self._intermediate_size: int = model.config.intermediate_size
         self._rotary = rotary_table(body.rotary_emb, cache.keys[0].shape[2], cache.dtype)
         self._embedding = own_copy(body.embed_tokens.weight)
@@ -84,40 +82,21 @@ class FusedRunner(PackedRunner):
     @property
     def step_linears(self) -> list[StepLinear]:
         hidden_size = self._embedding.shape[1]
-        sizes = (hidden_size, self._num_heads * self._head_dim, hidden_size, self._intermediate_size)
+        sizes = (hidden_size, self._num_heads * self._shape.head_dim, hidden_size, self._intermediate_size)
         linears = [(linear, size) for layer in self.layers for linear, size in zip(layer.linears, sizes, strict=True)]
         return [StepLinear(linear, size, linear.num_bytes) for linear, size in (*linears, (self._head, hidden_size))]
 
-    def _run(self, batch: RaggedBatch) -> Tensor:
+    def _run(self, batch: RaggedBatch, taps: FeatureTaps) -> Tensor:
         hidden = F.embedding(batch.token_ids, self._embedding)  # [R, C]
-        rotation = self._rotation(batch.positions)
+        rotation = self._shape.rotation(self._rotary, batch.positions)
         for index, layer in enumerate(self.layers):
-            hidden = layer.output(self._attend(index, layer, hidden, rotation, batch.attention)).add_(hidden)
+            taps.show(index, hidden)
+            attended = self._shape.attend(index, layer, layer.qkv(layer.input_norm(hidden)), rotation, batch.attention)
+            hidden = layer.output(attended).add_(hidden)
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
             hidden = layer.down(F.silu(gate).mul_(up)).add_(hidden)
+        if taps.wants(len(self.layers)):
+            taps.show(len(self.layers), self._final_norm(hidden))
         if batch.num_logits == 0:
             return self._no_logits
         return self._head(self._final_norm(hidden[batch.logit_rows]))
-
-    def _attend(
-        self, index: int, layer: FusedLayer, hidden: Tensor, rotation: Rotation, attention: RaggedAttention
-    ) -> Tensor:
-        """Attention of one layer before its output projection: [R, C] -> [R, Hq D]. Writes the cache."""
-        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
-        qkv = layer.qkv(layer.input_norm(hidden)).view(len(hidden), -1, self._head_dim)  # [R, Hq + 2 H, D]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            keys = slice(num_heads, num_heads + num_kv_heads)
-            qkv[:, :num_heads] = layer.query_norm(qkv[:, :num_heads])
-            qkv[:, keys] = layer.key_norm(qkv[:, keys])
-        rotated = rotation(qkv)
-        keys_values = rotated[:, num_heads:].view(len(hidden), 2, num_kv_heads, -1)
-        return attention(index, rotated[:, :num_heads], keys_values, self._scaling)
-
-    def _rotation(self, positions: Tensor) -> Rotation:
-        cos, sin = self._rotary[:, positions].unsqueeze(2)  # [R, 1, D] each
-        num_rotated = self._num_heads + self._num_kv_heads
-        shape = (len(positions), num_rotated + self._num_kv_heads, self._head_dim)
-        all_cos, all_sin = cos.new_ones(shape), sin.new_zeros(shape)
-        all_cos[:, :num_rotated] = cos
-        all_sin[:, :num_rotated] = sin
-        return Rotation(all_cos, all_sin)

@@ -20,7 +20,7 @@ from starspec.errors import ModelError
 from starspec.models.batch import RaggedBatch
 from starspec.models.linear import StepLinear
 from starspec.models.numerics import settle_numerics
-from starspec.models.packed import PackedRunner
+from starspec.models.packed import FeatureTaps, PackedRunner
 from starspec.models.rotary import check_rotary
 from starspec.models.runner import ModelInfo, Segment
 
@@ -86,14 +86,17 @@ class TransformersRunner(PackedRunner):
         if config.numerics == "invariant":
             settle_numerics(self)
 
-    def _run(self, batch: RaggedBatch) -> Tensor:
+    def _run(self, batch: RaggedBatch, taps: FeatureTaps) -> Tensor:
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=batch.logit_rows,
+            output_hidden_states=taps.is_open,
             starspec_batch=batch,
         )
+        for layer, hidden in enumerate(output.hidden_states if taps.is_open else ()):
+            taps.show(layer, hidden[0])
         return output.logits[0]  # type: ignore[no-any-return]
 
     @property

@@ -104,6 +104,7 @@ def _read_model(config: ModelConfig, folder: Path, hf_config: Any, device: torch
 def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> ModelInfo:
     from starspec.models.packing import num_step_bytes  # noqa: PLC0415
 
+    text = model.config.get_text_config(decoder=True)
     return ModelInfo(
         name=Path(config.model).name if Path(config.model).exists() else config.model,
         vocab_size=model.get_input_embeddings().weight.shape[0],
@@ -111,6 +112,8 @@ def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> 
         num_parameters=sum(each.numel() for each in model.parameters()),
         num_weight_bytes=num_step_bytes(model),
         eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
     )
 
 

@@ -157,16 +157,16 @@ def model_is_invariant(runner: PackedRunner) -> bool:
         row, *others = rows
         runner.forward([Segment(row, prefix, 0)])
         cache.append(row, len(prefix))
-        verified = runner.forward([Segment(row, chain, CHAIN_LEN)])
+        verified = runner.forward([Segment(row, chain, CHAIN_LEN)]).logits
         beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
-        batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)])[len(beside) :]
+        batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)]).logits[len(beside) :]
         # each token of the chain has a sibling before it, from which nothing hangs
         siblings = [token for node in chain for token in ((node + 1) % vocab_size, node)]
         parents = [2 * (node // 2) - 1 for node in range(2 * CHAIN_LEN)]
-        hidden = runner.forward([Segment(row, siblings, 2 * CHAIN_LEN, parents)])[1::2]
+        hidden = runner.forward([Segment(row, siblings, 2 * CHAIN_LEN, parents)]).logits[1::2]
         singly = []
         for token in chain:
-            singly.append(runner.forward([Segment(row, [token], 1)]))
+            singly.append(runner.forward([Segment(row, [token], 1)]).logits)
             cache.append(row, 1)
         expected = torch.cat(singly)
         return all(torch.equal(each, expected) for each in (verified, batched, hidden))

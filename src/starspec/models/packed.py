@@ -13,7 +13,36 @@ from starspec.cache.ragged import RaggedCache
 from starspec.errors import CacheRangeError
 from starspec.models.batch import RaggedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.linear import StepLinear
-from starspec.models.runner import ModelInfo, Segment
+from starspec.models.runner import ForwardOutput, ModelInfo, Segment
+
+
+class FeatureTaps:
+    """Collects hidden states of one forward while it passes through the layers.
+
+    Args:
+        layers: as `ModelRunner.forward` takes them.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._layers = layers
+        self._seen: dict[int, Tensor] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is wanted."""
+        return bool(self._layers)
+
+    def wants(self, layer: int) -> bool:
+        return layer in self._layers
+
+    def show(self, layer: int, hidden: Tensor) -> None:
+        """Take the hidden states [R, C] if they are wanted; they must not be changed in place after."""
+        if self.wants(layer):
+            self._seen[layer] = hidden
+
+    def joined(self, num_tokens: int) -> list[Tensor]:
+        """[num_tokens, F] of the rows that are no padding, in the order of the layers; [] if none is wanted."""
+        return [torch.cat([self._seen[layer][:num_tokens] for layer in self._layers], dim=-1)] if self._layers else []
 
 
 class PackedRunner(ABC):
@@ -49,18 +78,24 @@ class PackedRunner(ABC):
         return self._num_heads
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
 
         Raises: CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a
-            segment that is malformed in itself. Nothing was written then.
+            segment that is malformed in itself or layers that are not there. Nothing was written then.
         """
         self._check(segments)
-        logits = []
+        self._check_layers(feature_layers)
+        logits, features = [], []
         for pieces in plan_forwards(segments, self.rows):
             batch = build_batch(pieces, self._cache, self.rows, self._num_heads, in_order=self.is_invariant)
-            logits.append(self._run(batch)[: batch.num_logits])
-        return logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits])
+            taps = FeatureTaps(feature_layers)
+            logits.append(self._run(batch, taps)[: batch.num_logits])
+            features += taps.joined(sum(piece.num_tokens for piece in pieces))
+        return ForwardOutput(
+            logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits]),
+            torch.cat(features) if features else None,
+        )
 
     @property
     @abstractmethod
@@ -68,8 +103,13 @@ class PackedRunner(ABC):
         """The linears of one step, in the order in which they run."""
 
     @abstractmethod
-    def _run(self, batch: RaggedBatch) -> Tensor:
-        """Logits [len(batch.logit_rows), V]; writes keys and values."""
+    def _run(self, batch: RaggedBatch, taps: FeatureTaps) -> Tensor:
+        """Logits [len(batch.logit_rows), V]; writes keys and values, and shows the taps what enters each layer."""
+
+    def _check_layers(self, feature_layers: Sequence[int]) -> None:
+        unknown = [layer for layer in feature_layers if not 0 <= layer <= self._info.num_layers]
+        if unknown:
+            raise ValueError(f"{self._info.name} has hidden states 0 to {self._info.num_layers}, not {unknown[0]}")
 
     def _check(self, segments: Sequence[Segment]) -> None:
         for segment in segments:

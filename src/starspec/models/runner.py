@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -34,6 +34,13 @@ class Segment:
         return len(self.token_ids) - self.num_forwarded
 
 
+class ForwardOutput(NamedTuple):
+    """What a forward gives."""
+
+    logits: Tensor  # [sum of num_logits, V] in the model's dtype, in segment order
+    features: Tensor | None = None  # [sum of num_new, F]: the wanted layers of every new token side by side
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What others need to know of a loaded model."""
@@ -44,6 +51,8 @@ class ModelInfo:
     num_parameters: int
     num_weight_bytes: int  # bytes read by one decoding step
     eos_token_ids: tuple[int, ...]
+    num_layers: int = 0  # L; features can be had of 0..L, 0 being the embeddings
+    hidden_size: int = 0  # C: numbers of one layer's features; 0 = the model gives none
 
 
 class ModelRunner(Protocol):
@@ -59,11 +68,13 @@ class ModelRunner(Protocol):
     @property
     def cache(self) -> RaggedCache: ...
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run the model over the new tokens of several rows.
 
-        Returns: logits [sum of num_logits, V] in the model's dtype, in segment order.
-        Raises: CacheRangeError if a segment does not fit its row.
+        Args:
+            feature_layers: hidden states that are wanted, as Hugging Face counts them: i is what enters layer i, L
+                what the final norm gives. They are copies of what is computed anyway.
+        Raises: CacheRangeError if a segment does not fit its row; ValueError if the model has no such features.
         Effects: slots behind each row's length; never `cache.lengths`.
         """
         ...

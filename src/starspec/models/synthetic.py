@@ -23,7 +23,7 @@ from torch import Tensor
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import CacheRangeError, ConfigError
-from starspec.models.runner import ModelInfo, Segment
+from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.models.synthetic_spec import SyntheticSpec, parse_synthetic
 
 EOS_TOKEN_ID: Final = 0
@@ -92,11 +92,14 @@ class SyntheticRunner:
     def cache(self) -> RaggedCache:
         return self._cache
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Rank the next tokens after each prefix, and take the modelled time; see `ModelRunner.forward`.
 
         Raises: CacheRangeError if a segment does not fit its row or two segments share one. Nothing was written then.
+            ValueError if features are wanted: there are none.
         """
+        if feature_layers:
+            raise ValueError("a synthetic model has no features")
         started = self._clock()
         self._check(segments)
         wanted: list[int] = []
@@ -107,7 +110,7 @@ class SyntheticRunner:
         num_tokens = sum(segment.num_new for segment in segments)
         modelled_s = self._spec.forward_s(len(segments), num_tokens) if segments else 0.0
         self._wait_until(started + modelled_s)
-        return logits
+        return ForwardOutput(logits)
 
     def token_ids(self, row: int) -> list[int]:
         """The committed tokens whose keys and values a row holds."""

@@ -37,7 +37,7 @@ class RoundRunner:
         started_s = self.clock()
         trees = self.drafts.collect(batch)  # an empty tree where none came in time
         collected_s = self.clock()
-        logits = self.runner.forward([_segment(each, tree) for each, tree in zip(batch, trees, strict=True)])
+        logits = self.runner.forward([_segment(each, tree) for each, tree in zip(batch, trees, strict=True)]).logits
         verdicts = verify_trees(
             trees,
             logits,

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 
-from torch import Tensor
-
 from starspec.bench.wire.clock import Interval
 from starspec.bench.wire.hub_side import LoggedTransport, RequestLog
 from starspec.cache.ragged import RaggedCache
@@ -18,7 +16,7 @@ from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.loop import HubLoop
 from starspec.models.load import load_runner
-from starspec.models.runner import ModelInfo, ModelRunner, Segment
+from starspec.models.runner import ForwardOutput, ModelInfo, ModelRunner, Segment
 from starspec.speculation.stats import HubStats
 from starspec.wire.messages import HubStatus
 from starspec.wire.zmq_hub import ZmqHub
@@ -41,11 +39,11 @@ class TimedRunner:
     def cache(self) -> RaggedCache:
         return self._runner.cache
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         started_s = time.monotonic()
-        logits = self._runner.forward(segments)
+        output = self._runner.forward(segments, feature_layers)
         self.forwards.append(Interval(started_s, time.monotonic()))
-        return logits
+        return output
 
 
 def run_hub(parent: Connection, model: ModelConfig) -> None:
