@@ -11,7 +11,8 @@ joined by `fc`, and has a smaller vocabulary: its token i is the target's token 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from torch import Tensor
@@ -35,6 +36,7 @@ class HeadSpec:
     feature_layers: tuple[int, ...]  # indices into the target's Hugging Face `hidden_states`: 0 = embeddings
     max_position_embeddings: int
     rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, object] | None = field(default=None, hash=False)  # rope_parameters; None = no scaling
     rms_norm_eps: float = 1e-5
     norm_before_residual: bool = False  # eagle3: the residual is the normed feature
     has_input_norm: bool = False  # eagle: layer 0 norms its input (the published ones do not)
@@ -44,6 +46,15 @@ class HeadSpec:
     def feature_size(self) -> int:
         """Numbers of one position's features: those of all layers side by side."""
         return self.target_hidden_size * len(self.feature_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetShape:
+    """What a head must fit: the shape of its target."""
+
+    num_layers: int  # L
+    hidden_size: int
+    vocab_size: int  # rows of the embedding
 
 
 @dataclass(frozen=True, slots=True)

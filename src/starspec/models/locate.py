@@ -19,9 +19,11 @@ def is_synthetic(model: str) -> bool:
     return model.startswith(SYNTHETIC_PREFIX)
 
 
-def locate(model: str) -> Path:
+def locate(model: str, also: tuple[str, ...] = ()) -> Path:
     """The Hugging Face folder of a model.
 
+    Args:
+        also: patterns of files to download besides `HUB_FILES`.
     Effects: converts a .gguf file into the local cache the first time; downloads a hub id unless it is cached or
         HF_HUB_OFFLINE is set.
     Raises: ModelError saying what is missing, with the nearest name beside it if there is one.
@@ -35,7 +37,7 @@ def locate(model: str) -> Path:
         return path
     if _looks_like_path(model):
         raise ModelError(f"there is no model at '{model}'{_nearest_sibling(path)}")
-    return _from_hub(model)
+    return _from_hub(model, HUB_FILES + also)
 
 
 def _from_file(path: Path) -> Path:
@@ -60,11 +62,11 @@ def _nearest_sibling(path: Path) -> str:
     return f"; did you mean '{path.parent / close[0]}'?" if close else ""
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415 (slow to import)
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+        return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # its errors are of a dozen unrelated types, network ones included
         if constants.HF_HUB_OFFLINE:
             why = "it is not in the local hub cache, and HF_HUB_OFFLINE forbids downloading it"
