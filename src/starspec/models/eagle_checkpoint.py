@@ -155,4 +155,5 @@ def _in_order(spec: HeadSpec, tensors: dict[str, Tensor], token_ids: Tensor) -> 
 
 
 def _stored(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.bfloat16).contiguous()
+    contiguous = torch.contiguous_format
+    return tensor.detach().to("cpu", torch.bfloat16, memory_format=contiguous, copy=True)  # tied tensors go apart

@@ -101,13 +101,16 @@ class HeadConfig:
 
     def rope(self) -> tuple[float, dict[str, object] | None]:
         """Theta, and the scaling as Hugging Face's rope parameters; None = plain."""
-        parameters = dict(self.layer.get("rope_parameters") or {})
+        settings = [self.layer.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+        if not all(isinstance(each, Mapping) for each in settings):
+            raise ModelError(f"the config.json of '{self.head}' has rotary settings that are no JSON object")
+        parameters, scaling = map(dict, settings)
         theta = self.number("rope_theta", 10000.0, {**self.layer, **parameters})
         parameters.pop("rope_theta", None)
-        scaling = parameters or dict(self.layer.get("rope_scaling") or {})
+        scaling = parameters or scaling
         if "type" in scaling:  # as older files call it
             scaling.setdefault("rope_type", scaling.pop("type"))
-        kind = scaling.get("rope_type", "default")
+        kind = str(scaling.get("rope_type", "default"))
         if kind not in ROPE_TYPES:
             raise ModelError(f"'{self.head}' is not supported: rotary type '{kind}'{nearest(kind, list(ROPE_TYPES))}")
         return theta, None if kind == "default" else scaling

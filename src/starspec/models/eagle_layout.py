@@ -74,6 +74,11 @@ def tensor_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
 
 def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
     """Raises: ModelError naming the first tensor that is missing, unknown, or of the wrong shape or type."""
+    if spec.num_attention_heads % spec.num_key_value_heads or spec.head_dim % 2:
+        raise ModelError(
+            f"'{head}' is corrupt: its config.json says {spec.num_attention_heads} attention heads over "
+            f"{spec.num_key_value_heads} key-value heads of size {spec.head_dim}"
+        )
     expected = tensor_shapes(spec)
     for name in sorted(tensors):
         if name not in expected:
