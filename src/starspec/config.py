@@ -16,10 +16,13 @@ from starspec.errors import ConfigError
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 DTYPES = ("float32", "bfloat16", "float16")
+METHODS = ("draft_model", "eagle", "eagle3", "ngram")
+EAGLE_METHODS = ("eagle", "eagle3")  # drafts that read the target's hidden states
 QUANTIZATIONS = ("none", "int8", "int4")
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
+MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
 MIN_LEASE_S = 0.1
 
 T = TypeVar("T")
@@ -80,14 +83,17 @@ class LengthConfig:
 class SpeculativeConfig:
     """`--speculative-config`: vLLM's keys where the meaning is the same, ours under `remote` and `length`."""
 
-    method: Literal["draft_model", "ngram"] = "draft_model"
-    model: str | None = None  # the draft; None with `remote.endpoint` (the hub has it) or method ngram
+    method: Literal["draft_model", "eagle", "eagle3", "ngram"] = "draft_model"
+    model: str | None = (
+        None  # the draft or the EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
+    )
     quantization: Literal["none", "int8", "int4"] = "none"  # of the draft's weights
     num_speculative_tokens: int = 4  # K: depth of the chain, 0..64
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
     num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
     max_model_len: int | None = None  # of the draft
+    feature_layers: tuple[int, ...] | None = None  # hidden states that an EAGLE head reads; None = as it says itself
     prompt_lookup_min: int = 2  # shortest n-gram that method ngram looks up
     prompt_lookup_max: int = 4  # longest
     rejection_sample_method: Literal["coupled"] = "coupled"  # the target's token decides, design D1
@@ -95,7 +101,7 @@ class SpeculativeConfig:
     length: LengthConfig = field(default_factory=LengthConfig)
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, ("draft_model", "ngram"))
+        _one_of("method", self.method, METHODS)
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("rejection_sample_method", self.rejection_sample_method, ("coupled",))
         if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:

@@ -154,5 +154,5 @@ def test_an_address_that_is_not_loopback_needs_keys() -> None:
 
 
 def test_a_draft_model_that_is_not_given_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="draft model"):
+    with pytest.raises(ConfigError, match="needs a draft"):
         load_drafter(SpeculativeConfig(), None, 1)

@@ -90,6 +90,13 @@ class _WatchedDrafts:
     def open(self, sequence: TargetSequence) -> None:
         self._drafts.open(sequence)
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self._drafts.feature_layers
+
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        self._drafts.read(sequence, start, features)
+
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         trees = self._drafts.collect(batch)
         self._recorder.note_trees(trees)

@@ -51,3 +51,15 @@ class FeatureTail:
             if first <= position:
                 break
         return parts[0] if len(parts) == 1 else torch.cat(parts[::-1])
+
+
+def to_bytes(features: Tensor) -> bytes:
+    """Features [T, F] as they cross the wire: bfloat16, row by row."""
+    return features.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def from_bytes(data: bytes, num_positions: int) -> Tensor:
+    """Features [num_positions, F] bfloat16 on the CPU. Raises: ValueError if the bytes do not make up whole rows."""
+    if not data or len(data) % (2 * num_positions):
+        raise ValueError(f"{len(data)} bytes are no features of {num_positions} positions")
+    return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(num_positions, -1)

@@ -74,9 +74,9 @@ DraftQuantization = Annotated[
     ),
 ]
 SpecMethod = Annotated[
-    Literal["draft_model", "ngram"] | None,
+    Literal["draft_model", "eagle", "eagle3", "ngram"] | None,
     typer.Option(
-        help="What drafts: a model, or prompt lookup. The same as 'method' of --speculative-config.",
+        help="What drafts: a model, an EAGLE head, or prompt lookup. The same as 'method' of --speculative-config.",
         show_default="draft_model",
         rich_help_panel=SPECULATION,
     ),

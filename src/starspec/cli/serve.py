@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import EAGLE_METHODS, GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -29,8 +29,8 @@ def draft(
     target: Annotated[
         str | None,
         typer.Option(
-            help="Start only if the draft shares the vocabulary of this target model; each target is checked in any "
-            "case when it connects.",
+            help="The target model: an EAGLE head borrows its embedding; a draft model must share its vocabulary (each "
+            "target is checked in any case when it connects).",
             show_default=opt.NONE_GIVEN,
             rich_help_panel=opt.MODELS,
         ),
@@ -73,8 +73,11 @@ def draft(
             json_text=speculative_config, method=spec_method, model=draft, quantization=draft_quantization
         )
         speculative = options.to_config() or SpeculativeConfig()
-        if speculative.method == "draft_model" and speculative.model is None:
+        if speculative.method != "ngram" and speculative.model is None:
             raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
+        is_head = speculative.method in EAGLE_METHODS
+        if is_head and target is None:
+            raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
         config = HubConfig(
             host=host,
             port=port,
@@ -104,9 +107,9 @@ def draft(
             from starspec.draft.server import DraftServer  # noqa: PLC0415 (imports torch)
             from starspec.models.vocabulary import check_pair  # noqa: PLC0415
 
-            if target is not None and model is not None and target != model.model:
+            if target is not None and model is not None and target != model.model and not is_head:
                 check_pair(target, model.model)
-            server = DraftServer(config, speculative, model, process.trace)
+            server = DraftServer(config, speculative, model, target, process.trace)
         process.serve(server.address, server.run, server.stop)
 
 

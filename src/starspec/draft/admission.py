@@ -9,6 +9,15 @@ from starspec.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureTerms:
+    """What a draft reads of its targets besides token ids."""
+
+    layers: tuple[int, ...]  # hidden states, as Hugging Face counts them
+    hidden_size: int
+    window: int  # positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HubTerms:
     """What a hub offers, and to whom."""
 
@@ -17,6 +26,7 @@ class HubTerms:
     max_targets: int
     max_draft_tokens: int
     lease_s: float
+    features: FeatureTerms | None = None  # None: the draft reads token ids alone
 
 
 def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
@@ -29,8 +39,23 @@ def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
     return (
         _refuse_version(hello)
         or _refuse_vocabulary(terms, hello)
+        or _refuse_features(terms, hello)
         or _refuse_full(terms, num_targets)
-        or Welcome(PROTOCOL_VERSION, SessionId(""), 0, terms.draft_name, terms.max_draft_tokens, terms.lease_s)
+        or _welcome(terms)
+    )
+
+
+def _welcome(terms: HubTerms) -> Welcome:
+    layers, window = (terms.features.layers, terms.features.window) if terms.features else ((), 0)
+    return Welcome(
+        PROTOCOL_VERSION,
+        SessionId(""),
+        0,
+        terms.draft_name,
+        terms.max_draft_tokens,
+        terms.lease_s,
+        layers,
+        window,
     )
 
 
@@ -45,6 +70,18 @@ def _refuse_vocabulary(terms: HubTerms, hello: Hello) -> Refused | None:
     if terms.vocab_fingerprint in (None, hello.vocab_fingerprint):
         return None
     return Refused("vocabulary", f"the draft {terms.draft_name} does not share the target's tokenizer")
+
+
+def _refuse_features(terms: HubTerms, hello: Hello) -> Refused | None:
+    wanted = terms.features
+    if wanted is None or (hello.hidden_size == wanted.hidden_size and max(wanted.layers) <= hello.num_layers):
+        return None
+    layers = ", ".join(str(layer) for layer in wanted.layers)
+    return Refused(
+        "features",
+        f"the draft {terms.draft_name} reads hidden states {layers} of {wanted.hidden_size} numbers; the target's are "
+        f"0 to {hello.num_layers} of {hello.hidden_size}: use the head that was trained for this target",
+    )
 
 
 def _refuse_full(terms: HubTerms, num_targets: int) -> Refused | None:

@@ -39,17 +39,18 @@ class RequestBuffer:
         return len(self._waiting)
 
     def update(self, session: DraftSession) -> None:
-        """Take in what the session owes now. One that waits already keeps its place in the line.
+        """Take in what the session owes now. One that waits already keeps its place in the line;
+        one whose target has not said all that it needs is not in it.
 
         Effects: a session that can never grow again gives its row back.
         """
         self._is_settled = False
         if not session.room:
             self._free(session)
-        if session.request is None:
-            self._waiting.pop(session.key, None)
-        else:
+        if self._is_due(session):
             self._waiting[session.key] = session
+        else:
+            self._waiting.pop(session.key, None)
 
     def remove(self, session: DraftSession) -> None:
         """Forget the session and free its row."""
@@ -84,12 +85,15 @@ class RequestBuffer:
         """Raises: OurBug unless the line and the rows are those of exactly these sessions."""
         sessions = list(sessions)
         self._drafter.check_integrity(sessions)
-        if self._waiting != {session.key: session for session in sessions if session.request is not None}:
+        if self._waiting != {session.key: session for session in sessions if self._is_due(session)}:
             raise OurBug(f"the buffer holds {list(self._waiting)}, which is not who waits")
         if self._holders != {session.key: session for session in sessions if session.row is not None}:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
         if self._is_settled and self._choose_layer() != choose_layer(self._snapshot()):
             raise OurBug(f"{self._choose_layer()} is not the layer that the scheduler would choose")
+
+    def _is_due(self, session: DraftSession) -> bool:
+        return session.request is not None and self._drafter.can_grow(session)
 
     def _choose_layer(self) -> Layer:
         """The scheduler's choice, taken from the last layer where that is the same."""

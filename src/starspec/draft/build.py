@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.admission import HubTerms
+from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
+from starspec.draft.admission import FeatureTerms, HubTerms
+from starspec.draft.eagle import FEATURE_WINDOW, EagleDrafter
 from starspec.draft.grow import CausalDrafter, Drafter
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.errors import ConfigError
+from starspec.models.eagle_load import load_head
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
 from starspec.tracing import Tracer
@@ -25,13 +27,17 @@ class LoadedDrafter:
     vocab_fingerprint: str | None  # None: any vocabulary will do
     num_rows: int  # sessions that can grow at once
     num_cache_bytes: int  # when every slot of every row is in use
+    features: FeatureTerms | None = None  # what it reads of the target besides token ids
 
 
-def load_drafter(speculative: SpeculativeConfig, model: ModelConfig | None, num_ngram_rows: int) -> LoadedDrafter:
+def load_drafter(
+    speculative: SpeculativeConfig, model: ModelConfig | None, num_ngram_rows: int, target: str | None = None
+) -> LoadedDrafter:
     """Load what the method asks for.
 
     Args:
-        model: the draft model and how it runs; unused by method 'ngram'.
+        model: the draft model or head and how it runs; unused by method 'ngram'.
+        target: the model that an EAGLE head drafts for; unused by others.
         num_ngram_rows: sessions whose n-gram index is kept; unused by others.
     Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported.
     """
@@ -39,10 +45,24 @@ def load_drafter(speculative: SpeculativeConfig, model: ModelConfig | None, num_
         lookup = (speculative.prompt_lookup_min, speculative.prompt_lookup_max)
         return LoadedDrafter(NgramDrafter(*lookup, num_ngram_rows), None, num_ngram_rows, 0)
     if model is None:
-        raise ConfigError("method 'draft_model' needs a draft model")
+        raise ConfigError(f"method '{speculative.method}' needs a draft: give its model")
+    if speculative.method in EAGLE_METHODS:
+        return _load_eagle(speculative, model, target)
     runner = load_runner(model)
     fingerprint = vocab_fingerprint(load_tokenizer(model.model))
     return LoadedDrafter(CausalDrafter(runner), fingerprint, runner.cache.num_rows, runner.cache.num_bytes)
+
+
+def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str | None) -> LoadedDrafter:
+    if target is None:
+        raise ConfigError("an EAGLE head borrows from its target: give the target's model too")
+    head = load_head(model, target, speculative.feature_layers)
+    spec = head.spec
+    if spec.method != speculative.method:
+        raise ConfigError(f"'{model.model}' is a head of method '{spec.method}', not '{speculative.method}'")
+    terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
+    fingerprint = vocab_fingerprint(load_tokenizer(target))
+    return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
 
 
 def build_hub(
@@ -55,6 +75,7 @@ def build_hub(
         max_tags=config.max_tags,
         max_draft_tokens=config.max_draft_tokens,
         prefill_chunk=config.prefill_chunk,
+        feature_window=FEATURE_WINDOW,
         trace=trace,
     )
 
@@ -67,4 +88,5 @@ def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:
         max_targets=config.max_targets,
         max_draft_tokens=config.max_draft_tokens,
         lease_s=config.lease_s,
+        features=loaded.features,
     )

@@ -10,10 +10,11 @@ from torch import Tensor
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.growing_tree import Guess
 from starspec.draft.session import DraftSession
-from starspec.errors import OurBug
+from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.runner import ModelRunner, Segment
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.sampling import propose_token, propose_tokens
+from starspec.wire.messages import Features
 
 NUM_SPARE = 4  # looked at beyond those wanted: of equal logits the lowest ids are to be taken
 
@@ -57,6 +58,14 @@ class Drafter(Protocol):
 
     def free(self, session: DraftSession) -> None:
         """Take the session's row away, if it has one. Effects: `session.row`, and what is known by it; tokens stay."""
+        ...
+
+    def learn(self, session: DraftSession, message: Features) -> None:
+        """Take in what the target thought. Raises: PeerProtocolError, changing nothing, if this is of no use."""
+        ...
+
+    def can_grow(self, session: DraftSession) -> bool:
+        """Whether all is here that the next layer is made of; until then the session waits for its target."""
         ...
 
     def num_missing(self, session: DraftSession) -> int:
@@ -122,6 +131,12 @@ class CausalDrafter:
             session.row = None
             session.tree.clear()
 
+    def learn(self, session: DraftSession, message: Features) -> None:  # noqa: ARG002
+        raise PeerProtocolError("this draft reads no features")
+
+    def can_grow(self, session: DraftSession) -> bool:  # noqa: ARG002
+        return True
+
     def num_missing(self, session: DraftSession) -> int:
         return self._num_uncommitted(session) or len(session.to_forward) or 1
 
@@ -184,33 +199,37 @@ class CausalDrafter:
             self._cache.truncate(session.row, length)
 
 
-def guess_children(points: Sequence[Point], logits: Tensor) -> list[list[Guess]]:
+def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None = None) -> list[list[Guess]]:
     """Guess the target's next token after each node, with the target's own law (design D1).
 
     Args:
-        logits: [B, V], one row a node.
+        logits: [B, V], one row a node; or [B, Vd] if the draft knows only some tokens.
+        token_ids: [Vd], increasing: those that it knows.
     Returns: B lists, likeliest first, of at most the budget's `top_k` guesses.
     """
     if not points:
         return []
     is_plain = [session.law.is_plain_argmax for session, _ in points]
     top_k = max(session.budget.top_k for session, _ in points)
-    likeliest = _likeliest(logits, top_k) if any(is_plain) else []
+    likeliest = _likeliest(logits, top_k, token_ids) if any(is_plain) else []
     return [
-        (_plain_guess(point, likeliest[index]) if is_plain[index] else None) or _guess(point, logits[index])
+        (_plain_guess(point, likeliest[index]) if is_plain[index] else None)
+        or _guess(point, _of_all_tokens(logits[index], token_ids, point.session.target_vocab_size))
         for index, point in enumerate(points)
     ]
 
 
-def _likeliest(logits: Tensor, top_k: int) -> list[list[Guess]]:
+def _likeliest(logits: Tensor, top_k: int, token_ids: Tensor | None) -> list[list[Guess]]:
     """The `top_k` largest of each row [B, V], of equals mostly the lowest id first, in one go for all rows."""
     if top_k == 1:  # max is five times as fast as argmax on a CPU, and finds the same index
-        return [[Guess(token_id, 0.0)] for token_id in logits.max(dim=-1).indices.tolist()]
+        best = logits.max(dim=-1).indices
+        return [[Guess(token_id, 0.0)] for token_id in (best if token_ids is None else token_ids[best]).tolist()]
     top = logits.topk(min(top_k + NUM_SPARE, logits.shape[-1]), dim=-1)
+    indices = top.indices if token_ids is None else token_ids[top.indices]
     log_confidences = (top.values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).tolist()
     return [
         [Guess(*pair) for pair in sorted(zip(ids, row, strict=True), key=lambda pair: (-pair[1], pair[0]))]
-        for ids, row in zip(top.indices.tolist(), log_confidences, strict=True)
+        for ids, row in zip(indices.tolist(), log_confidences, strict=True)
     ]
 
 
@@ -220,6 +239,14 @@ def _plain_guess(point: Point, likeliest: list[Guess]) -> list[Guess]:
     # the draft's embedding may be padded further than the target's
     known = [guess for guess in likeliest if guess.token_id < session.target_vocab_size]
     return known[: session.budget.top_k]
+
+
+def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [V] of a draft that knows only some tokens [Vd]: it never says the others."""
+    if token_ids is None:
+        return logits
+    num_tokens = max(vocab_size, int(token_ids[-1]) + 1)
+    return logits.new_full((num_tokens,), float("-inf")).index_put_((token_ids,), logits)
 
 
 def _guess(point: Point, logits: Tensor) -> list[Guess]:

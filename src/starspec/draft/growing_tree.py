@@ -76,6 +76,9 @@ class GrowingTree:
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return [self.token_ids[node] for node in order], [place[self._parents[node]] for node in order]
 
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
     def path(self, node: int) -> list[int]:
         """Tokens from below the root to the node and with it."""
         tokens: list[int] = []

@@ -25,6 +25,7 @@ from starspec.tracing import Tracer
 from starspec.wire.messages import (
     Close,
     Fault,
+    Features,
     Goodbye,
     HubStatus,
     HubToTarget,
@@ -55,6 +56,7 @@ class DraftHub:
         max_tags: sessions held at once; one beyond it is answered with an empty proposal and a time to ask again.
         max_draft_tokens: nodes of one proposal, at most.
         prefill_chunk: prompt tokens in one layer, at most.
+        feature_window: positions whose features are kept of each tag.
         trace: records layers and idle gaps.
     """
 
@@ -66,6 +68,7 @@ class DraftHub:
         max_tags: int,
         max_draft_tokens: int,
         prefill_chunk: int,
+        feature_window: int = 0,
         trace: Tracer | None = None,
     ) -> None:
         self.stats = HubStats()
@@ -73,6 +76,7 @@ class DraftHub:
         self._clock = clock
         self._max_tags = max_tags
         self._max_draft_tokens = max_draft_tokens
+        self._feature_window = feature_window
         self._buffer = RequestBuffer(drafter, prefill_chunk=prefill_chunk, decode_width=DECODE_WIDTH)
         self._ledger = Ledger(self.stats, clock(), trace)
         self._spokes: dict[SessionId, Spoke] = {}
@@ -94,7 +98,9 @@ class DraftHub:
         """
         if session_id in self._spokes:
             raise OurBug(f"session {session_id} of target {target_id} joins twice")
-        limits = DraftLimits(self._drafter.max_len, self._drafter.vocab_size, self._max_draft_tokens, vocab_size)
+        limits = DraftLimits(
+            self._drafter.max_len, self._drafter.vocab_size, self._max_draft_tokens, vocab_size, self._feature_window
+        )
         self._spokes[session_id] = Spoke(target_id, limits)
         self.stats.num_targets = len(self._spokes)
 
@@ -172,6 +178,8 @@ class DraftHub:
                 self._open(TagKey(session_id, message.tag), message, now)
             case Verdict():
                 self._reroot(TagKey(session_id, message.tag), message, now)
+            case Features():
+                self._learn(TagKey(session_id, message.tag), message)
             case Close():
                 key = TagKey(session_id, message.tag)
                 if self._link(key).receive(message):
@@ -219,6 +227,13 @@ class DraftHub:
         elif link.gap:
             self._drop(key)
             self._reply(key.session_id, link.send(link.gap))
+
+    def _learn(self, key: TagKey, message: Features) -> None:
+        """Features of a tag that is not held are dropped: its target is told by what answers its next message."""
+        session = self._sessions.get(key)
+        if session is not None:
+            self._drafter.learn(session, message)
+            self._buffer.update(session)
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         self._drafter.ask(session, budget, now)

@@ -9,7 +9,7 @@ import structlog
 
 from starspec.draft.hub import DraftHub, Reply
 from starspec.ids import SessionId
-from starspec.wire.messages import Close, Fault, HubStatus, HubToTarget, Open, Verdict
+from starspec.wire.messages import Close, Fault, Features, HubStatus, HubToTarget, Open, Verdict
 from starspec.wire.transport import Arrival, HubTransport, Joined, Left
 
 log = structlog.get_logger()
@@ -79,5 +79,5 @@ class HubLoop:
             self._transport.send(session_id, messages)
 
     def _give_up(self, arrival: Arrival) -> None:
-        if isinstance(arrival.message, Open | Verdict | Close):
+        if isinstance(arrival.message, Open | Features | Verdict | Close):
             self._hub.lose(arrival.session_id, arrival.message.tag, self._clock())

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from starspec.cache.rows import RowPool
 from starspec.draft.grow import Growth
 from starspec.draft.session import DraftSession
-from starspec.errors import OurBug
+from starspec.errors import OurBug, PeerProtocolError
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
+from starspec.wire.messages import Features
 
 ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
 
@@ -45,6 +46,12 @@ class NgramDrafter:
             self._rows.free(session.row)
             del self._indexes[session.row]
             session.row = None
+
+    def learn(self, session: DraftSession, message: Features) -> None:  # noqa: ARG002
+        raise PeerProtocolError("prompt lookup reads no features")
+
+    def can_grow(self, session: DraftSession) -> bool:  # noqa: ARG002
+        return True
 
     def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
         return 1

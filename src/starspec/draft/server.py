@@ -29,7 +29,8 @@ class DraftServer:
 
     Args:
         speculative: method and limits of the drafter.
-        model: the draft model and how it runs; None for method 'ngram'.
+        model: the draft and how it runs; None for method 'ngram'.
+        target: the model that an EAGLE head drafts for.
     Raises: ConfigError if it cannot or must not listen there; ModelError if the model cannot be used.
     """
 
@@ -38,10 +39,11 @@ class DraftServer:
         config: HubConfig,
         speculative: SpeculativeConfig,
         model: ModelConfig | None,
+        target: str | None = None,
         trace: Tracer | None = None,
     ) -> None:
         keys = load_keys(config.keys, "hub")  # first: a missing key is known at once, a model takes a while
-        loaded = load_drafter(speculative, model, config.max_tags)
+        loaded = load_drafter(speculative, model, config.max_tags, target)
         hub = build_hub(loaded.drafter, config, trace=trace)
         self._is_stopping = threading.Event()
         self._status = HubStatus(loaded.drafter.name, HubStats())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from starspec.cache.features import FeatureTail
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
@@ -24,6 +25,7 @@ class DraftLimits:
     vocab_size: int  # token ids below this can be read
     max_draft_tokens: int  # of one proposal
     target_vocab_size: int  # token ids below this are the target's
+    feature_window: int = 0  # positions whose features are kept
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class DraftSession:
         self.law = opened.law
         self.token_ids = list(opened.token_ids)
         self.tree = GrowingTree(opened.law.end_token_ids)
+        self.features = FeatureTail(limits.feature_window)
         self.row: int | None = None
         self.request: DraftRequest | None = None
         self.last_used_s = now

@@ -160,9 +160,9 @@ def _rotary(spec: HeadSpec, max_len: int, device: torch.device) -> LlamaRotaryEm
         num_attention_heads=spec.num_attention_heads,
         head_dim=spec.head_dim,
         max_position_embeddings=max_len,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        rope_parameters={"rope_type": "default", **(spec.rope_scaling or {}), "rope_theta": spec.rope_theta},
     )
-    return LlamaRotaryEmbedding(config, device=device)
+    return LlamaRotaryEmbedding(config).to(device)
 
 
 def _info(spec: HeadSpec, config: ModelConfig, name: str, tensors: dict[str, Tensor]) -> ModelInfo:

@@ -21,7 +21,7 @@ from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.batch import RaggedBatch
 from starspec.models.fused_attention import AttentionShape
-from starspec.models.fused_layer import FusedLayer, own_copy, take_layer, take_norm
+from starspec.models.fused_layer import own_copy, take_layer, take_norm
 from starspec.models.hf import make_cache
 from starspec.models.linear import Packer, StepLinear
 from starspec.models.numerics import settle_numerics

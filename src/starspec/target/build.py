@@ -69,7 +69,11 @@ def make_drafts(
         if speculative.method == "ngram":
             return ngram
         raise ConfigError("a target server needs the hub's address: give --hub or remote.endpoint")
-    hello = Hello(PROTOCOL_VERSION, TargetId(config.name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
+    info = runner.info
+    fingerprint = vocab_fingerprint(tokenizer)
+    hello = Hello(
+        PROTOCOL_VERSION, TargetId(config.name), info.vocab_size, fingerprint, info.num_layers, info.hidden_size
+    )
     keys = load_keys(remote.keys, "target") if remote.keys else None
     transport = ZmqTarget(remote.endpoint, hello, keys, remote.insecure)
     return RemoteDrafts(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import Protocol
 
+from torch import Tensor
+
 from starspec.ids import RequestId
 from starspec.length.policy import LengthPolicy, LengthSnapshot
 from starspec.speculation.budget import DraftBudget
@@ -18,6 +20,14 @@ class Drafts(Protocol):
 
     def open(self, sequence: Sequence) -> None:
         """A sequence got its cache row: begin drafting for it."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Hidden states of the target that the drafts are made of; () = none."""
+        ...
+
+    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+        """The prompt's positions `start ..` were forwarded, and these are their features [T, F]."""
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
         """One tree for each sequence, empty where there is none. Blocks at most until the deadline."""
@@ -55,6 +65,10 @@ class NoDrafts:
     """Plain decoding."""
 
     is_connected = False
+    feature_layers: tuple[int, ...] = ()
+
+    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+        pass
 
     def open(self, sequence: Sequence) -> None:
         pass
@@ -82,6 +96,7 @@ class NgramDrafts:
     """Prompt lookup in this process: no model, no hub."""
 
     is_connected = True
+    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, policy: LengthPolicy, lookup_min: int, lookup_max: int) -> None:
         self._policy = policy
@@ -93,6 +108,9 @@ class NgramDrafts:
         index = NgramIndex(*self._lookup)
         index.append(sequence.token_ids)
         self._indexes[sequence.request_id] = index
+
+    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+        pass
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
         return [self.propose(sequence) for sequence in batch]

@@ -201,8 +201,10 @@ class TargetEngine:
         chunk = sequence.token_ids[start : min(start + self._config.prefill_chunk, sequence.prompt_len - 1)]
         if chunk:
             started_s = self._clock()
-            self.runner.forward([Segment(sequence.row, chunk, num_logits=0)])
+            output = self.runner.forward([Segment(sequence.row, chunk, num_logits=0)], self.drafts.feature_layers)
             cache.append(sequence.row, len(chunk))
+            if output.features is not None:
+                self.drafts.read(sequence, start, output.features)
             if self._trace is not None:
                 self._trace.slice("verify", "prefill", started_s, self._clock(), num_tokens=len(chunk))
         if cache.lengths[sequence.row] == sequence.prompt_len - 1:

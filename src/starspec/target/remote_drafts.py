@@ -17,6 +17,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
+from starspec.cache.features import FeatureTail, to_bytes
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
 from starspec.length.policy import LengthPolicy
@@ -25,8 +29,19 @@ from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_liveness import HubLiveness
-from starspec.target.sequence import Emitted, Sequence
-from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, TreeShape, Verdict
+from starspec.target.sequence import Emitted, Sequence, SequenceState
+from starspec.wire.messages import (
+    Close,
+    Features,
+    HubToTarget,
+    Open,
+    Ping,
+    Proposal,
+    Reopen,
+    TargetToHub,
+    TreeShape,
+    Verdict,
+)
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 
@@ -38,6 +53,7 @@ PING_INTERVAL_S = 0.5  # also what a lost hub is found by
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
 PAUSE_ROUNDS = 16
 NO_DRAFT = DraftBudget.chain(0)
+MAX_FEATURE_BYTES = 512 * 1024  # of one frame
 
 
 @dataclass(slots=True)
@@ -54,6 +70,8 @@ class _TagState:
     num_misses: int = 0  # in a row
     num_pause_rounds: int = 0
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
+    features: FeatureTail = field(default_factory=lambda: FeatureTail(0))
+    told: int = 0  # the hub has the features of positions before this, as far as it wants them
 
 
 class RemoteDrafts:
@@ -88,6 +106,7 @@ class RemoteDrafts:
         self._next_ping_s = 0.0
         self._hub = HubLiveness(clock())
         self._num_connects = 0
+        self._feature_terms: tuple[tuple[int, ...], int] = ((), 0)  # of the hub found last: it may come back
         self._is_waiting = False  # in `_await`: what arrives now has just arrived
         self._round, self._verify = Mean(), Mean()  # seconds of recent rounds
 
@@ -108,11 +127,22 @@ class RemoteDrafts:
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
-        state = _TagState(sequence, TagSession(Role.TARGET, tag))
+        state = _TagState(sequence, TagSession(Role.TARGET, tag), features=FeatureTail(self._feature_terms[1]))
         self._tags[tag] = state
         self._by_request[sequence.request_id] = tag
         if not self._hub.is_lost:
-            self._transport.send([self._open(state)])
+            self._transport.send(self._open(state))
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self._feature_terms[0]
+
+    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+        state = self._state(sequence)
+        if state is not None:
+            state.features.add(start, features)
+            if state.session.is_held and not self._hub.is_lost:
+                self._transport.send(self._features(state))
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
         self.poll()
@@ -129,12 +159,15 @@ class RemoteDrafts:
                 continue
             if added.finish is not None:
                 messages.extend(self._forget(state))
-            elif state.is_opening:
+                continue
+            if added.features is not None:
+                state.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
+            if state.is_opening:
                 state.untold += added.token_ids
             elif state.session.is_held:
-                messages.append(self._verdict(state, added.token_ids))
+                messages += self._verdict(state, added.token_ids)
             elif not self._hub.is_lost and self._clock() >= state.open_at_s:
-                messages.append(self._open(state))
+                messages += self._open(state)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
         self._transport.send(messages)
@@ -232,7 +265,18 @@ class RemoteDrafts:
         """The hub is heard (again): open every tag from its token ids."""
         self._hub.find(self._clock())
         self._stats.num_reconnects = self._hub.num_found - 1
-        self._transport.send([self._open(state) for state in self._tags.values()])
+        self._take_terms()
+        for state in self._tags.values():
+            self._transport.send(self._open(state))
+
+    def _take_terms(self) -> None:
+        """Which features this hub reads. Those that were kept for one that read others are of no use."""
+        welcome = self._transport.welcome
+        if welcome is None or (welcome.feature_layers, welcome.feature_window) == self._feature_terms:
+            return
+        self._feature_terms = (welcome.feature_layers, welcome.feature_window)
+        for state in self._tags.values():
+            state.features = FeatureTail(welcome.feature_window)
 
     # ---------------------------------------------------------------- messages
 
@@ -247,13 +291,13 @@ class RemoteDrafts:
         if state is None or not self._is_fresh(state, message):
             self._stats.num_stale_messages += 1
         elif isinstance(message, Reopen):
-            self._transport.send([self._open(state)])
+            self._transport.send(self._open(state))
         elif message.retry_after_s:
             self._let_go(state)
             state.open_at_s = self._clock() + message.retry_after_s
         elif state.untold:
             untold, state.untold, state.is_opening = state.untold, [], False
-            self._transport.send([self._verdict(state, untold)])
+            self._transport.send(self._verdict(state, untold))
         else:
             self._take(state, message)
 
@@ -279,9 +323,9 @@ class RemoteDrafts:
             return budget
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
 
-    def _open(self, state: _TagState) -> Open:
+    def _open(self, state: _TagState) -> list[TargetToHub]:
         sequence = state.sequence
-        wanted = self._wanted(sequence)
+        wanted = self._wanted(sequence) if self._is_draftable(state) else NO_DRAFT
         message = Open(
             tag=state.session.tag,
             epoch=state.session.next_epoch,
@@ -294,10 +338,12 @@ class RemoteDrafts:
         state.session.send(message)
         self._ask(state, wanted)
         state.is_opening, state.untold = state.is_awaited, []
-        return message
+        state.told = 0
+        return [message, *self._features(state)]
 
-    def _verdict(self, state: _TagState, token_ids: list[int]) -> Verdict:
-        wanted = NO_DRAFT if state.num_pause_rounds else self._wanted(state.sequence)
+    def _verdict(self, state: _TagState, token_ids: list[int]) -> list[TargetToHub]:
+        is_asked = not state.num_pause_rounds and self._is_draftable(state)
+        wanted = self._wanted(state.sequence) if is_asked else NO_DRAFT
         state.num_pause_rounds = max(0, state.num_pause_rounds - 1)
         message = Verdict(
             tag=state.session.tag,
@@ -309,7 +355,27 @@ class RemoteDrafts:
         )
         state.session.send(message)
         self._ask(state, wanted)
-        return message
+        return [*self._features(state), message]
+
+    def _is_draftable(self, state: _TagState) -> bool:
+        """Whether the hub has, or soon gets, all that it needs to draft behind the committed tokens."""
+        num_wanted = len(state.sequence.token_ids) - 1  # of the last token there are no features yet
+        is_read = state.sequence.state is not SequenceState.PREFILLING
+        return not self.feature_layers or (num_wanted > 0 and not (is_read and state.features.stop < num_wanted))
+
+    def _features(self, state: _TagState) -> list[TargetToHub]:
+        """What the hub has not been told of the tag's features and still wants, in frames that it takes."""
+        tail = state.features
+        first = max(state.told, tail.start, len(state.sequence.token_ids) - 1 - self._feature_terms[1])
+        state.told = max(state.told, tail.stop)
+        if first >= tail.stop:
+            return []
+        features = tail.since(first, tail.stop)
+        size = max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))  # positions of one frame
+        return [
+            Features(state.session.tag, first + index * size, len(part), to_bytes(part))
+            for index, part in enumerate(torch.split(features, size))
+        ]
 
     def _ask(self, state: _TagState, wanted: DraftBudget) -> None:
         state.proposal = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from starspec.models.runner import ModelRunner, Segment
+from starspec.models.runner import ForwardOutput, ModelRunner, Segment
 from starspec.observe.trace import Trace
 from starspec.speculation.logprobs import top_logprobs
 from starspec.speculation.stats import TargetStats
@@ -37,31 +37,33 @@ class RoundRunner:
         started_s = self.clock()
         trees = self.drafts.collect(batch)  # an empty tree where none came in time
         collected_s = self.clock()
-        logits = self.runner.forward([_segment(each, tree) for each, tree in zip(batch, trees, strict=True)]).logits
+        output = self.runner.forward(
+            [_segment(each, tree) for each, tree in zip(batch, trees, strict=True)], self.drafts.feature_layers
+        )
         verdicts = verify_trees(
             trees,
-            logits,
+            output.logits,
             [each.law for each in batch],
             [len(each.token_ids) for each in batch],
             [each.counts for each in batch],
         )
-        emitted = self._commit(batch, trees, verdicts, logits)
+        emitted = self._commit(batch, trees, verdicts, output)
         verified_s = self.clock()
         self.drafts.report(batch, emitted)
         self._time(started_s, collected_s, verified_s)
         return [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
 
     def _commit(
-        self, batch: Rows[Sequence], trees: Rows[DraftTree], verdicts: Rows[TreeVerdict], logits: Tensor
+        self, batch: Rows[Sequence], trees: Rows[DraftTree], verdicts: Rows[TreeVerdict], output: ForwardOutput
     ) -> list[Emitted]:
         """Extend every sequence by its verdict; keep the K/V of the root and of the accepted path."""
         emitted, first_row = [], 0
         for sequence, tree, verdict in zip(batch, trees, verdicts, strict=True):
-            num_rows = tree.num_draft_tokens + 1
-            added = sequence.extend(
-                verdict.token_ids, _logprobs(sequence, verdict, logits[first_row : first_row + num_rows])
-            )
-            first_row += num_rows
+            rows = slice(first_row, first_row + tree.num_draft_tokens + 1)
+            first_row = rows.stop
+            added = sequence.extend(verdict.token_ids, _logprobs(sequence, verdict, output.logits[rows]))
+            if output.features is not None:
+                added.features = output.features[rows][list(verdict.rows[: len(added.token_ids)])]
             assert sequence.row is not None
             self.runner.cache.commit(sequence.row, verdict.rows[: len(added.token_ids)])
             num_accepted = min(verdict.num_accepted, len(added.token_ids))

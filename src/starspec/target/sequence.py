@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+from torch import Tensor
+
 from starspec.ids import RequestId
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
@@ -36,6 +38,7 @@ class Emitted:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
+    features: Tensor | None = None  # [tokens, F] of the positions before each of them, if the drafts read any
 
 
 class Sequence:

@@ -14,6 +14,7 @@ from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.wire.messages import (
     Close,
     Fault,
+    Features,
     Goodbye,
     Hello,
     Message,
@@ -60,7 +61,7 @@ LINK_TRANSITIONS: Final[Mapping[LinkState, Mapping[type[Message], LinkState]]] =
     LinkState.CONNECTED: {
         **_ANY_TIME,
         Welcome: LinkState.CONNECTED,
-        **dict.fromkeys((Open, Verdict, Close, Proposal, Reopen, Ping, Pong, Fault), LinkState.CONNECTED),
+        **dict.fromkeys((Open, Features, Verdict, Close, Proposal, Reopen, Ping, Pong, Fault), LinkState.CONNECTED),
     },
 }  # besides messages: a dropped connection or an expired lease leads from everywhere to DISCONNECTED
 

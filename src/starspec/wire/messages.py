@@ -1,8 +1,8 @@
 """Every message that crosses a process border, in one file.
 
 Draft link (hub and target): `Hello -> Welcome | Refused` once on the hub's public port; then, on the target's own
-port, `Open`, `Verdict`, `Close`, `Ping` from the target and `Proposal`, `Reopen`, `Pong` from the hub; `Goodbye`
-and `Fault` from either. Serving link (gateway and target): `Submit`, `Abort`, `Ask` from the gateway and
+port, `Open`, `Features`, `Verdict`, `Close`, `Ping` from the target and `Proposal`, `Reopen`, `Pong` from the hub;
+`Goodbye` and `Fault` from either. Serving link (gateway and target): `Submit`, `Abort`, `Ask` from the gateway and
 `Emission`, `Rejected`, `TargetStatus` from the target.
 
 Unknown fields are ignored, so a later minor version may add some; `PROTOCOL_VERSION` changes when meanings do.
@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MAX_TOP_LOGPROBS
+from starspec.config import MAX_DRAFT_TOKENS, MAX_FEATURE_LAYERS, MAX_TOP_K, MAX_TOP_LOGPROBS
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
@@ -34,6 +34,7 @@ EpochNumber = Annotated[Epoch, Meta(ge=1, lt=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 RequestName = Annotated[RequestId, Meta(max_length=200)]
 StopStrings = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=10_000)], ...], Meta(max_length=64)]
+FeatureLayers = Annotated[tuple[Count, ...], Meta(max_length=MAX_FEATURE_LAYERS)]
 DraftCount = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]
 
 
@@ -51,6 +52,8 @@ class Hello(Message, frozen=True):
     target_id: Annotated[TargetId, Meta(min_length=1, max_length=200)]
     vocab_size: Annotated[int, Meta(ge=1, lt=2**31)]  # rows of the target's embedding
     vocab_fingerprint: Name  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
+    num_layers: Count = 0  # of the target: it can send hidden states 0..num_layers
+    hidden_size: Count = 0  # numbers of one hidden state; 0 = it can send none
 
 
 class Welcome(Message, frozen=True):
@@ -62,12 +65,14 @@ class Welcome(Message, frozen=True):
     draft_name: str
     max_draft_tokens: Count  # the hub never proposes more nodes than this
     lease_s: Seconds  # a target silent for longer loses its tags
+    feature_layers: FeatureLayers = ()  # hidden states that the draft reads, as Hugging Face counts them; () = none
+    feature_window: Count = 0  # features of the past that it wants with a tag: of so many positions, the last ones
 
 
 class Refused(Message, frozen=True):
     """hub -> target: no, and why. The target runs alone and may ask again after `retry_after_s`."""
 
-    code: Literal["version", "vocabulary", "full", "invalid"]
+    code: Literal["version", "vocabulary", "features", "full", "invalid"]
     reason: str
     retry_after_s: float | None = None  # None: asking again will not help
 
@@ -147,6 +152,20 @@ class Verdict(Message, frozen=True):
     @property
     def budget(self) -> DraftBudget:
         return _budget(self.num_draft_tokens, self.shape)
+
+
+class Features(Message, frozen=True):
+    """target -> hub: hidden states of committed positions, for a draft that reads them.
+
+    They travel in front of the verdict that commits what follows these positions, or behind the Open of a tag whose
+    past is known: a frame of its own in the same multipart. What is true of a committed position stays true, so
+    there is no epoch: late, repeated and missing ones change no more than how much the draft knows.
+    """
+
+    tag: TagNumber
+    start: Count  # position of the first
+    num_positions: Annotated[int, Meta(ge=1, lt=2**31)]
+    data: bytes  # [num_positions, F] bfloat16, little-endian, the wanted layers of a position side by side
 
 
 class Close(Message, frozen=True):
@@ -282,7 +301,7 @@ class Rejected(Message, frozen=True):
 
 
 HandshakeMessage = Hello | Ask
-TargetToHub = Open | Verdict | Close | Ping | Goodbye | Fault
+TargetToHub = Open | Features | Verdict | Close | Ping | Goodbye | Fault
 HubToTarget = Proposal | Reopen | Pong | Goodbye | Fault
 HubPublicReply = Welcome | Refused | HubStatus | Fault
 GatewayToTarget = Submit | Abort | Ask
