@@ -6,14 +6,14 @@ import time
 from functools import partial
 from typing import Any
 
-from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_of
 from starspec.draft.loop import HubLoop
 from starspec.errors import ConfigError
 from starspec.ids import TargetId
 from starspec.length.policy import make_policy
-from starspec.models.eagle_load import TargetTensors
+from starspec.models.eagle_load import TargetTensors, is_head
 from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab_fingerprint
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
@@ -53,12 +53,12 @@ class LocalHub:
             raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
         if speculative.model is None:
             raise ConfigError("speculative config: give the draft's model")
-        is_head = speculative.method in EAGLE_METHODS
-        if not is_head:
+        reads_features = is_head(speculative)
+        if not reads_features:
             check_vocabularies(tokenizer, load_tokenizer(speculative.model))
         config = HubConfig()
         loaded = _load_draft(target, speculative)
-        shape = TargetTensors.of(target.model).shape if is_head else None
+        shape = TargetTensors.of(target.model).shape if reads_features else None
         self._transport = MemoryHub(partial(admit, terms_of(loaded, config)), is_coded=False)
         self._loop = HubLoop(build_hub(loaded.drafter, config), self._transport, time.monotonic)
         self._hello = Hello(

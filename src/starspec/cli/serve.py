@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import EAGLE_METHODS, GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -75,9 +75,6 @@ def draft(
         speculative = options.to_config() or SpeculativeConfig()
         if speculative.method != "ngram" and speculative.model is None:
             raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
-        is_head = speculative.method in EAGLE_METHODS
-        if is_head and target is None:
-            raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
         config = HubConfig(
             host=host,
             port=port,
@@ -105,9 +102,10 @@ def draft(
         log_to_stderr(log_level)
         with process.loading(f"loading draft {speculative.model or speculative.method}"):
             from starspec.draft.server import DraftServer  # noqa: PLC0415 (imports torch)
+            from starspec.models.eagle_load import is_head  # noqa: PLC0415
             from starspec.models.vocabulary import check_pair  # noqa: PLC0415
 
-            if target is not None and model is not None and target != model.model and not is_head:
+            if target is not None and model is not None and target != model.model and not is_head(speculative):
                 check_pair(target, model.model)
             server = DraftServer(config, speculative, model, target, process.trace)
         process.serve(server.address, server.run, server.stop)

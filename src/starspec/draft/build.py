@@ -13,7 +13,7 @@ from starspec.draft.grow import CausalDrafter, Drafter
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.errors import ConfigError
-from starspec.models.eagle_load import load_head
+from starspec.models.eagle_load import is_head, load_head
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
 from starspec.tracing import Tracer
@@ -46,7 +46,7 @@ def load_drafter(
         return LoadedDrafter(NgramDrafter(*lookup, num_ngram_rows), None, num_ngram_rows, 0)
     if model is None:
         raise ConfigError(f"method '{speculative.method}' needs a draft: give its model")
-    if speculative.method in EAGLE_METHODS:
+    if is_head(speculative):
         return _load_eagle(speculative, model, target)
     runner = load_runner(model)
     fingerprint = vocab_fingerprint(load_tokenizer(model.model))
@@ -55,10 +55,10 @@ def load_drafter(
 
 def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str | None) -> LoadedDrafter:
     if target is None:
-        raise ConfigError("an EAGLE head borrows from its target: give the target's model too")
+        raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
     head = load_head(model, target, speculative.feature_layers)
     spec = head.spec
-    if spec.method != speculative.method:
+    if speculative.method in EAGLE_METHODS and speculative.method != spec.method:
         raise ConfigError(f"'{model.model}' is a head of method '{spec.method}', not '{speculative.method}'")
     terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
     fingerprint = vocab_fingerprint(load_tokenizer(target))

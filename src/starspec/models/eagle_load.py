@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from starspec.config import ModelConfig
+from starspec.config import EAGLE_METHODS, ModelConfig, SpeculativeConfig
 from starspec.errors import ModelError
 from starspec.models.eagle import EagleHead
 from starspec.models.eagle_checkpoint import read_head
@@ -73,6 +73,23 @@ class TargetTensors:
             return weight_map
         with safe_open(self.folder / "model.safetensors", framework="pt") as tensors:
             return dict.fromkeys(tensors.keys(), "model.safetensors")
+
+
+def is_head(speculative: SpeculativeConfig) -> bool:
+    """Whether the draft is an EAGLE head: its method says so, or its config.json.
+
+    EAGLE-1's own config.json looks like that of a small Llama: there the method must say so.
+    """
+    if speculative.method in EAGLE_METHODS:
+        return True
+    if speculative.method != "draft_model" or speculative.model is None or is_synthetic(speculative.model):
+        return False
+    file = Path(speculative.model).expanduser() / "config.json"
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False  # whoever loads it says what is wrong with it
+    return isinstance(config, dict) and ("speculators_model_type" in config or "draft_vocab_size" in config)
 
 
 def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] | None = None) -> EagleHead:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starspec.wire.codec import encode
-from starspec.wire.messages import HubToTarget, Proposal, TargetToHub, Verdict, Welcome
+from starspec.wire.messages import Features, HubToTarget, Proposal, TargetToHub, Verdict, Welcome
 from starspec.wire.transport import TargetTransport
 
 
 class CountedTransport:
-    """A target's transport that adds up the bytes of verdicts and proposals.
+    """A target's transport that adds up the bytes of verdicts, features and proposals.
 
-    `Open` is left out: it carries the prompt, once.
+    What a prompt costs once is left out: its `Open`, and the features of its positions, which go alone.
     """
 
     def __init__(self, transport: TargetTransport) -> None:
@@ -32,7 +32,10 @@ class CountedTransport:
         return self._transport.welcome
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
-        self.num_bytes += sum(len(encode(message)) for message in messages if isinstance(message, Verdict))
+        told = {message.tag for message in messages if isinstance(message, Verdict)}
+        for message in messages:
+            if isinstance(message, Verdict | Features) and message.tag in told:
+                self.num_bytes += len(encode(message))
         self._transport.send(messages)
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
