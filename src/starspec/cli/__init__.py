@@ -17,6 +17,7 @@ from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.keys import keygen
 from starspec.cli.serve import draft, gateway, target
+from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
 from starspec.errors import ConfigError, StarspecError
@@ -47,7 +48,7 @@ def starspec(
     """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
 
 
-for command in (generate, up, draft, target, gateway, keygen, verify, doctor):
+for command in (generate, up, draft, target, gateway, keygen, verify, doctor, train):
     app.command()(command)
 app.add_typer(bench.app)
 

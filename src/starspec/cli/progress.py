@@ -54,3 +54,13 @@ class ProgressBar:
             tenths, before = (10 * num // self._num_turns for num in (self._num_done, self._num_done - 1))
             if tenths > before:
                 self._console.print(f"{self._what}: {self._stage}, {10 * tenths}%")
+
+    def reach(self, stage: str, num_done: int, num_turns: int) -> None:
+        """So much of a stage is done; the first time a stage is named, it begins."""
+        if stage != self._stage:
+            self.begin(stage, num_turns)
+        before, self._num_done = self._num_done, min(num_done, num_turns)
+        self._progress.update(self._task, completed=self._num_done)
+        tenths = 10 * self._num_done // num_turns
+        if not self._console.is_terminal and tenths > 10 * before // num_turns:
+            self._console.print(f"{self._what}: {stage}, {10 * tenths}%")

@@ -1,0 +1,156 @@
+"""`starspec train`: an EAGLE head for a target, from prompts alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starspec.cli import options as opt
+from starspec.cli.process import log_to_stderr
+from starspec.cli.progress import ProgressBar
+from starspec.cli.tables import out
+from starspec.cli.verify import JsonFile
+
+DATA, TRAINING = "Data", "Training"
+
+
+def train(
+    target: opt.TargetModel,
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            help='JSON lines with "turns"; the target answers the first of each, and no other text is learnt from.',
+            rich_help_panel=DATA,
+        ),
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="Folder of the head; its work/ is for going on later.")],
+    method: Annotated[
+        Literal["eagle", "eagle3"], typer.Option(help="eagle: EAGLE-1 and EAGLE-2.", rich_help_panel=TRAINING)
+    ] = "eagle3",
+    num_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that the target is to answer, all together.", rich_help_panel=DATA)
+    ] = 400_000,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Of one answer.", rich_help_panel=DATA)] = 160,
+    batch: Annotated[int, typer.Option(min=1, help="Answers at once.", rich_help_panel=DATA)] = 64,
+    licence: Annotated[str, typer.Option(help="Of the prompts, for the model card.", rich_help_panel=DATA)] = (
+        "not stated"
+    ),
+    draft_vocab_size: Annotated[
+        int,
+        typer.Option(
+            min=2, help="Tokens that the head can say, the most frequent ones; eagle3 only.", rich_help_panel=TRAINING
+        ),
+    ] = 8192,
+    feature_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Indices into hidden_states, as 2,15,27.",
+            show_default="2, L/2, L-3; the last for eagle",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    ttt_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Further steps that the head is trained on, each reading what it said in the one before.",
+            show_default="2; 0 for eagle",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Of the optimizer.", show_default="no limit", rich_help_panel=TRAINING)
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="Of the optimizer's time.",
+            show_default="30, if no steps are given",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="The highest.", rich_help_panel=TRAINING)] = 1e-3,
+    batch_tokens: Annotated[
+        int, typer.Option(min=2, help="Of prompts and answers, in one step.", rich_help_panel=TRAINING)
+    ] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the order and of the first weights.", rich_help_panel=TRAINING)] = 1,
+    target_name: Annotated[
+        str | None,
+        typer.Option(help="What the checkpoint calls the target.", show_default="as given", rich_help_panel=TRAINING),
+    ] = None,
+    json_file: JsonFile = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    device: opt.Device = opt.MODEL.device,
+    num_threads: opt.NumThreads = None,
+) -> None:
+    """Train an EAGLE head: the target answers prompts, and the head learns to say what it would say.
+
+    An interrupted training goes on with the same command.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("train") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.report import write_report  # noqa: PLC0415 (these import torch)
+        from starspec.train.answers import AnswerPlan  # noqa: PLC0415
+        from starspec.train.pipeline import HeadPlan, train_head  # noqa: PLC0415
+        from starspec.train.trainer import TrainPlan  # noqa: PLC0415
+
+        threads = num_threads or _num_cores()
+        num_workers = threads if device == "cpu" else 1  # a process a core: 1.3 times the tokens of one with all
+        answers = AnswerPlan(
+            target=target,
+            dtype=dtype,
+            device=device,
+            num_tokens=num_tokens,
+            max_new_tokens=max_new_tokens,
+            batch=batch,
+            num_workers=num_workers,
+        )
+        training = TrainPlan(
+            steps=steps,
+            minutes=30.0 if minutes is None and steps is None else minutes,
+            learning_rate=learning_rate,
+            batch_tokens=batch_tokens,
+            ttt_steps=ttt_steps if ttt_steps is not None else (2 if method == "eagle3" else 0),
+            seed=seed,
+        )
+        plan = HeadPlan(
+            method=method,
+            prompts=prompts,
+            out=folder,
+            answers=answers,
+            training=training,
+            draft_vocab_size=draft_vocab_size,
+            feature_layers=_layers(feature_layers),
+            target_name=target_name,
+            data_licence=licence,
+            num_threads=threads,
+        )
+        report = train_head(plan, bar.reach)
+    console = out()
+    console.print(
+        f"{report.steps} steps over {report.num_positions:,} positions, {report.training_minutes:.1f} minutes"
+    )
+    if report.held_out_chain is not None:
+        length = report.held_out_chain.length
+        console.print(f"chain of 4, greedy, {report.num_held_out} held-out prompts: {length:.2f} tokens a round")
+    console.print(f"the head is in {folder}")
+    if json_file is not None:
+        write_report(report, json_file)
+
+
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter("numbers with commas between, as 2,15,27", param_hint="--feature-layers") from error
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

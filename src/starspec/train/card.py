@@ -1,0 +1,43 @@
+"""The model card of a head: what it is for, what it was made from, and how far it goes."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starspec.train.pipeline import TrainReport
+
+
+def card_text(report: TrainReport) -> str:
+    """Markdown."""
+    found = report.held_out_chain
+    measured = "nothing was held out"
+    if found is not None:
+        steps = ", ".join(f"{share:.2f}" for share in found.right_by_step)
+        measured = (
+            f"{found.length:.2f} tokens a round on {report.num_held_out} held-out prompts of the same kind; "
+            f"right where all before were: {steps}"
+        )
+    where = report.provenance
+    return f"""# {"EAGLE-3" if report.method == "eagle3" else "EAGLE"} head for {report.target}
+
+One decoder layer that drafts for {report.target}; useless for any other model. Written in the layout of `speculators`;
+its embedding and LM head are the target's and not stored.
+
+    starspec generate --target TARGET --draft THIS_FOLDER
+
+| | |
+|---|---|
+| reads | hidden states {", ".join(map(str, report.feature_layers))} (indices into `hidden_states`, 0 = embeddings) |
+| speaks | the {report.draft_vocab_size:,} most frequent tokens, {report.share_of_answers_covered:.1%} of the answers |
+| data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens |
+| prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |
+| training | {report.steps:,} steps over {report.num_positions:,} positions in {report.training_minutes:.0f} minutes |
+| on | {where.cpu}, {where.num_threads} threads{", " + ", ".join(where.devices) if where.devices else ""} |
+| chain of 4, greedy | {measured} |
+
+The command: `{shlex.join(where.argv)}`
+
+`provenance.json` has the versions, the plan and the hashes of target, prompts and answers.
+"""

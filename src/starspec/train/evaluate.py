@@ -1,0 +1,91 @@
+"""Acceptance lengths without an engine: where the target's own answers are known, so is what it would accept.
+
+From each anchor the head draws a chain with its first choices. At temperature 0 the target accepts exactly the tokens
+that the answer has; the next round begins behind them and one more token of the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starspec.train.features import Text, batches_of, collate
+from starspec.train.head import EagleHead
+from starspec.train.unroll import Batch, unroll
+
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How far chains of a head went."""
+
+    num_tokens: int  # that the rounds gave: accepted and one of the target's own each
+    num_rounds: int
+    right_by_step: tuple[float, ...]  # share of step k's tokens that are right where all before were
+
+    @property
+    def length(self) -> float:
+        """Tokens a round."""
+        return self.num_tokens / max(self.num_rounds, 1)
+
+
+@torch.inference_mode()
+def chain_acceptance(
+    head: EagleHead,
+    texts: Sequence[Text],
+    embedding: Tensor,
+    lm_head: Tensor,
+    draft_token_ids: Tensor | None,
+    num_steps: int = 4,
+) -> Acceptance:
+    """Simulate greedy chains of `num_steps` over greedy answers."""
+    num_tokens = num_rounds = 0
+    tried, right = [0] * num_steps, [0] * num_steps
+    rows = lm_head if draft_token_ids is None else lm_head[draft_token_ids]
+    lengths = [len(text) for text in texts]
+    order = sorted(range(len(texts)), key=lambda place: lengths[place])
+    for places in batches_of(lengths, order, BATCH_TOKENS):
+        batch = collate([texts[place] for place in places]).to(embedding.device)
+        with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
+            is_right = drawn_right(head, batch, embedding, rows, draft_token_ids, num_steps)
+        for line, answer_length in zip(is_right.tolist(), batch.answer_lengths.tolist(), strict=True):
+            runs = [_leading(each) for each in line]
+            start = 0  # the answer's first token came with the prompt
+            while start < answer_length - 1:
+                run = min(runs[start], answer_length - 1 - start)
+                for step in range(min(num_steps, answer_length - 1 - start)):
+                    tried[step] += run >= step
+                    right[step] += run > step
+                gained = min(run + 1, answer_length - 1 - start)
+                num_tokens, num_rounds, start = num_tokens + gained, num_rounds + 1, start + gained
+    return Acceptance(num_tokens, num_rounds, tuple(r / max(t, 1) for r, t in zip(right, tried, strict=True)))
+
+
+def drawn_right(
+    head: EagleHead,
+    batch: Batch,
+    embedding: Tensor,
+    rows: Tensor,
+    draft_token_ids: Tensor | None,
+    num_steps: int,
+) -> Tensor:
+    """[B, A, steps] bool: is step k's first choice the answer's token m + 1 + k?"""
+    found = []
+    num_slots = batch.token_ids.shape[1] - 1
+    ends = (batch.prompt_lengths + batch.answer_lengths)[:, None]
+    for step, h in enumerate(unroll(head, batch, embedding, num_steps)):
+        choice = torch.stack([(head.spoken(line).to(rows.dtype) @ rows.T).argmax(-1) for line in h])
+        if draft_token_ids is not None:
+            choice = draft_token_ids.to(choice.device)[choice]
+        places = batch.anchors + 2 + step
+        found.append((choice == batch.token_ids.gather(1, places.clamp(max=num_slots))) & (places < ends))
+    return torch.stack(found, -1)
+
+
+def _leading(flags: Sequence[bool]) -> int:
+    """How many are true before the first that is not."""
+    return flags.index(False) if False in flags else len(flags)

@@ -1,0 +1,192 @@
+"""The second stage: the target reads each prompt with its answer, and its hidden states go to disk.
+
+`features/shard-N.safetensors` holds some hundred texts end to end; a shard that is there is not made again. Shards
+are mapped into memory, so a training needs room on disk (4.6 KB a token for SmolLM2-135M), not in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from starspec.errors import ModelError
+from starspec.models.foreign import reading
+from starspec.models.locate import locate
+from starspec.train.answers import Answer
+from starspec.train.unroll import Batch
+
+SHARD_TEXTS = 256
+BATCH_TOKENS = 4096  # of one forward, padding included
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model of transformers, read for its hidden states."""
+
+    model: Any
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, C]."""
+        weight: Tensor = self.model.get_input_embeddings().weight.detach()
+        return weight
+
+    @property
+    def lm_head(self) -> Tensor:
+        """[V, C]."""
+        weight: Tensor = self.model.get_output_embeddings().weight.detach()
+        return weight
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+
+def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> Target:
+    """Raises: ModelError if it cannot be read."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 (seconds)
+
+    from starspec.models.vocabulary import eos_token_ids  # noqa: PLC0415
+
+    folder = locate(name)
+    with reading(f"'{name}' cannot be read"):
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    return Target(model, eos_token_ids(folder, tokenizer))
+
+
+def collect_features(
+    target: Target,
+    answers: Sequence[Answer],
+    layers: Sequence[int],
+    folder: Path,
+    advance: Callable[[int], None],
+) -> list[Text]:
+    """Read every answer once; shards that are there already are kept.
+
+    Args:
+        layers: indices into `hidden_states`.
+        advance: told after each shard how many texts are done.
+    Returns: the texts, in the order of the answers.
+    """
+    num_layers = target.config.num_hidden_layers
+    if not all(0 <= layer <= num_layers for layer in layers):
+        raise ModelError(f"feature layers {tuple(layers)}: this target has 0 (embeddings) to {num_layers}")
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = list[Text]()
+    for start in range(0, len(answers), SHARD_TEXTS):
+        path = folder / f"shard-{start // SHARD_TEXTS:04d}.safetensors"
+        if not path.exists():
+            _write_shard(target, answers[start : start + SHARD_TEXTS], layers, path)
+        texts += read_shard(path)
+        advance(len(texts))
+    return texts
+
+
+class Text:
+    """One prompt and answer with what the target thought: a view into a shard."""
+
+    def __init__(self, shard: dict[str, Tensor], place: int) -> None:
+        self._shard = shard
+        start, self.prompt_length, self.answer_length, has_end, self.index, is_greedy = shard["texts"][place].tolist()
+        self._span = slice(start, start + self.prompt_length + self.answer_length)
+        self.has_end, self.is_greedy = bool(has_end), bool(is_greedy)
+
+    def __len__(self) -> int:
+        return int(self.prompt_length + self.answer_length)
+
+    @property
+    def token_ids(self) -> Tensor:
+        return self._shard["token_ids"][self._span]
+
+    @property
+    def features(self) -> Tensor:
+        return self._shard["features"][self._span]
+
+    @property
+    def last_hidden(self) -> Tensor:
+        return self._shard["last_hidden"][self._span][self.prompt_length :]
+
+
+def read_shard(path: Path) -> list[Text]:
+    """The texts of one shard; their tensors stay on disk until they are looked at."""
+    with safe_open(path, framework="pt") as file:
+        shard = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    return [Text(shard, place) for place in range(len(shard["texts"]))]
+
+
+def collate(texts: Sequence[Text]) -> Batch:
+    """Texts side by side."""
+    longest = max(map(len, texts))
+    num_anchors = max(text.answer_length for text in texts)
+    first = texts[0]
+    token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
+    features = torch.zeros(len(texts), longest, first.features.shape[1], dtype=first.features.dtype)
+    last_hidden = torch.zeros(len(texts), num_anchors, first.last_hidden.shape[1], dtype=first.last_hidden.dtype)
+    for place, text in enumerate(texts):
+        token_ids[place, : len(text)] = text.token_ids
+        features[place, : len(text)] = text.features
+        last_hidden[place, : text.answer_length] = text.last_hidden
+    return Batch(
+        token_ids,
+        features,
+        last_hidden,
+        torch.tensor([text.prompt_length for text in texts]),
+        torch.tensor([text.answer_length for text in texts]),
+        torch.tensor([text.has_end for text in texts]),
+    )
+
+
+def batches_of(lengths: Sequence[int], places: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Cut places into batches of at most `max_tokens`, padding included."""
+    batch, longest = list[int](), 0
+    for place in places:
+        longest = max(longest, lengths[place])
+        if batch and longest * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch, longest = [], lengths[place]
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int], path: Path) -> None:
+    lengths = [len(answer.token_ids) for answer in answers]
+    found = dict[int, tuple[Tensor, Tensor]]()
+    by_length = sorted(range(len(answers)), key=lambda place: lengths[place])
+    for batch in batches_of(lengths, by_length, BATCH_TOKENS):
+        token_ids = torch.zeros(len(batch), max(lengths[place] for place in batch), dtype=torch.int64)
+        for line, place in enumerate(batch):
+            token_ids[line, : lengths[place]] = torch.tensor(answers[place].token_ids)
+        states = target.model.model(  # padding is behind the text, where causal attention does not look
+            token_ids.to(target.embedding.device), output_hidden_states=True, use_cache=False
+        ).hidden_states
+        joined = torch.cat([states[layer] for layer in layers], -1).to("cpu", torch.bfloat16)
+        last = states[-1].to("cpu", torch.bfloat16)
+        for line, place in enumerate(batch):
+            found[place] = joined[line, : lengths[place]].clone(), last[line, : lengths[place]].clone()
+    table, start = [], 0
+    for answer, length in zip(answers, lengths, strict=True):
+        has_end = answer.answer_ids[-1] in target.eos_token_ids
+        table.append(
+            [start, len(answer.prompt_ids), len(answer.answer_ids), has_end, answer.index, answer.temperature == 0]
+        )
+        start += length
+    whole = {
+        "texts": torch.tensor(table, dtype=torch.int64),
+        "token_ids": torch.tensor([each for answer in answers for each in answer.token_ids], dtype=torch.int32),
+        "features": torch.cat([found[place][0] for place in range(len(answers))]),
+        "last_hidden": torch.cat([found[place][1] for place in range(len(answers))]),
+    }
+    unfinished = path.with_suffix(".part")
+    save_file(whole, unfinished)
+    unfinished.replace(path)

@@ -1,0 +1,94 @@
+"""What the head is told: to say what the target would, in cross-entropy against the target's whole distribution.
+
+With logits l = x W', the loss is log sum exp(l) - sum p l, and its gradient softmax(l) W - p W. Of the target's p only
+the product p W is needed, a row as long as x, so no batch's probabilities are ever held; logits live piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PIECE = 256  # positions whose logits exist at once: 4 MB that stay in the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the target says at N positions."""
+
+    mean_rows: Tensor  # [N, C]: p W
+    choices: Tensor  # [N]: its first choice
+
+    def __getitem__(self, places: Tensor) -> Wanted:
+        return Wanted(self.mean_rows[places], self.choices[places])
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What the head said there."""
+
+    entropy: Tensor  # sum over positions of the cross-entropy
+    is_right: Tensor  # [N] bool: the head's first choice is the target's
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, spoken: Tensor, rows: Tensor, mean_rows: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, its gradient kept for `backward`."""
+        total = spoken.new_zeros((), dtype=torch.float32)
+        gradient, said = torch.empty_like(mean_rows), torch.empty_like(choices)
+        for piece in _pieces(len(spoken)):
+            logits = spoken[piece].to(rows.dtype) @ rows.T
+            probabilities = logits.softmax(-1)
+            highest, said[piece] = probabilities.max(-1)
+            log_z = logits.gather(1, said[piece, None]).squeeze(1).float() - highest.float().log()
+            total += log_z.sum()
+            gradient[piece] = (probabilities @ rows).float() - mean_rows[piece]
+        total -= (spoken * mean_rows).sum()
+        ctx.save_for_backward(gradient)
+        is_right = said == choices
+        ctx.mark_non_differentiable(is_right)
+        return total, is_right
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0], None, None, None
+
+
+def soft_cross_entropy(spoken: Tensor, rows: Tensor, wanted: Wanted) -> Spoken:
+    """Cross-entropy of softmax(spoken @ rows.T) against what is wanted.
+
+    Args:
+        spoken: [N, C] float32, what the LM head reads.
+        rows: [Vd, C], the LM head, frozen.
+    """
+    entropy, is_right = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
+        spoken, rows, wanted.mean_rows, wanted.choices
+    )
+    return Spoken(entropy, is_right)
+
+
+def target_says(last_hidden: Tensor, rows: Tensor) -> Wanted:  # [N, C], [Vd, C]
+    """The target's distribution over the draft vocabulary, renormalised."""
+    mean_rows = torch.empty(len(last_hidden), rows.shape[1], device=rows.device)
+    choices = torch.empty(len(last_hidden), dtype=torch.int64, device=rows.device)
+    for piece in _pieces(len(last_hidden)):
+        logits = last_hidden[piece].to(rows.dtype) @ rows.T
+        choices[piece] = logits.argmax(-1)
+        mean_rows[piece] = (logits.softmax(-1) @ rows).float()
+    return Wanted(mean_rows, choices)
+
+
+def step_weights(num_steps: int, decay: float) -> Sequence[float]:
+    """Weights of the steps' losses; they sum to 1."""
+    weights = [decay**step for step in range(num_steps)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _pieces(num: int) -> Iterator[slice]:
+    return (slice(start, start + PIECE) for start in range(0, num, PIECE))

@@ -1,0 +1,206 @@
+"""All of it: the target answers, its features are read, a head learns them, and what it can do is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from starspec.bench.datasets import hash_prompts, read_prompts
+from starspec.bench.provenance import Provenance, collect_provenance, hash_token_ids
+from starspec.errors import ConfigError
+from starspec.models.eagle_checkpoint import write_head
+from starspec.train.answers import Answer, AnswerPlan, answer_prompts
+from starspec.train.card import card_text
+from starspec.train.curves import draw_curves
+from starspec.train.evaluate import Acceptance, chain_acceptance
+from starspec.train.features import Target, Text, collect_features, load_target
+from starspec.train.head import EagleHead
+from starspec.train.start import begin_like_target, default_layers, frequent_tokens, head_spec
+from starspec.train.trainer import Progress, Trainer, TrainPlan
+from starspec.train.work_folder import WorkFolder
+
+CHAIN = 4  # tokens of the chains whose acceptance is measured
+MAX_HELD_OUT = 64  # texts
+
+Advance = Callable[[str, int, int], None]  # stage, turns done, turns in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlan:
+    """One head."""
+
+    method: Literal["eagle", "eagle3"]
+    prompts: Path
+    out: Path
+    answers: AnswerPlan  # names the target
+    training: TrainPlan
+    draft_vocab_size: int | None = 8192  # None = the target's own; EAGLE-1 has no other
+    feature_layers: tuple[int, ...] | None = None  # None = those of the method
+    target_name: str | None = None  # as the checkpoint is to name the target
+    data_licence: str = "not stated"
+    held_out_every: int = 33  # prompts whose answers are kept for measuring
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReport:
+    """What a training was, and what came of it."""
+
+    provenance: Provenance
+    method: str
+    target: str
+    feature_layers: tuple[int, ...]
+    draft_vocab_size: int
+    share_of_answers_covered: float  # tokens that the draft vocabulary knows
+    prompts_sha256: str
+    answers_sha256: str
+    data_licence: str
+    num_prompts: int
+    num_answers: int
+    num_answer_tokens: int
+    num_held_out: int
+    steps: int
+    num_positions: int
+    training_minutes: float
+    total_minutes: float  # of this start; answers and features that were there already took their time before
+    held_out_chain: Acceptance | None  # None: no held-out prompt was answered greedily
+    plan: Mapping[str, object]
+    curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
+
+
+def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
+    """Train one head; goes on where an earlier start with the same plan was stopped.
+
+    Effects: in `plan.out` the checkpoint, its model card and its curves, renewed during the training; in
+        `plan.out/work` what the next start needs.
+    Raises: ConfigError if there are no prompts or none fits; ModelError if the target cannot be read.
+    """
+    begun = time.monotonic()
+    if plan.num_threads is not None:
+        torch.set_num_threads(plan.num_threads)
+    prompts = read_prompts(plan.prompts)
+    data_hash = hash_prompts(prompts)
+    work = WorkFolder(plan.out / "work", _made_for(plan, data_hash))
+    wanted = plan.answers.num_tokens
+    answers = answer_prompts(prompts, plan.answers, work.answers, lambda num: advance("answering", num, wanted))
+    advance("loading the target", 0, 1)
+    target = load_target(plan.answers.target, _dtype(plan.answers.dtype), plan.answers.device)
+    layers = plan.feature_layers or default_layers(plan.method, target.config.num_hidden_layers)
+    texts = collect_features(
+        target, answers, layers, work.features, lambda num: advance("reading features", num, len(answers))
+    )
+    held_out, learnt = _split(texts, plan.held_out_every)
+    draft_token_ids = _draft_token_ids(plan, answers, target)
+    torch.manual_seed(plan.training.seed)
+    head = _new_head(plan, target, layers, draft_token_ids)
+    rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
+    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, work.state)
+
+    def report_on(progress: Progress, found: Acceptance | None) -> TrainReport:
+        return TrainReport(
+            provenance=collect_provenance({"target": plan.answers.target}),
+            method=plan.method,
+            target=head.spec.target_name or "",
+            feature_layers=layers,
+            draft_vocab_size=head.spec.draft_vocab_size,
+            share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
+            prompts_sha256=data_hash,
+            answers_sha256=hash_token_ids([answer.token_ids for answer in answers]),
+            data_licence=plan.data_licence,
+            num_prompts=len(prompts),
+            num_answers=len(answers),
+            num_answer_tokens=sum(len(answer.answer_ids) for answer in answers),
+            num_held_out=len(held_out),
+            steps=progress.step,
+            num_positions=progress.num_positions,
+            training_minutes=round(progress.seconds / 60, 2),
+            total_minutes=round((time.monotonic() - begun) / 60, 2),
+            held_out_chain=found,
+            plan={**asdict(plan.training), "answers": _json_of(plan.answers)},
+            curve=progress.acceptance,
+        )
+
+    def saved(progress: Progress) -> None:
+        found = None
+        if held_out:
+            found = chain_acceptance(head, held_out, target.embedding, target.lm_head, draft_token_ids, CHAIN)
+            progress.acceptance.append((progress.step, round(found.length, 4)))
+        reports.append(report_on(progress, found))
+        _export(plan.out, head, draft_token_ids, reports[-1], progress)
+
+    reports = list[TrainReport]()
+    trainer.run(saved, lambda: advance("training", round(1000 * trainer.share_done), 1000))
+    return reports[-1]
+
+
+def _made_for(plan: HeadPlan, data_hash: str) -> dict[str, object]:
+    """What answers, features and the optimizer's state depend on."""
+    return {
+        "target": plan.answers.target,
+        "prompts": data_hash,
+        "method": plan.method,
+        "max_new_tokens": plan.answers.max_new_tokens,
+        "draft_vocab_size": plan.draft_vocab_size,
+        "feature_layers": plan.feature_layers,
+        "seed": plan.training.seed,
+    }
+
+
+def _split(texts: Sequence[Text], held_out_every: int) -> tuple[list[Text], list[Text]]:
+    """Greedy answers to every so-manieth prompt are for measuring; to the others, all are for learning."""
+    held_out = [text for text in texts if text.index % held_out_every == 0 and text.is_greedy]
+    learnt = [text for text in texts if text.index % held_out_every]
+    if not learnt:
+        raise ConfigError("there are too few answers to learn from: more prompts are needed")
+    return held_out[:MAX_HELD_OUT], learnt
+
+
+def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) -> Tensor | None:
+    vocab_size = target.config.vocab_size
+    size = plan.draft_vocab_size
+    if plan.method == "eagle" or size is None or size >= vocab_size:
+        return None
+    return frequent_tokens(answers, size, vocab_size)
+
+
+def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_token_ids: Tensor | None) -> EagleHead:
+    num_drafted = target.config.vocab_size if draft_token_ids is None else len(draft_token_ids)
+    name = plan.target_name or plan.answers.target
+    head = EagleHead(head_spec(plan.method, target.config, name, num_drafted, layers)).to(target.embedding.device)
+    begin_like_target(head, target.model)
+    return head
+
+
+def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) -> float:
+    if draft_token_ids is None:
+        return 1.0
+    known = set(draft_token_ids.tolist())
+    found = [token_id in known for answer in answers for token_id in answer.answer_ids]
+    return sum(found) / len(found)
+
+
+def _export(
+    out: Path, head: EagleHead, draft_token_ids: Tensor | None, report: TrainReport, progress: Progress
+) -> None:
+    """Effects: checkpoint, card and curves; each file is renewed in one go."""
+    write_head(out, head.weights(draft_token_ids), _json_of(report))
+    (out / "README.md").write_text(card_text(report))
+    draw_curves(progress, out / "training.png")
+
+
+def _json_of(thing: object) -> dict[str, object]:
+    import msgspec  # noqa: PLC0415
+
+    found: dict[str, object] = msgspec.to_builtins(thing, enc_hook=str)
+    return found
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found

@@ -1,0 +1,220 @@
+"""The third stage: AdamW on the head alone. Stops after so many steps or minutes; goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from starspec.errors import ConfigError
+from starspec.train.features import Text, batches_of, collate
+from starspec.train.head import EagleHead
+from starspec.train.loss import soft_cross_entropy, step_weights, target_says
+from starspec.train.unroll import Batch, unroll
+
+BETAS, WEIGHT_DECAY, MAX_GRADIENT = (0.9, 0.95), 0.01, 1.0
+LAST_RATE = 0.02  # of the highest, at the end of the cosine
+POOL = 512  # texts that are sorted by length together
+CE_BESIDE_FEATURES = 0.1  # EAGLE-1's weight of the cross-entropy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """How a head is trained."""
+
+    steps: int | None = None
+    minutes: float | None = None  # of this stage; what ends first ends it
+    learning_rate: float = 1e-3
+    warmup: int = 60  # steps
+    batch_tokens: int = 4096  # of prompts and answers, padding included
+    ttt_steps: int = 3  # further steps that a head makes on what it said itself
+    step_decay: float = 0.8
+    save_every: int = 100
+    seed: int = 1
+    bf16: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            raise ConfigError("a training needs an end: steps or minutes")
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a training is."""
+
+    step: int = 0
+    seconds: float = 0.0
+    num_positions: int = 0  # answer tokens that were learnt from, repetitions included
+    losses: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, share right in step 0
+    acceptance: list[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
+
+
+class Trainer:
+    """A head, its optimizer, and the way back to both after an interruption.
+
+    Args:
+        lm_head: the target's rows that the head speaks through, [Vd, C].
+        folder: where the state is kept.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        texts: Sequence[Text],
+        embedding: Tensor,
+        lm_head: Tensor,
+        plan: TrainPlan,
+        folder: Path,
+    ) -> None:
+        self.head, self.texts, self.plan, self.folder = head, texts, plan, folder
+        self.embedding, self.lm_head = embedding, lm_head
+        self.progress = Progress()
+        decayed = [each for each in head.parameters() if each.ndim > 1]
+        others = [each for each in head.parameters() if each.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=BETAS)
+
+    @property
+    def share_done(self) -> float:
+        """From 0 to 1."""
+        plan, progress = self.plan, self.progress
+        by_steps = progress.step / plan.steps if plan.steps else 0.0
+        by_time = progress.seconds / (60 * plan.minutes) if plan.minutes else 0.0
+        return max(by_steps, by_time)
+
+    def run(self, saving: Callable[[Progress], None], advance: Callable[[], None]) -> Progress:
+        """Train to the end.
+
+        Args:
+            saving: called before the state is written; may add to the progress.
+            advance: called after each step.
+        """
+        self.resume()
+        for batch in self._batches():
+            if self.share_done >= 1:
+                break
+            begun = time.monotonic()
+            self._step(batch)
+            self.progress.seconds += time.monotonic() - begun
+            advance()
+            if self.progress.step % self.plan.save_every == 0:
+                saving(self.progress)
+                self.save()
+        saving(self.progress)
+        self.save()
+        return self.progress
+
+    def _step(self, batch: Batch) -> None:
+        rate = self.plan.learning_rate * min(1.0, (self.progress.step + 1) / self.plan.warmup) * self._cosine()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, share_right, num = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), MAX_GRADIENT)
+        self.optimizer.step()
+        self.progress.step += 1
+        self.progress.num_positions += num
+        self.progress.losses.append((self.progress.step, round(float(loss.detach()), 4), round(share_right, 4)))
+
+    def loss(self, batch: Batch) -> tuple[Tensor, float, int]:
+        """Of one batch. Returns: the loss, the share of right first tokens, and how many positions there were."""
+        plan, head = self.plan, self.head
+        device = self.embedding.device
+        batch = batch.to(device)
+        cast = torch.autocast(device.type, torch.bfloat16) if plan.bf16 else nullcontext()
+        with cast:
+            spoken = unroll(head, batch, self.embedding, plan.ttt_steps + 1)
+        first = batch.counts(0)
+        wanted = target_says(batch.last_hidden[first], self.lm_head)
+        place = first.flatten().cumsum(0).view_as(first) - 1  # of an answer's token among `wanted`
+        total = spoken[0].new_zeros(())
+        share_right = 0.0
+        for step, (h, weight) in enumerate(zip(spoken, step_weights(len(spoken), plan.step_decay), strict=True)):
+            counts = batch.counts(step)
+            if not bool(counts.any()):
+                continue
+            said = head.spoken(h[counts])
+            found = soft_cross_entropy(said, self.lm_head, wanted[place[counts] + step] if step else wanted)
+            loss = found.entropy / len(said)
+            if head.spec.method == "eagle":
+                features = _shifted(batch.last_hidden, step)[counts].float()
+                loss = F.smooth_l1_loss(h[counts], features) + CE_BESIDE_FEATURES * loss
+            total = total + weight * loss
+            if step == 0:
+                share_right = float(found.is_right.float().mean())
+        return total, share_right, int(first.sum())
+
+    def _cosine(self) -> float:
+        return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(self.share_done, 1.0)))
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches without end, from where the progress is; the order is the seed's."""
+        lengths = [len(text) for text in self.texts]
+        number = 0
+        for epoch in range(10**9):
+            dice = random.Random(f"{self.plan.seed}/{epoch}")  # noqa: S311 (an order, no secret)
+            order = list(range(len(lengths)))
+            dice.shuffle(order)
+            pools = [
+                sorted(order[at : at + POOL], key=lambda place: lengths[place]) for at in range(0, len(order), POOL)
+            ]
+            batches = [batch for pool in pools for batch in batches_of(lengths, pool, self.plan.batch_tokens)]
+            dice.shuffle(batches)
+            for batch in batches:
+                number += 1
+                if number > self.progress.step:
+                    yield collate([self.texts[place] for place in batch])
+
+    # ---------------------------------------------------------------- state on disk
+
+    def save(self) -> None:
+        """Effects: `state.safetensors` with its JSON inside, whole or not at all."""
+        tensors = {f"head.{name}": value.detach().contiguous() for name, value in self.head.state_dict().items()}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / "state.part"
+        save_file(tensors, unfinished, {"progress": json.dumps(asdict(self.progress))})
+        unfinished.replace(self.folder / "state.safetensors")
+
+    def resume(self) -> None:
+        """Take up the state, if there is one."""
+        path = self.folder / "state.safetensors"
+        if not path.exists():
+            return
+        tensors = load_file(path)
+        self.head.load_state_dict(
+            {name.removeprefix("head."): value for name, value in tensors.items() if name.startswith("head.")}
+        )
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in tensors.items():
+            if name.startswith("adam."):
+                _, number, key = name.split(".")
+                state.setdefault(int(number), {})[key] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.progress = Progress(**json.loads(_metadata(path)["progress"]))
+
+
+def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
+    """Position m + step at place m; what is beyond the end is never counted."""
+    return F.pad(states[:, step:], (0, 0, 0, min(step, states.shape[1])))
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import safe_open  # noqa: PLC0415
+
+    with safe_open(path, framework="pt") as file:
+        found: dict[str, str] = file.metadata()
+    return found
