@@ -19,7 +19,7 @@ class FeatureTail:
     """
 
     def __init__(self, max_len: int) -> None:
-        self._max_len = max_len
+        self._max_len = max(1, max_len)  # the last part is always kept
         self._parts: deque[Tensor] = deque()  # [T, F] each, in order
         self.start = self.stop = 0  # positions start..stop are known
 

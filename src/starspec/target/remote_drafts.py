@@ -355,7 +355,9 @@ class RemoteDrafts:
         )
         state.session.send(message)
         self._ask(state, wanted)
-        return [*self._features(state), message]
+        features = self._features(state)
+        early = [each for each in features if each.start < message.base_len]
+        return [*early, message, *features[len(early) :]]  # none of tokens that the hub has not heard of
 
     def _is_draftable(self, state: _TagState) -> bool:
         """Whether the hub has, or soon gets, all that it needs to draft behind the committed tokens."""
@@ -363,7 +365,7 @@ class RemoteDrafts:
         is_read = state.sequence.state is not SequenceState.PREFILLING
         return not self.feature_layers or (num_wanted > 0 and not (is_read and state.features.stop < num_wanted))
 
-    def _features(self, state: _TagState) -> list[TargetToHub]:
+    def _features(self, state: _TagState) -> list[Features]:
         """What the hub has not been told of the tag's features and still wants, in frames that it takes."""
         tail = state.features
         first = max(state.told, tail.start, len(state.sequence.token_ids) - 1 - self._feature_terms[1])

@@ -1,0 +1,185 @@
+"""A target of one engine, and a hub behind its transport that misbehaves as it is told, under one virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
+
+from starspec.config import TargetConfig
+from starspec.ids import Epoch, RequestId, Tag
+from starspec.length.policy import FixedLength
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import TargetStats
+from starspec.target.drafts import NgramDrafts
+from starspec.target.engine import TargetEngine
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.messages import (
+    Close,
+    HubToTarget,
+    Open,
+    Ping,
+    Pong,
+    Proposal,
+    Reopen,
+    RequestSpec,
+    TargetToHub,
+    Verdict,
+    Welcome,
+)
+from starspec.wire.session import Role, TagSession
+
+STEP_S = 0.010  # what one forward of the toy target takes
+DRAFT_S = 0.004  # from request to proposal
+FULL_S = 0.1
+READING_S = 0.6  # what an `Open` takes a hub that reads slowly
+MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full"]
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowRunner(HashRunner):
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def forward(self, segments: Sequence[Any], feature_layers: Sequence[int] = ()) -> Any:
+        self.clock.now += STEP_S
+        return super().forward(segments, feature_layers)
+
+
+class ToyHub:
+    """A transport with the hub behind it. `mood` says how it behaves; `killed` begins a new session at revival."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.mood = "good"
+        self.is_connected, self.num_connects = True, 1
+        self.welcome: Welcome | None = None
+        self.sessions: dict[Tag, TagSession] = {}
+        self.ids: dict[Tag, list[int]] = {}
+        self.mail: list[tuple[float, HubToTarget]] = []  # (when, message)
+        self.num_opens = 0
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        if self.is_connected and self.mood != "frozen":
+            for message in messages:
+                self._handle(message)
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        due = min((when for when, _ in self.mail), default=float("inf"))
+        if not self.is_connected or self.mood == "frozen":
+            due = float("inf")
+        self.clock.now = max(self.clock.now, min(due, self.clock.now + timeout_s))
+        ready = [each for each in self.mail if each[0] <= self.clock.now and due < float("inf")]
+        self.mail = [each for each in self.mail if each not in ready]
+        return [message for _, message in ready]
+
+    def close(self) -> None:
+        self.is_connected = False
+
+    def kill(self) -> None:
+        self.is_connected = False
+        self.sessions, self.ids, self.mail = {}, {}, []
+
+    def revive(self) -> None:
+        self.is_connected = True
+        self.num_connects += 1
+        self.mood = "good"
+
+    def _handle(self, message: TargetToHub) -> None:
+        match message:
+            case Ping(sequence=sequence):
+                self._post(0.001, Pong(sequence=sequence))
+            case Open(tag=tag) | Verdict(tag=tag):
+                self.num_opens += isinstance(message, Open)
+                session = self.sessions.setdefault(tag, TagSession(Role.HUB, tag))
+                if session.receive(message) is None:
+                    if session.gap:
+                        self._post(0.001, session.send(session.gap))
+                    return
+                self.ids[tag] = [*(self.ids[tag] if isinstance(message, Verdict) else []), *message.token_ids]
+                if message.num_draft_tokens:
+                    is_read = isinstance(message, Verdict) or self.mood != "reading"
+                    self._propose(session, message.num_draft_tokens, DRAFT_S if is_read else READING_S)
+            case Close(tag=tag):
+                self.sessions.pop(tag, None)
+                self.ids.pop(tag, None)
+
+    def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
+        if self.mood == "mute":
+            return
+        if self.mood == "reopening":  # for no reason
+            self._post(DRAFT_S, Reopen(session.tag, session.epoch))
+            return
+        if self.mood == "prophetic":  # a Reopen of an epoch that has not been
+            self._post(DRAFT_S, Reopen(session.tag, Epoch(session.epoch + 7)))
+        if self.mood == "full":
+            empty = Proposal(session.tag, session.epoch, session.prefix_len, [], retry_after_s=FULL_S)
+            self._post(DRAFT_S, session.send(empty))
+            session.lose()
+            return
+        path = list(self.ids[session.tag])
+        for _ in range(num):
+            path.append((next_of(path) + (self.mood == "lying")) % VOCAB_SIZE)
+        token_ids = path[-num:] * (3 if self.mood == "chatty" else 1)  # chatty: more than was asked for
+        proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids)
+        if self.mood != "chatty":
+            session.send(proposal)
+        self._post(10.0 if self.mood == "late" else delay_s, proposal)
+
+    def _post(self, delay_s: float, message: HubToTarget) -> None:
+        self.mail.append((self.clock.now + delay_s, message))
+
+
+class Star:
+    """One engine and its toy hub under one virtual clock."""
+
+    def __init__(self, fallback: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.hub = self.make_hub()
+        self.stats = TargetStats()
+        ngram = NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3) if fallback else None
+        self.drafts = RemoteDrafts(self.hub, FixedLength(DraftBudget.chain(4)), self.stats, self.clock, fallback=ngram)
+        self.engine = TargetEngine(
+            self.make_runner(), WordTokenizer(), self.drafts, TargetConfig(prefill_chunk=5), self.stats, self.clock
+        )
+        self.wanted: dict[str, list[int]] = {}
+        self.got: dict[str, list[int]] = {}
+        self.longest_gap_s = 0.0
+
+    def make_hub(self) -> ToyHub:
+        return ToyHub(self.clock)
+
+    def make_runner(self) -> HashRunner:
+        return SlowRunner(self.clock)
+
+    def submit(self, name: str, prompt: list[int], num: int) -> None:
+        law = TokenLaw(temperature=0.0)
+        self.engine.submit(RequestId(name), RequestSpec(prompt, law, max_tokens=num))
+        path = list(prompt)
+        for _ in range(num):
+            path.append(next_of(path))
+        self.wanted[name], self.got[name] = path[len(prompt) :], []
+
+    def step(self) -> None:
+        started_s = self.clock.now
+        for each in self.engine.step():
+            self.got[each.request_id].extend(each.token_ids)
+        self.longest_gap_s = max(self.longest_gap_s, self.clock.now - started_s)
+        self.engine.check_integrity()
+
+    def finish(self) -> None:
+        for _ in range(3000):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert self.got == self.wanted
