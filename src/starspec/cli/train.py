@@ -85,6 +85,10 @@ def train(
     json_file: JsonFile = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     device: opt.Device = opt.MODEL.device,
+    max_model_len: Annotated[
+        int,
+        typer.Option(min=4, help="Tokens of prompt and answer; longer prompts are left out.", rich_help_panel=DATA),
+    ] = 512,
     num_threads: opt.NumThreads = None,
 ) -> None:
     """Train an EAGLE head: the target answers prompts, and the head learns to say what it would say.
@@ -107,6 +111,7 @@ def train(
             device=device,
             num_tokens=num_tokens,
             max_new_tokens=max_new_tokens,
+            max_model_len=max_model_len,
             batch=batch,
             num_workers=num_workers,
         )

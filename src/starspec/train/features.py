@@ -80,6 +80,8 @@ def collect_features(
     num_layers = target.config.num_hidden_layers
     if not all(0 <= layer <= num_layers for layer in layers):
         raise ModelError(f"feature layers {tuple(layers)}: this target has 0 (embeddings) to {num_layers}")
+    if list(layers) != sorted(set(layers)):
+        raise ModelError(f"feature layers {tuple(layers)} should be increasing")
     folder.mkdir(parents=True, exist_ok=True)
     texts = list[Text]()
     for start in range(0, len(answers), SHARD_TEXTS):

@@ -15,8 +15,10 @@ from starspec.train.head import EagleHead
 
 
 def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple[int, ...]:
-    """EAGLE-3's three; the last for EAGLE-1."""
-    return (num_layers,) if method == "eagle" else (2, num_layers // 2, num_layers - 3)
+    """EAGLE-3's three, or those of them that a shallow target has; the last for EAGLE-1."""
+    if method == "eagle":
+        return (num_layers,)
+    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
 
 
 def head_spec(

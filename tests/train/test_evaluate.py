@@ -1,0 +1,48 @@
+"""Simulated acceptance against drafting each round for itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from slow_head import slow_chain
+from train_toys import texts_of
+
+from starspec.train.evaluate import chain_acceptance
+from starspec.train.trainer import Trainer, TrainPlan
+
+
+@torch.no_grad()
+def drafted_acceptance(head, text, embedding, num_steps):
+    """(tokens, rounds) of greedy rounds over one answer, each chain drawn anew."""
+    token_ids, end = text.token_ids.tolist(), len(text)
+    known, num_rounds = text.prompt_length + 1, 0
+    while known < end:
+        so_far = token_ids[:known]
+        for step in range(num_steps):
+            h = slow_chain(head, text.features, [*so_far, 0], known - 2, step + 1, embedding)[-1]
+            so_far.append(int((head.spoken(h) @ embedding.T).argmax()))
+        accepted = 0
+        while (
+            known + accepted < end and accepted < num_steps and so_far[known + accepted] == token_ids[known + accepted]
+        ):
+            accepted += 1
+        known, num_rounds = min(known + accepted + 1, end), num_rounds + 1
+    return end - text.prompt_length - 1, num_rounds
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_rounds_are_those_of_real_drafting(head, make_batch, embedding, tmp_path, num_steps):
+    batch = make_batch(head, (3, 6, 2), (14, 9, 17))
+    batch.token_ids[:] = batch.token_ids % 3  # so that guesses are often right
+    texts = texts_of(batch)
+    plan = TrainPlan(steps=40, learning_rate=1e-2, warmup=1, ttt_steps=2, bf16=False, batch_tokens=64)
+    for place, text in enumerate(texts):  # the target says what stands there
+        batch.last_hidden[place, : text.answer_length - 1] = (
+            9 * embedding[text.token_ids[text.prompt_length + 1 :].long()]
+        )
+    Trainer(head, texts_of(batch), embedding, embedding, plan, tmp_path).run(lambda _: None, lambda: None)
+    found = chain_acceptance(head, texts, embedding, embedding, None, num_steps)
+    counts = [drafted_acceptance(head, text, embedding, num_steps) for text in texts]
+    assert (found.num_tokens, found.num_rounds) == tuple(map(sum, zip(*counts, strict=True)))
+    assert found.length > 1.3  # the comparison is of something
+    assert len(found.right_by_step) == num_steps

@@ -1,0 +1,65 @@
+"""A training that is stopped and goes on is the training that was never stopped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from train_toys import texts_of
+
+from starspec.errors import ConfigError
+from starspec.train.trainer import Trainer, TrainPlan
+
+PLAN = {"learning_rate": 3e-3, "warmup": 2, "bf16": False, "batch_tokens": 30, "save_every": 3}
+
+
+class Stopped(Exception):
+    """In place of Ctrl-C."""
+
+
+def test_a_resumed_training_ends_with_the_same_weights(head, make_batch, embedding, tmp_path):
+    batch = make_batch(head)
+    first = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+
+    def trainer(folder):
+        head.load_state_dict(first)
+        return Trainer(head, texts_of(batch), embedding, embedding, TrainPlan(steps=8, **PLAN), tmp_path / folder)
+
+    whole = trainer("whole").run(lambda _: None, lambda: None)
+    expected = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+
+    stopped = trainer("stopped")
+
+    def stop_at_five():
+        if stopped.progress.step == 5:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        stopped.run(lambda _: None, stop_at_five)
+    resumed = trainer("stopped").run(lambda _: None, lambda: None)
+
+    assert whole.step == resumed.step == 8
+    assert [loss for _, loss, _ in whole.losses] == [loss for _, loss, _ in resumed.losses]
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_loss_falls(head, make_batch, embedding, tmp_path):
+    plan = TrainPlan(steps=60, **PLAN)
+    progress = Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path).run(
+        lambda _: None, lambda: None
+    )
+    losses = [loss for _, loss, _ in progress.losses]
+    assert sum(losses[-6:]) < 0.8 * sum(losses[:6])
+
+
+def test_what_follows_the_end_of_a_text_is_not_learnt(make_batch, head):
+    batch = make_batch(head, (2,), (5,))
+    assert batch.counts(0).tolist() == [[True] * 5]
+    assert batch.counts(2).tolist() == [[True, True, True, False, False]]
+    batch.has_end[0] = True  # the target's word after it means nothing
+    assert batch.counts(0).tolist() == [[True, True, True, True, False]]
+
+
+def test_a_training_has_an_end():
+    with pytest.raises(ConfigError, match="steps or minutes"):
+        TrainPlan()
