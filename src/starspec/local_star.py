@@ -12,7 +12,7 @@ from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_o
 from starspec.draft.loop import HubLoop
 from starspec.errors import ConfigError
 from starspec.ids import TargetId
-from starspec.length.policy import make_policy
+from starspec.length.policy import LengthPolicy, make_policy
 from starspec.models.eagle_load import TargetTensors, is_head
 from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab_fingerprint
 from starspec.speculation.stats import TargetStats
@@ -38,7 +38,7 @@ def local_drafts(
     policy = make_policy(speculative)
     if speculative.method == "ngram":
         return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-    return RemoteDrafts(LocalHub(target, speculative, tokenizer).connect(), policy, stats, deadline_s=NO_DEADLINE_S)
+    return LocalHub(target, speculative, tokenizer).drafts(policy, stats)
 
 
 class LocalHub:
@@ -57,10 +57,10 @@ class LocalHub:
         if not reads_features:
             check_vocabularies(tokenizer, load_tokenizer(speculative.model))
         config = HubConfig()
-        loaded = _load_draft(target, speculative)
+        self.loaded = _load_draft(target, speculative)
         shape = TargetTensors.of(target.model).shape if reads_features else None
-        self._transport = MemoryHub(partial(admit, terms_of(loaded, config)), is_coded=False)
-        self._loop = HubLoop(build_hub(loaded.drafter, config), self._transport, time.monotonic)
+        self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)
+        self._loop = HubLoop(build_hub(self.loaded.drafter, config), self._transport, time.monotonic)
         self._hello = Hello(
             PROTOCOL_VERSION,
             TargetId("llm"),
@@ -72,6 +72,12 @@ class LocalHub:
     def connect(self) -> MemoryTarget:
         """Another target's link; the hub works while one of them waits."""
         return self._transport.connect(self._hello, partial(self._loop.turn, 0.0))
+
+    def drafts(self, policy: LengthPolicy, stats: TargetStats) -> RemoteDrafts:
+        """Another target's drafts; they know already which features the hub reads, so none of a prompt are missed."""
+        drafts = RemoteDrafts(self.connect(), policy, stats, deadline_s=NO_DEADLINE_S)
+        drafts.poll()
+        return drafts
 
 
 def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDrafter:

@@ -1,5 +1,7 @@
-"""A tiny Llama with random weights in a folder of its own, with the tokenizer of the synthetic models."""
+"""A tiny Llama with random weights in a folder of its own, with the tokenizer of the synthetic models; and a pair
+of a target and an EAGLE head whose every word is known."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from starspec.models.synthetic_tokenizer import synthetic_tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `predictable`
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +32,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     synthetic_tokenizer("synthetic:vocab=128").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a target and of its head, whose chains are right once."""
+    from predictable import write_reader, write_target
+
+    folder = tmp_path_factory.mktemp("headed")
+    return str(write_target(folder / "target")), str(write_reader(folder / "head"))

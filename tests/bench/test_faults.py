@@ -14,6 +14,22 @@ def test_a_gap_counts_where_it_ends() -> None:
     assert stream.longest_gap_s(9.0, 10.0) == 0.0
 
 
+def test_the_hub_is_told_the_target_of_a_head(headed: tuple[str, str]) -> None:
+    target, head = headed
+    models = FaultModels(target=target, draft=head, quantization="none", dtype="float32")
+    assert models.draft_options() == (
+        "--draft-quantization",
+        "none",
+        "--spec-method",
+        "draft_model",
+        "--target",
+        target,
+    )
+    assert (
+        "--target" not in FaultModels(target=head, draft=target, quantization="none", dtype="float32").draft_options()
+    )
+
+
 @pytest.mark.system
 def test_each_fault_is_survived_and_timed() -> None:
     models = FaultModels(

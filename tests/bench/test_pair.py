@@ -93,3 +93,25 @@ def test_ratios_are_those_of_the_rows(report) -> None:
     assert report.ratios["speculative_vs_plain"] == pytest.approx(rate["speculative"] / rate["plain"], abs=1e-3)
     assisted = next(rate[name] for name in rate if name.startswith("transformers assisted"))
     assert report.ratios["speculative_vs_assisted"] == pytest.approx(rate["speculative"] / assisted, abs=1e-3)
+
+
+def test_a_head_is_measured_without_what_transformers_cannot_do_with_it(headed: tuple[str, str]) -> None:
+    target, head = headed
+    plan = PairPlan(
+        num_prompts=1,
+        num_batch_prompts=2,
+        batch_sizes=(2,),
+        max_tokens=6,
+        num_repeats=1,
+        num_trial_prompts=1,
+        lengths=(2,),
+    )
+    models = PairModels(
+        target=target, draft=head, quantization="none", dtype="float32", num_threads=1, max_model_len=256
+    )
+    report = measure_pair(models, [own_prompts()], plan, lambda _what, _total: None)
+    assert report.outputs_identical
+    assert report.tokens_per_s_by_assistance == {}
+    assert report.ratios.keys() == {"speculative_vs_plain", "plain_vs_generate"}
+    assert not any("assisted" in row.method for row in report.rows)
+    assert {row.acceptance_rate for row in report.rows if row.method == "speculative"} != {0.0}

@@ -7,9 +7,10 @@ import pytest
 
 from starspec.bench.datasets import own_prompts
 from starspec.bench.report import Spread
-from starspec.bench.tree.measure import TreeModels, TreePlan, TreeRow, at_the_edge, best_shape, measure_tree, ratios_of
+from starspec.bench.tree.measure import TreeModels, TreePlan, measure_tree
 from starspec.bench.tree.picture import draw
-from starspec.bench.tree.shapes import Grid, name_of
+from starspec.bench.tree.rows import TreeRow, at_the_edge, best_row, losing_regimes, ratios_of
+from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
 from starspec.errors import ConfigError
 from starspec.speculation.budget import DraftBudget
 
@@ -58,9 +59,28 @@ def test_the_grid_holds_no_tree_that_is_a_chain_and_none_that_cannot_be_filled()
 def test_ratios_compare_the_best_of_the_final_stage() -> None:
     chain, tree = DraftBudget.chain(3), DraftBudget(6, 3, 2)
     rows = [ROW, row(chain, 15.0), row(tree, 18.0), row(DraftBudget.chain(1), 99.0, stage="trial")]
-    assert ratios_of(rows) == {"best_tree_vs_best_chain_t0": 1.2, "speculative_vs_plain_t0": 1.8}
-    assert best_shape(rows, 0.0) == "tree 3 x 2, 6 nodes"
-    assert best_shape([ROW, row(chain, 8.0), row(tree, 9.0)], 0.0) == "plain"
+    assert ratios_of(rows, 0.125) == {
+        "head_step_vs_target_step": 0.125,
+        "best_tree_vs_best_chain_t0": 1.2,
+        "speculative_vs_plain": 1.8,
+    }
+    assert best_row(rows, 0.0).shape == "tree 3 x 2, 6 nodes"
+    assert best_row([ROW, row(chain, 8.0), row(tree, 9.0)], 0.0).shape == "plain"
+
+
+def test_a_losing_regime_is_told() -> None:
+    chain, tree = DraftBudget.chain(3), DraftBudget(6, 3, 2)
+    assert losing_regimes([ROW, row(chain, 15.0), row(tree, 18.0)]) == []
+    assert losing_regimes([ROW, row(chain, 9.0), row(tree, 8.1)]) == [
+        "T=0: nothing beats plain decoding, chain of 3 comes to 0.90x",
+        "T=0: chain of 3 beats every tree, tree 3 x 2, 6 nodes comes to 0.90x of it",
+    ]
+
+
+def test_the_grid_for_heads_has_the_smallest_trees() -> None:
+    sizes = {shape.num_draft_tokens for shape in HEAD_GRID.shapes() if not shape.is_chain}
+    assert {3, 4, 5, 6, 8, 24} <= sizes
+    assert min(shape.num_draft_tokens for shape in CAUSAL_GRID.shapes() if not shape.is_chain) == 4
 
 
 def test_the_best_that_is_the_largest_tried_is_named() -> None:
@@ -95,9 +115,12 @@ def test_every_shape_is_tried_at_every_temperature_and_the_best_are_measured(rep
     assert report.ratios.keys() == {
         "best_tree_vs_best_chain_t0",
         "best_tree_vs_best_chain_t1",
-        "speculative_vs_plain_t0",
+        "speculative_vs_plain",
         "speculative_vs_plain_t1",
+        "head_step_vs_target_step",
     }
+    steps = report.draft_step_ms, report.target_step_ms
+    assert report.ratios["head_step_vs_target_step"] == pytest.approx(steps[0] / steps[1], rel=0.05)
 
 
 def test_a_draft_that_is_its_target_is_accepted_as_deep_as_it_goes(report) -> None:
@@ -107,6 +130,21 @@ def test_a_draft_that_is_its_target_is_accepted_as_deep_as_it_goes(report) -> No
     assert by_shape["tree 3 x 2, 6 nodes"].acceptance_length > 2.5
     chain, tree = by_shape["chain of 3"], by_shape["tree 3 x 2, 6 nodes"]
     assert tree.bytes_per_accepted_token > chain.bytes_per_accepted_token > 10
+
+
+def test_a_head_drafts_trees_whose_features_are_counted(headed: tuple[str, str]) -> None:
+    target, head = headed
+    models = TreeModels(
+        target=target, draft=head, quantization="none", dtype="float32", num_threads=1, max_model_len=256
+    )
+    grid = Grid(chains=(1, 2), depths=(2,), top_ks=(2,), nodes=(3, 4))
+    plan = TreePlan(grid=grid, temperatures=(0.0,), num_trial_prompts=1, num_prompts=1, max_tokens=8, num_repeats=1)
+    report = measure_tree(models, [own_prompts()], plan, lambda _what, _turns: None)
+    assert report.outputs_identical
+    for each in report.rows:
+        if each.num_nodes:
+            assert 1.5 < each.acceptance_length <= 2.0  # its first guess is right, all behind it are wrong
+            assert each.bytes_per_accepted_token > 2 * 2 * 128  # bfloat16 features of the accepted token and the next
 
 
 def test_the_picture_is_drawn(report, tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from starspec.bench.datasets import own_prompts
-from starspec.config import ModelConfig
-from starspec.doctor.agreement import answer_logits
+from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.examine import examine
-from starspec.doctor.timing import step_times_s
+from starspec.doctor.reading import CausalReader
+from starspec.errors import ConfigError
 from starspec.models.load import load_runner
 from starspec.models.runner import ModelInfo, Segment
 from starspec.models.synthetic_tokenizer import synthetic_tokenizer
@@ -22,7 +22,8 @@ def config(**options: object) -> ModelConfig:
 
 
 def diagnose(target: ModelConfig, draft: ModelConfig):
-    return examine(target, draft, own_prompts()[:3], max_tokens=24, max_draft_tokens=4, link_s=0.0)
+    speculative = SpeculativeConfig(model=draft.model)
+    return examine(target, speculative, own_prompts()[:3], max_tokens=24, max_draft_tokens=4, link_s=0.0)
 
 
 def test_a_good_draft_is_recommended_with_a_length() -> None:
@@ -33,6 +34,7 @@ def test_a_good_draft_is_recommended_with_a_length() -> None:
         assert prospect.best is not None
         assert prospect.best.speed_up > 1.5
         assert 0.8 < prospect.first_choice_rate <= prospect.first_four_rate
+        assert prospect.sayable_rate == 1.0
         assert [each.num_draft_tokens for each in prospect.forecasts] == [0, 1, 2, 3, 4]
 
 
@@ -76,19 +78,16 @@ def test_a_draft_that_is_shorter_or_no_smaller_is_noted() -> None:
     assert "1024 MiB of the target, 256 MiB of the draft" in check_sizes(large, small).story
 
 
-def test_step_times_follow_the_model_and_leave_its_cache_alone() -> None:
-    runner = load_runner(config(step_ms=3, per_token=1))
-    times = step_times_s(runner, 3)
-    assert times[0] >= 0.003
-    assert times[0] < times[1] < times[2]
-    assert runner.cache.num_free_rows == 2
+def test_without_a_draft_there_is_nothing_to_examine() -> None:
+    with pytest.raises(ConfigError, match="give --draft"):
+        examine(config(), SpeculativeConfig(), [], max_tokens=2, max_draft_tokens=1, link_s=0.0)
 
 
 def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
     runner = load_runner(config())
     prompt, answer = [5] * 300, [9, 8, 7]  # longer than a chunk of the prompt
     runner = load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=1))
-    logits = answer_logits(runner, prompt, answer)
+    logits = CausalReader(runner).answer_logits(prompt, answer)
     row = runner.cache.lease()
     expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)]).logits
     assert torch.equal(logits, expected)

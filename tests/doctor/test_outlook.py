@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import measure_agreement
+from starspec.doctor.agreement import Sample, measure_agreement
 from starspec.doctor.outlook import (
+    DecodedChains,
     Forecast,
+    Replayed,
     StepTimes,
     agreement_rate,
     best_forecast,
@@ -17,6 +19,7 @@ from starspec.doctor.outlook import (
     expected_accepted,
     forecast,
 )
+from starspec.doctor.reading import CausalReader
 from starspec.models.load import load_runner
 
 BITS = st.lists(st.booleans(), max_size=40)
@@ -54,7 +57,7 @@ def test_the_replay_counts_the_rounds_that_an_engine_really_runs(length: int, sa
     drafts = bench.drafts(SpeculativeConfig(model=draft.model, num_speculative_tokens=length))
     job = Job("job", (5, 6, 7), bench.law(sampling, seed=1), 60)
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
-    agreement = measure_agreement(load_runner(draft), [job], [answer])
+    agreement = measure_agreement(CausalReader(load_runner(draft)), Sample("one", [job], [answer]))
     assert count_rounds(agreement.first[0], length) == answer.stats.acceptance.num_forwards
     assert agreement.first_rate < agreement.branches_rate
 
@@ -71,14 +74,14 @@ def test_eq_3_at_certain_acceptance_is_k() -> None:
 @given(st.lists(BITS, min_size=1, max_size=4), st.integers(0, 4))
 def test_no_forecast_is_faster_than_its_bound(agreements: list[list[bool]], length: int) -> None:
     times = StepTimes(draft_s=0.003, verify_s=[0.010, 0.011, 0.012, 0.013, 0.014], link_s=0.002)
-    found = forecast(agreements, times, length)
+    found = forecast(Replayed(agreements), times, length)
     assert found.speed_up <= (length + 1) * times.verify_s[0] / times.round_s(length) + 1e-9
     assert found.round_ms == pytest.approx(times.round_s(length) * 1e3)
 
 
 def test_plain_decoding_is_the_unit_and_needs_no_hub() -> None:
     times = StepTimes(draft_s=0.003, verify_s=[0.010, 0.012], link_s=0.5)
-    assert forecast([[True, False, True]], times, 0).speed_up == 1.0
+    assert forecast(Replayed([[True, False, True]]), times, 0).speed_up == 1.0
 
 
 def test_a_round_is_k_layers_a_round_trip_and_a_verification() -> None:
@@ -89,13 +92,13 @@ def test_a_round_is_k_layers_a_round_trip_and_a_verification() -> None:
 def test_a_draft_that_does_not_pay_is_not_recommended() -> None:
     slow = StepTimes(draft_s=0.010, verify_s=[0.010, 0.011, 0.012])
     right = [[True] * 30]
-    forecasts = [forecast(right, slow, length) for length in range(3)]
+    forecasts = [forecast(Replayed(right), slow, length) for length in range(3)]
     assert best_forecast(forecasts) is None
 
 
 def test_the_fastest_length_is_recommended() -> None:
     times = StepTimes(draft_s=0.001, verify_s=[0.010, 0.010, 0.010, 0.010])
-    forecasts = [forecast([[True, True, False] * 20], times, length) for length in range(4)]
+    forecasts = [forecast(Replayed([[True, True, False] * 20]), times, length) for length in range(4)]
     best = best_forecast(forecasts)
     assert isinstance(best, Forecast)
     assert best.num_draft_tokens == 2
@@ -109,4 +112,23 @@ def test_the_rate_is_that_of_all_positions(agreements: list[list[bool]]) -> None
 
 def test_no_answers_forecast_nothing() -> None:
     times = StepTimes(draft_s=0.001, verify_s=[0.010, 0.010])
-    assert forecast([], times, 1).tokens_per_round == 1.0
+    assert forecast(Replayed([]), times, 1).tokens_per_round == 1.0
+
+
+def test_decoded_chains_tell_each_depth_its_own_chance() -> None:
+    seen = DecodedChains(num_rounds=10, accepted_by_depth=[8, 3])
+    assert seen.first_rate == 0.8
+    assert [seen.tokens_per_round(length) for length in range(4)] == pytest.approx([1.0, 1.8, 2.1, 2.1])
+    assert DecodedChains(0, []).tokens_per_round(3) == 1.0
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_decoded_chains_are_exact_for_the_length_that_was_run(length: int) -> None:
+    options = "vocab=128,step_ms=0,alpha=0.7"
+    bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=1))
+    drafts = bench.drafts(SpeculativeConfig(model=f"synthetic:{options},role=draft", num_speculative_tokens=length))
+    job = Job("job", (5, 6, 7), bench.law(GREEDY, seed=1), 60)
+    (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
+    stats = answer.stats.acceptance
+    seen = DecodedChains(stats.num_forwards, stats.num_accepted_tokens_per_pos)
+    assert seen.tokens_per_round(length) == pytest.approx(stats.block_efficiency)

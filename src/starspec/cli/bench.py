@@ -46,13 +46,12 @@ Datasets = Annotated[
 @app.command()
 def pair(
     target: opt.TargetModel,
-    draft: Annotated[
-        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
-    ],
+    draft: opt.GivenDraft,
     draft_quantization: Annotated[
         Literal["none", "int8", "int4"],
         typer.Option(help="Of the draft in the ratios; the others are measured too.", rich_help_panel=opt.MODELS),
     ] = "int4",
+    spec_method: opt.GivenMethod = "draft_model",
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
@@ -73,7 +72,12 @@ def pair(
             bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
 
         models = PairModels(
-            target=target, draft=draft, quantization=draft_quantization, dtype=dtype, num_threads=num_threads
+            target=target,
+            draft=draft,
+            quantization=draft_quantization,
+            method=spec_method,
+            dtype=dtype,
+            num_threads=num_threads,
         )
         report = measure_pair(models, _prompt_files(dataset), QUICK if quick else PairPlan(), advance)
     console = out()
@@ -82,7 +86,8 @@ def pair(
         console.print(step_table(report.steps))
     console.print(f"numerics: {report.numerics}")
     console.print(_trial_line("speculation lengths", {f"K = {k}": v for k, v in report.tokens_per_s_by_length.items()}))
-    console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
+    if report.tokens_per_s_by_assistance:
+        console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
     _show_ratios(report.ratios)
     if json_file is not None:
         write_report(report, json_file)
@@ -94,12 +99,9 @@ def pair(
 @app.command()
 def tree(
     target: opt.TargetModel,
-    draft: Annotated[
-        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
-    ],
-    draft_quantization: Annotated[
-        Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=opt.MODELS)
-    ] = "int4",
+    draft: opt.GivenDraft,
+    draft_quantization: opt.GivenQuantization = "int4",
+    spec_method: opt.GivenMethod = "draft_model",
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
@@ -128,14 +130,22 @@ def tree(
             bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
 
         models = TreeModels(
-            target=target, draft=draft, quantization=draft_quantization, dtype=dtype, num_threads=num_threads
+            target=target,
+            draft=draft,
+            quantization=draft_quantization,
+            method=spec_method,
+            dtype=dtype,
+            num_threads=num_threads,
         )
         report = measure_tree(models, _prompt_files(dataset), QUICK if quick else TreePlan(), advance)
     console = out()
     console.print(tree_table(report.rows))
     console.print(f"numerics: {report.numerics}")
+    console.print(f"one step: {report.draft_step_ms:.2f} ms of the draft, {report.target_step_ms:.2f} ms of the target")
     for temperature, best in report.best.items():
         console.print(f"best at {temperature}: {best}", style="bold")
+    for sentence in report.losing:
+        console.print(f"a losing regime: {sentence}")
     for shape in report.at_the_edge:
         console.print(f"{shape} is at the edge of what was tried: more may be better")
     _show_ratios(report.ratios)
@@ -165,12 +175,9 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 @app.command()
 def faults(
     target: opt.TargetModel,
-    draft: Annotated[
-        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
-    ],
-    draft_quantization: Annotated[
-        Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=opt.MODELS)
-    ] = "int4",
+    draft: opt.GivenDraft,
+    draft_quantization: opt.GivenQuantization = "int4",
+    spec_method: opt.GivenMethod = "draft_model",
     dtype: opt.Dtype = opt.MODEL.dtype,
     dataset: Datasets = None,
     quick: Quick = False,
@@ -185,7 +192,9 @@ def faults(
         from starspec.bench.faults.measure import QUICK, FaultModels, FaultPlan, measure_faults  # noqa: PLC0415 (torch)
         from starspec.bench.report import write_report  # noqa: PLC0415
 
-        models = FaultModels(target=target, draft=draft, quantization=draft_quantization, dtype=dtype)
+        models = FaultModels(
+            target=target, draft=draft, quantization=draft_quantization, method=spec_method, dtype=dtype
+        )
         prompts = [prompt.text for prompts in _prompt_files(dataset) for prompt in prompts]
         report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
     out().print(fault_table(report.rows))

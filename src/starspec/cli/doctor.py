@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,23 +15,22 @@ from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.tables import out
 from starspec.cli.verify import MEASURE, JsonFile, PromptFile
-from starspec.config import ModelConfig
+from starspec.config import ModelConfig, SpeculativeConfig
 
 if TYPE_CHECKING:
+    from starspec.doctor.draft import LayerReading
     from starspec.doctor.examine import Examination, Prospect
     from starspec.doctor.outlook import StepTimes
+    from starspec.doctor.trees import TreeAdvice
 
 SIGNS = {"ok": "[green]ok[/]", "warning": "[yellow]note[/]", "fatal": "[red]no[/]"}
 
 
 def doctor(
     target: opt.TargetModel,
-    draft: Annotated[
-        str, typer.Option("--draft", "--spec-model", help=f"Draft model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
-    ],
-    draft_quantization: Annotated[
-        Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=opt.MODELS)
-    ] = "none",
+    draft: opt.GivenDraft,
+    draft_quantization: opt.GivenQuantization = "none",
+    spec_method: opt.GivenMethod = "draft_model",
     prompts: PromptFile = None,
     num_prompts: Annotated[
         int, typer.Option(min=1, help="Prompts used, evenly over the file.", rich_help_panel=MEASURE)
@@ -42,6 +43,14 @@ def doctor(
         float,
         typer.Option(min=0.0, help="Between target and hub, counted with each round.", rich_help_panel=MEASURE),
     ] = 0.0,
+    tree_report: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `bench tree --json` saved for this pair: its best trees are recommended too.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
     json_file: JsonFile = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     device: opt.Device = opt.MODEL.device,
@@ -63,13 +72,12 @@ def doctor(
         bar.begin("examining", None)
         found = examine(
             ModelConfig(model=target, dtype=dtype, device=device, numerics=numerics, num_threads=num_threads),
-            ModelConfig(
-                model=draft, dtype=dtype, device=device, quantization=draft_quantization, numerics="fast", num_rows=1
-            ),
+            SpeculativeConfig(method=spec_method, model=draft, quantization=draft_quantization),
             chosen,
             max_tokens=max_tokens,
             max_draft_tokens=max_draft_tokens,
             link_s=round_trip_ms / 1e3,
+            tree_report=tree_report,
         )
     _show(found)
     if json_file is not None:
@@ -85,11 +93,28 @@ def _show(found: Examination) -> None:
     if found.times is None:
         console.print("These two cannot be used together.")
         return
+    if found.layer_readings:
+        console.print(_layers_story(found.layer_readings))
     console.print(_times_story(found.times))
     for prospect in found.prospects:
         console.print(_rates_story(prospect))
         console.print(_forecast_table(prospect))
         _show_advice(console, prospect)
+    for advice in found.trees:
+        console.print(_tree_story(advice))
+
+
+def _layers_story(readings: list[LayerReading]) -> str:
+    """Which hidden states an EAGLE head reads, when its list of layers can be meant in two ways."""
+    said = "; ".join(
+        f"layers {', '.join(map(str, each.feature_layers))} ({each.reason}): right at {each.first_choice_rate:.0%}"
+        for each in readings
+    )
+    best = readings[0]
+    if best.is_default:
+        return f"{SIGNS['ok']} layers: {said}: keep"
+    key = json.dumps({"feature_layers": best.feature_layers})
+    return f"{SIGNS['warning']} layers: {said}: put {key[1:-1]} into --speculative-config; what follows is measured so"
 
 
 def _times_story(times: StepTimes) -> str:
@@ -103,7 +128,8 @@ def _times_story(times: StepTimes) -> str:
 def _rates_story(prospect: Prospect) -> str:
     return (
         f"{prospect.sampling}: the draft's first choice is right at {prospect.first_choice_rate:.0%} of "
-        f"{prospect.num_positions} positions, one of its first four at {prospect.first_four_rate:.0%}"
+        f"{prospect.num_positions} positions, one of its first four at {prospect.first_four_rate:.0%}; "
+        f"its vocabulary holds the token at {prospect.sayable_rate:.1%}"
     )
 
 
@@ -129,3 +155,11 @@ def _show_advice(console: Console, prospect: Prospect) -> None:
         console.print(f"{prospect.sampling}: do not speculate, this draft does not pay here")
     else:
         console.print(f"{prospect.sampling}: --spec-tokens {best.num_draft_tokens}, about {best.speed_up:.2f}x plain")
+
+
+def _tree_story(advice: TreeAdvice) -> str:
+    what = f"bench tree at T={advice.temperature:g}"
+    if not advice.speculative_config:
+        return f"{what}: do not speculate, plain decoding was the fastest"
+    keys = json.dumps(advice.speculative_config)
+    return f"{what}: {advice.shape}, {advice.vs_plain:.2f}x plain: --speculative-config '{keys}'"

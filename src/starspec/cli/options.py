@@ -73,6 +73,24 @@ DraftQuantization = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+GivenDraft = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        "--spec-model",
+        help=f"Draft model: {A_MODEL}; or an EAGLE head's folder or hub id.",
+        rich_help_panel=MODELS,
+    ),
+]
+GivenQuantization = Annotated[
+    Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=MODELS)
+]
+GivenMethod = Annotated[
+    Literal["draft_model", "eagle", "eagle3"],
+    typer.Option(
+        help="What the draft is, where its config.json does not say that it is an EAGLE head.", rich_help_panel=MODELS
+    ),
+]
 SpecMethod = Annotated[
     Literal["draft_model", "eagle", "eagle3", "ngram"] | None,
     typer.Option(

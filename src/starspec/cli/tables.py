@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
     from starspec.bench.pair.steps import StepRow
-    from starspec.bench.tree.measure import TreeRow
+    from starspec.bench.tree.rows import TreeRow
     from starspec.bench.wire.measure import WireRow
 
 PIPE_WIDTH = 140  # columns where there is no terminal to ask

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from starspec.bench.decode import Answer, Job
-from starspec.models.runner import ModelRunner, Segment
+from starspec.doctor.reading import AnswerReader
 from starspec.speculation.sampling import propose_tokens
 
 NUM_BRANCHES = 4  # first choices of the draft that are looked at: what a tree with so many branches would propose
-PREFILL_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the target says under one way of sampling."""
+
+    sampling: str
+    jobs: Sequence[Job]
+    answers: Sequence[Answer]  # decoded plainly
 
 
 @dataclass(slots=True)
@@ -21,6 +27,7 @@ class Agreement:
 
     first: list[list[bool]] = field(default_factory=list)  # a list an answer: whether the first choice was right
     num_in_branches: int = 0  # positions at which one of the NUM_BRANCHES first choices was right
+    num_sayable: int = 0  # positions whose token is one that the draft can say
 
     @property
     def num_positions(self) -> int:
@@ -36,38 +43,29 @@ class Agreement:
         """Share of positions whose token was among the first NUM_BRANCHES choices; 0 if there are none."""
         return self.num_in_branches / max(1, self.num_positions)
 
+    @property
+    def sayable_rate(self) -> float:
+        """Share of positions whose token the draft's vocabulary holds; 0 if there are none."""
+        return self.num_sayable / max(1, self.num_positions)
 
-def measure_agreement(draft: ModelRunner, jobs: Sequence[Job], answers: Sequence[Answer]) -> Agreement:
+
+def measure_agreement(reader: AnswerReader, sample: Sample) -> Agreement:
     """Read the target's answers with the draft, and ask at every position what it would have proposed.
 
     Args:
-        draft: with a free row that holds the longest prompt and answer.
-        jobs, answers: what the target was asked, and what it said; laws without penalties.
+        reader: with a free row that holds the longest prompt and answer.
+        sample: its laws without penalties.
     """
     agreement = Agreement()
-    for job, answer in zip(jobs, answers, strict=True):
+    for job, answer in zip(sample.jobs, sample.answers, strict=True):
         is_right = []
-        for index, logits in enumerate(answer_logits(draft, job.prompt_token_ids, answer.token_ids)):
+        logits = reader.answer_logits(job.prompt_token_ids, answer.token_ids)
+        for index, token_id in enumerate(answer.token_ids):
             position = len(job.prompt_token_ids) + index
-            choices = [token_id for token_id, _ in propose_tokens(logits, job.law, position, num_tokens=NUM_BRANCHES)]
-            is_right.append(choices[0] == answer.token_ids[index])
-            agreement.num_in_branches += answer.token_ids[index] in choices
+            guesses = propose_tokens(logits[index], job.law, position, num_tokens=NUM_BRANCHES)
+            choices = [guess for guess, _ in guesses]
+            is_right.append(choices[0] == token_id)
+            agreement.num_in_branches += token_id in choices
+            agreement.num_sayable += float(logits[index][token_id]) > float("-inf")
         agreement.first.append(is_right)
     return agreement
-
-
-def answer_logits(runner: ModelRunner, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """A model's logits before each token of an answer: [T, V].
-
-    Effects: leases and frees a row.
-    """
-    row = runner.cache.lease()
-    try:
-        for start in range(0, len(prompt) - 1, PREFILL_CHUNK):
-            chunk = prompt[start : min(start + PREFILL_CHUNK, len(prompt) - 1)]
-            runner.forward([Segment(row, chunk, num_logits=0)])
-            runner.cache.append(row, len(chunk))
-        token_ids = [prompt[-1], *answer[:-1]]
-        return runner.forward([Segment(row, token_ids, num_logits=len(token_ids))]).logits
-    finally:
-        runner.cache.free(row)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from starspec.errors import VocabularyMismatch
+from starspec.config import SpeculativeConfig
+from starspec.errors import ModelError, VocabularyMismatch
+from starspec.models.eagle_checkpoint import read_head
+from starspec.models.eagle_load import TargetTensors
 from starspec.models.runner import ModelInfo
 from starspec.models.vocabulary import check_vocabularies
 
@@ -22,6 +25,32 @@ class Check:
 def check_tokenizers(target: Any, draft: Any) -> list[Check]:
     """Vocabulary and chat template of two tokenizers."""
     return [_check_vocabulary(target, draft), _check_chat_template(target, draft)]
+
+
+def check_head(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> list[Check]:
+    """Shape, vocabulary and chat template of a target and an EAGLE head, which has no tokenizer of its own."""
+    assert speculative.model is not None
+    shape = TargetTensors.of(target).shape
+    try:
+        spec = read_head(speculative.model, target=shape, feature_layers=speculative.feature_layers).spec
+    except ModelError as error:
+        return [Check("fit", "fatal", str(error))]
+    layers = ", ".join(map(str, spec.feature_layers))
+    trained_for = f", made for {spec.target_name}" if spec.target_name else ""
+    return [
+        Check(
+            "fit",
+            "ok",
+            f"a head of method {spec.method}{trained_for}; it reads the hidden states {layers} of 0 to "
+            f"{shape.num_layers}, {shape.hidden_size} numbers each",
+        ),
+        Check(
+            "vocabulary",
+            "ok",
+            f"the target's tokenizer; the head says {spec.draft_vocab_size} of its {spec.vocab_size} tokens",
+        ),
+        _check_chat_template(tokenizer, tokenizer),
+    ]
 
 
 def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
@@ -58,7 +87,7 @@ def _check_chat_template(target: Any, draft: Any) -> Check:
     if ours is None:
         return Check("chat template", "warning", "the target has none: /v1/chat/completions will not work")
     if ours == theirs:
-        return Check("chat template", "ok", "the same in both")
+        return Check("chat template", "ok", "the target's, for both")
     return Check(
         "chat template",
         "warning",

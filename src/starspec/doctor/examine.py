@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starspec.bench.datasets import Prompt
 from starspec.bench.decode import decode, make_engine
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
-from starspec.config import ModelConfig
-from starspec.doctor.agreement import Agreement, measure_agreement
-from starspec.doctor.checks import Check, check_lengths, check_sizes, check_tokenizers
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.doctor.agreement import Sample
+from starspec.doctor.checks import Check, check_head, check_lengths, check_sizes, check_tokenizers
+from starspec.doctor.draft import CausalDraft, ExaminedDraft, LayerReading
+from starspec.doctor.head import HeadDraft
 from starspec.doctor.outlook import Forecast, StepTimes, best_forecast, forecast
-from starspec.doctor.timing import step_times_s
-from starspec.models.load import load_runner
-from starspec.models.runner import ModelRunner
+from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
+from starspec.errors import ConfigError
+from starspec.models.eagle_load import is_head
 from starspec.models.vocabulary import load_tokenizer
 from starspec.target.drafts import NoDrafts
 
@@ -30,6 +33,7 @@ class Prospect:
     num_positions: int
     first_choice_rate: float  # the target's token is the draft's first choice
     first_four_rate: float  # it is among the draft's first four
+    sayable_rate: float  # it is one of the draft's vocabulary
     forecasts: list[Forecast]  # one for each K, from 0
     best: Forecast | None  # None: do not speculate
 
@@ -40,8 +44,10 @@ class Examination:
 
     provenance: Provenance
     checks: list[Check]
-    times: StepTimes | None = None  # None, and no prospects: the pair cannot be used
+    times: StepTimes | None = None  # None, and nothing below: the pair cannot be used
+    layer_readings: list[LayerReading] = field(default_factory=list)  # of an EAGLE head; that which fits comes first
     prospects: list[Prospect] = field(default_factory=list)
+    trees: list[TreeAdvice] = field(default_factory=list)  # of a report of `bench tree`
 
     @property
     def is_usable(self) -> bool:
@@ -50,55 +56,80 @@ class Examination:
 
 def examine(
     target: ModelConfig,
-    draft: ModelConfig,
+    draft: SpeculativeConfig,
     prompts: Sequence[Prompt],
     *,
     max_tokens: int,
     max_draft_tokens: int,
     link_s: float,
+    tree_report: Path | None = None,
 ) -> Examination:
     """Check a pair, and if it can be used measure it.
 
     Args:
+        draft: a causal LM or an EAGLE head; how far it speculates does not matter here.
         prompts: answered by the target plainly, `max_tokens` each.
         max_draft_tokens: largest K to forecast.
         link_s: round trip between target and hub, to be counted with each round.
-    Raises: ModelError if one of the models cannot be loaded.
+        tree_report: what `bench tree` saved for this pair.
+    Raises: ModelError if one of the models cannot be loaded; ConfigError if there is no draft, or if the report cannot
+        be read or is of another pair.
     """
+    if draft.model is None:
+        raise ConfigError("there is nothing to examine: give --draft")
     provenance = collect_provenance({"target": target.model, "draft": draft.model})
-    checks = check_tokenizers(load_tokenizer(target.model), load_tokenizer(draft.model))
+    report = None if tree_report is None else read_tree_report(tree_report, provenance)
+    checks = _first_checks(target, draft)
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
-    bench, draft_runner = Workbench(target), load_runner(draft)
-    checks.append(check_lengths(bench.runner.info, draft_runner.info))
-    checks.append(check_sizes(bench.runner.info, draft_runner.info))
-    times = StepTimes(
-        draft_s=step_times_s(draft_runner, 1)[0],
-        verify_s=step_times_s(bench.runner, max_draft_tokens + 1),
-        link_s=link_s,
+    bench = Workbench(target)
+    samples = [_sample(bench, prompts, each, max_tokens) for each in SAMPLINGS]
+    examined = _load(bench, draft, samples[0], max_draft_tokens)
+    checks.append(check_lengths(bench.runner.info, examined.info))
+    checks.append(check_sizes(bench.runner.info, examined.info))
+    if report is not None:
+        checks.append(check_tree_report(report, provenance, draft.quantization))
+    steps = examined.step_seconds(max_draft_tokens + 1)
+    times = StepTimes(draft_s=steps.draft_s, verify_s=steps.target_s, link_s=link_s)
+    return Examination(
+        provenance=provenance,
+        checks=checks,
+        times=times,
+        layer_readings=examined.layer_readings,
+        prospects=[_prospect(examined, sample, times) for sample in samples],
+        trees=[] if report is None else advise_trees(report),
     )
-    prospects = [_prospect(bench, draft_runner, prompts, each, max_tokens, times) for each in SAMPLINGS]
-    return Examination(provenance=provenance, checks=checks, times=times, prospects=prospects)
 
 
-def _prospect(
-    bench: Workbench,
-    draft: ModelRunner,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    max_tokens: int,
-    times: StepTimes,
-) -> Prospect:
+def _first_checks(target: ModelConfig, draft: SpeculativeConfig) -> list[Check]:
+    """What can be said before anything is loaded."""
+    assert draft.model is not None
+    tokenizer = load_tokenizer(target.model)
+    if is_head(draft):
+        return check_head(target.model, draft, tokenizer)
+    return check_tokenizers(tokenizer, load_tokenizer(draft.model))
+
+
+def _sample(bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int) -> Sample:
     jobs = bench.jobs(prompts, sampling, max_tokens)
     engine = make_engine(bench.runner, bench.tokenizer, NoDrafts())
-    answers = decode(engine, jobs, batch_size=bench.runner.cache.num_rows)
-    agreement: Agreement = measure_agreement(draft, jobs, answers)
-    forecasts = [forecast(agreement.first, times, length) for length in range(times.max_draft_tokens + 1)]
+    return Sample(sampling.name, jobs, decode(engine, jobs, batch_size=bench.runner.cache.num_rows))
+
+
+def _load(bench: Workbench, draft: SpeculativeConfig, sample: Sample, max_draft_tokens: int) -> ExaminedDraft:
+    return HeadDraft(bench, draft, sample, max_draft_tokens) if is_head(draft) else CausalDraft(bench, draft)
+
+
+def _prospect(draft: ExaminedDraft, sample: Sample, times: StepTimes) -> Prospect:
+    agreement = draft.agreement(sample)
+    seen = draft.rounds(sample, agreement)
+    forecasts = [forecast(seen, times, length) for length in range(times.max_draft_tokens + 1)]
     return Prospect(
-        sampling=sampling.name,
+        sampling=sample.sampling,
         num_positions=agreement.num_positions,
         first_choice_rate=agreement.first_rate,
         first_four_rate=agreement.branches_rate,
+        sayable_rate=agreement.sayable_rate,
         forecasts=forecasts,
         best=best_forecast(forecasts),
     )

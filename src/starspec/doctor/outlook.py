@@ -1,6 +1,6 @@
 """What speculation would give: StarSD's model of a round (section 3) for one target, as pure functions of measurements.
 
-tokens per round    1 + E[l(K)]                     E[l] from what was observed, or eq. 3 for a single rate
+tokens per round    1 + E[l(K)]                     E[l] from what was seen, or eq. 3 for a single rate
 a round             T(K) = K t_s + t_c + t_v(K+1)   eqs. 5, 6 and 10 for N = 1
 speed-up            (1 + E[l(K)]) t_v(1) / T(K)
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 WORTH_IT = 1.05  # expected speed-up below which speculation is advised against: forecasts are no better than that
 
@@ -38,28 +39,83 @@ class Forecast:
     """One speculation length."""
 
     num_draft_tokens: int  # K
-    tokens_per_round: float  # of the observed texts, had they been decoded with K
-    tokens_per_round_eq3: float  # the closed form for the observed rate, which takes tokens to be independent
+    tokens_per_round: float  # of the texts that were seen, had they been decoded with K
+    tokens_per_round_eq3: float  # the closed form for the first token's rate, which takes tokens to be independent
     round_ms: float
     speed_up: float  # against plain decoding
 
 
-def forecast(agreements: Sequence[Sequence[bool]], times: StepTimes, num_draft_tokens: int) -> Forecast:
+class Seen(Protocol):
+    """What was seen of a draft and its target, told as rounds."""
+
+    @property
+    def first_rate(self) -> float:
+        """beta: how often the first draft token is right; 0 if nothing was seen."""
+        ...
+
+    def tokens_per_round(self, num_draft_tokens: int) -> float:
+        """What rounds with K draft tokens emit; 1 if nothing was seen."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Answers replayed with any K, for a draft whose guess depends on the tokens before it alone.
+
+    Args:
+        agreements: for each answer, whether the draft's first choice was the target's token, at every position. The
+            target's tokens do not depend on the draft, so this decides every round there could be.
+    """
+
+    agreements: Sequence[Sequence[bool]]
+
+    @property
+    def first_rate(self) -> float:
+        return agreement_rate(self.agreements)
+
+    def tokens_per_round(self, num_draft_tokens: int) -> float:
+        num_tokens = sum(len(answer) for answer in self.agreements)
+        num_rounds = sum(count_rounds(answer, num_draft_tokens) for answer in self.agreements)
+        return num_tokens / num_rounds if num_rounds else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedChains:
+    """Rounds that were run with the largest K, for a draft whose guesses get worse along a chain.
+
+    A smaller K is taken to accept as often at each depth. That is exact for the K that was run; for others it leaves
+    out that their rounds begin elsewhere, and that rounds at the end of an answer are shorter.
+    """
+
+    num_rounds: int
+    accepted_by_depth: Sequence[int]  # [depth - 1] -> rounds that accepted the draft token of that depth
+
+    @property
+    def first_rate(self) -> float:
+        return self.accepted_share(1)
+
+    def accepted_share(self, depth: int) -> float:
+        """Share of rounds that accepted a draft token of that depth."""
+        if not self.num_rounds or depth > len(self.accepted_by_depth):
+            return 0.0
+        return self.accepted_by_depth[depth - 1] / self.num_rounds
+
+    def tokens_per_round(self, num_draft_tokens: int) -> float:
+        return 1.0 + sum(self.accepted_share(depth) for depth in range(1, num_draft_tokens + 1))
+
+
+def forecast(seen: Seen, times: StepTimes, num_draft_tokens: int) -> Forecast:
     """What decoding with K draft tokens a round would be like.
 
     Args:
-        agreements: for each observed answer, whether the draft's first choice was the target's token, at every
-            position. The target's tokens do not depend on the draft, so this decides every round there could be.
         num_draft_tokens: K, at most `times.max_draft_tokens`.
     """
-    num_tokens = sum(len(answer) for answer in agreements)
-    num_rounds = sum(count_rounds(answer, num_draft_tokens) for answer in agreements)
-    tokens_per_round = num_tokens / num_rounds if num_rounds else 1.0
+    tokens_per_round = seen.tokens_per_round(num_draft_tokens)
     round_s = times.round_s(num_draft_tokens)
     return Forecast(
         num_draft_tokens=num_draft_tokens,
         tokens_per_round=tokens_per_round,
-        tokens_per_round_eq3=1.0 + expected_accepted(agreement_rate(agreements), num_draft_tokens),
+        tokens_per_round_eq3=1.0 + expected_accepted(seen.first_rate, num_draft_tokens),
         round_ms=round_s * 1e3,
         speed_up=tokens_per_round * times.verify_s[0] / round_s,
     )

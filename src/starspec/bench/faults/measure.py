@@ -13,7 +13,9 @@ from starspec.bench.faults.star_processes import StarProcesses
 from starspec.bench.faults.streams import Clients, Stream
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
+from starspec.config import SpeculativeConfig
 from starspec.errors import PeerLost
+from starspec.models.eagle_load import is_head
 
 NUM_TARGETS = 2
 NUM_STREAMS = 8
@@ -59,7 +61,14 @@ class FaultModels:
     draft: str
     quantization: str
     dtype: str
+    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 512
+
+    def draft_options(self) -> tuple[str, ...]:
+        """Words of the hub's command line beyond the draft. An EAGLE head borrows its target's embedding."""
+        speculative = SpeculativeConfig(method=self.method, model=self.draft)  # type: ignore[arg-type]
+        borrowed = ("--target", self.target) if is_head(speculative) else ()
+        return ("--draft-quantization", self.quantization, "--spec-method", self.method, *borrowed)
 
 
 def measure_faults(
@@ -77,7 +86,7 @@ def measure_faults(
         models.target,
         models.draft,
         NUM_TARGETS,
-        draft_options=(*shape, "--draft-quantization", models.quantization),
+        draft_options=(*shape, *models.draft_options()),
         target_options=shape,
     ) as star:
         rows = asyncio.run(_hurt(star, prompts[:NUM_STREAMS], plan, advance))

@@ -23,6 +23,7 @@ from starspec.bench.pair.steps import StepRow, measure_steps
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.models.eagle_load import is_head
 from starspec.models.packed import PackedRunner
 from starspec.target.drafts import Drafts
 
@@ -81,6 +82,7 @@ class PairModels:
     quantization: str  # of the draft that the headline is about
     dtype: str
     num_threads: int
+    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 1024
 
     def target_config(self) -> ModelConfig:
@@ -92,8 +94,14 @@ class PairModels:
             num_threads=self.num_threads,
         )
 
+    @property
+    def assistant(self) -> str | None:
+        """What transformers can be assisted by: an EAGLE head is no model of its own."""
+        return None if is_head(self.speculative(self.quantization)) else self.draft
+
     def speculative(self, quantization: str) -> SpeculativeConfig:
         return SpeculativeConfig(
+            method=self.method,  # type: ignore[arg-type]
             model=self.draft,
             quantization=quantization,  # type: ignore[arg-type]
             num_speculative_tokens=MAX_DRAFT_TOKENS,
@@ -168,9 +176,9 @@ def _load(
         workbench.jobs(_share(prompt_files, num), GREEDY, plan.max_tokens)
         for num in (plan.num_prompts, plan.num_batch_prompts)
     )
-    advance("loading both models into transformers")
+    advance("loading into transformers what it can read")
     baseline = TransformersBaseline(
-        models.target, models.dtype, workbench.runner.info.eos_token_ids, draft=models.draft
+        models.target, models.dtype, workbench.runner.info.eos_token_ids, draft=models.assistant
     )
     bench = _Bench(models, workbench, jobs, batch_jobs, baseline)
     for quantization in ("int4", "int8", "none"):
@@ -196,15 +204,17 @@ class _Trial:
         return max(self.by_length, key=lambda length: self.by_length[length])
 
     @property
-    def best_assistance(self) -> Assistance:
-        return max(self.by_assistance, key=lambda assistance: self.by_assistance[assistance])
+    def best_assistance(self) -> list[Assistance]:
+        """One, or none if there is none."""
+        return sorted(self.by_assistance, key=lambda assistance: -self.by_assistance[assistance])[:1]
 
 
 def _try_out(bench: _Bench, plan: PairPlan, advance: Advance) -> _Trial:
     jobs = spread(bench.jobs, plan.num_trial_prompts)
     drafts = bench.drafts[bench.models.quantization]
     ours = {length: our_method(bench.workbench, f"K = {length}", drafts, length) for length in plan.lengths}
-    theirs = {assistance: transformers_method(bench.baseline, assistance) for assistance in ASSISTANCES}
+    assistances = ASSISTANCES if bench.models.assistant else ()
+    theirs = {assistance: transformers_method(bench.baseline, assistance) for assistance in assistances}
     methods = [*ours.values(), *theirs.values()]
     advance("trying speculation lengths", 1 + num_turns(methods, len(jobs), 1))
     _warm_up([methods[0], methods[-1]], jobs)
@@ -221,7 +231,7 @@ def _methods(bench: _Bench, plan: PairPlan, trial: _Trial) -> list[Method]:
     num_draft_tokens = trial.best_length
     ours, quantization = bench.workbench, bench.models.quantization
     ngram = ours.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFT_TOKENS))
-    methods = [transformers_method(bench.baseline, each) for each in (None, trial.best_assistance)]
+    methods = [transformers_method(bench.baseline, each) for each in (None, *trial.best_assistance)]
     methods.append(plain_method(ours))
     methods.append(our_method(ours, "speculative", bench.drafts[quantization], num_draft_tokens))
     for other, drafts in bench.drafts.items():

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starspec.bench.datasets import Prompt, spread
 from starspec.bench.decode import Job
-from starspec.bench.pair.methods import Method, Timed, Work, key, num_turns, our_method, plain_method, run_in_turns
-from starspec.bench.provenance import Provenance, collect_provenance
-from starspec.bench.report import Spread
-from starspec.bench.tree.shapes import Grid, name_of
+from starspec.bench.pair.methods import Method, Work, key, num_turns, our_method, plain_method, run_in_turns
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.step_times import StepSeconds, time_steps
+from starspec.bench.tree.rows import TreeReport, TreeRow, at_the_edge, best_row, losing_regimes, ratios_of, tree_row
+from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
 from starspec.bench.tree.traffic import CountedTransport
 from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.length.policy import FixedLength
 from starspec.local_star import NO_DEADLINE_S, LocalHub
+from starspec.models.eagle_load import is_head
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import TargetStats
 from starspec.target.remote_drafts import RemoteDrafts
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 6
+NUM_TIMED_CHAINS = 8  # in which the drafter's steps are timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreePlan:
     """How much to measure."""
 
-    grid: Grid = field(default_factory=Grid)
+    grid: Grid | None = None  # None: what suits the kind of draft
     temperatures: tuple[float, ...] = (0.0, 1.0)
     num_trial_prompts: int = 2  # of each file, with every shape
     num_prompts: int = 8  # of each file, with the best
@@ -54,6 +57,7 @@ class TreeModels:
     quantization: str
     dtype: str
     num_threads: int
+    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 1024
 
     def target_config(self) -> ModelConfig:
@@ -67,42 +71,11 @@ class TreeModels:
 
     def speculative(self) -> SpeculativeConfig:
         return SpeculativeConfig(
+            method=self.method,  # type: ignore[arg-type]
             model=self.draft,
             quantization=self.quantization,  # type: ignore[arg-type]
             max_model_len=self.max_model_len,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow:
-    """One shape at one temperature."""
-
-    stage: str  # "trial": every shape on a few prompts; "final": the best ones in turns with plain decoding
-    temperature: float
-    shape: str
-    num_steps: int
-    eagle_topk: int
-    num_nodes: int  # without the root; SGLang's num_draft_tokens is one more
-    tokens_per_s: Spread
-    vs_plain: float  # of the same stage
-    acceptance_length: float | None
-    block_efficiency: float | None
-    bytes_per_accepted_token: float | None  # verdicts and proposals, as they are encoded for the wire
-    num_same_as_plain: int
-    num_answers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeReport:
-    """What `starspec bench tree` saves."""
-
-    provenance: Provenance
-    rows: list[TreeRow]
-    ratios: dict[str, float]
-    best: dict[str, str]  # temperature -> shape, plain decoding where nothing pays
-    at_the_edge: list[str]  # best shapes beyond which nothing was tried: a larger grid might find better ones
-    outputs_identical: bool
-    numerics: str
 
 
 Advance = Callable[[str, int | None], None]
@@ -114,14 +87,19 @@ class _Bench:
 
     def __init__(self, models: TreeModels, shapes: Sequence[DraftBudget]) -> None:
         self.workbench = Workbench(models.target_config())
-        hub = LocalHub(models.target_config(), models.speculative(), self.workbench.tokenizer)
+        self.hub = LocalHub(models.target_config(), models.speculative(), self.workbench.tokenizer)
         self.plain = plain_method(self.workbench)
-        self.links = {shape: CountedTransport(hub.connect()) for shape in shapes}
+        self.links = {shape: CountedTransport(self.hub.connect()) for shape in shapes}
         self.methods = {shape: self._method(shape) for shape in shapes}
 
     def _method(self, shape: DraftBudget) -> Method:
         drafts = RemoteDrafts(self.links[shape], FixedLength(shape), TargetStats(), deadline_s=NO_DEADLINE_S)
         return our_method(self.workbench, name_of(shape), drafts, None)
+
+    def step_seconds(self) -> StepSeconds:
+        loaded = self.hub.loaded
+        layers = loaded.features.layers if loaded.features else ()
+        return time_steps(self.workbench.runner, loaded.drafter, layers, num_chains=NUM_TIMED_CHAINS)
 
     def jobs(
         self, prompt_files: Sequence[Sequence[Prompt]], num: int, temperature: float, max_tokens: int
@@ -140,8 +118,10 @@ def measure_tree(
     Raises: ModelError, VocabularyMismatch.
     """
     advance("loading", None)
-    shapes = plan.grid.shapes()
+    grid = plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID)
+    shapes = grid.shapes()
     bench = _Bench(models, shapes)
+    steps = bench.step_seconds()
     rows: list[TreeRow] = []
     for temperature in plan.temperatures:
         trial = _run(
@@ -159,52 +139,20 @@ def measure_tree(
     return TreeReport(
         provenance=collect_provenance({"target": models.target, "draft": models.draft}),
         rows=rows,
-        ratios=ratios_of(rows),
-        best={f"T={each:g}": best_shape(rows, each) for each in plan.temperatures},
+        ratios=ratios_of(rows, steps.draft_vs_target),
+        best={f"T={each:g}": best_row(rows, each).shape for each in plan.temperatures},
+        losing=losing_regimes(rows),
         at_the_edge=at_the_edge(rows, shapes),
+        draft_quantization=models.quantization,
+        draft_step_ms=round(steps.draft_s * 1e3, 3),
+        target_step_ms=round(steps.target_s[0] * 1e3, 3),
         outputs_identical=all(row.num_same_as_plain == row.num_answers for row in rows),
         numerics=bench.workbench.numerics_report,
     )
 
 
-def ratios_of(rows: Sequence[TreeRow]) -> dict[str, float]:
-    """Medians against medians, of the final stage."""
-    ratios: dict[str, float] = {}
-    for temperature in sorted({row.temperature for row in rows}):
-        final = [row for row in rows if row.stage == "final" and row.temperature == temperature]
-        chain, tree = (
-            max((row for row in final if row.num_nodes and (row.eagle_topk == 1) == is_chain), key=_rate)
-            for is_chain in (True, False)
-        )
-        ratios[f"best_tree_vs_best_chain_t{temperature:g}"] = round(_rate(tree) / _rate(chain), 3)
-        ratios[f"speculative_vs_plain_t{temperature:g}"] = max(tree.vs_plain, chain.vs_plain)
-    return ratios
-
-
-def best_shape(rows: Sequence[TreeRow], temperature: float) -> str:
-    """The fastest of the final stage, plain decoding among them."""
-    return max((row for row in rows if row.stage == "final" and row.temperature == temperature), key=_rate).shape
-
-
-def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[str]:
-    """Best shapes of the final stage that are the deepest, widest or largest of their kind."""
-    found = []
-    for row in rows:
-        if row.stage == "final" and row.num_nodes:
-            kind = [shape for shape in shapes if shape.is_chain == (row.eagle_topk == 1)]
-            deepest = max(shape.num_steps for shape in kind)
-            largest = max(shape.num_draft_tokens for shape in kind)
-            if row.num_steps == deepest or row.num_nodes == largest:
-                found.append(f"{row.shape} at T={row.temperature:g}")
-    return found
-
-
-def _rate(row: TreeRow) -> float:
-    return row.tokens_per_s.median
-
-
 def _best(trial: Sequence[TreeRow], shapes: Sequence[DraftBudget], is_chain: bool) -> DraftBudget:
-    rate = {row.shape: _rate(row) for row in trial}
+    rate = {row.shape: row.tokens_per_s.median for row in trial}
     return max((shape for shape in shapes if shape.is_chain == is_chain), key=lambda shape: rate[name_of(shape)])
 
 
@@ -227,43 +175,8 @@ def _run(
         bench.links[shape].num_bytes = 0
     timed = run_in_turns(methods, Work(jobs, []), num_repeats, lambda what: advance(what, None))
     plain = timed[key(bench.plain)]
-    rows = [_row(stage, temperature, PLAIN, DraftBudget.chain(0), plain, plain, None)]
+    rows = [tree_row(stage, temperature, PLAIN, DraftBudget.chain(0), plain, plain, None)]
     for shape in shapes:
         num_bytes = bench.links[shape].num_bytes / num_repeats
-        rows.append(_row(stage, temperature, name_of(shape), shape, timed[name_of(shape)], plain, num_bytes))
+        rows.append(tree_row(stage, temperature, name_of(shape), shape, timed[name_of(shape)], plain, num_bytes))
     return rows
-
-
-def _row(
-    stage: str,
-    temperature: float,
-    name: str,
-    shape: DraftBudget,
-    timed: Timed,
-    plain: Timed,
-    num_bytes: float | None,
-) -> TreeRow:
-    acceptance = timed.acceptance if num_bytes is not None else None
-    rate = Spread.of([round(each, 3) for each in timed.tokens_per_s])
-    plain_rate = Spread.of(plain.tokens_per_s).median
-    return TreeRow(
-        stage=stage,
-        temperature=temperature,
-        shape=name,
-        num_steps=shape.num_steps,
-        eagle_topk=shape.top_k,
-        num_nodes=shape.num_draft_tokens,
-        tokens_per_s=rate,
-        vs_plain=round(rate.median / plain_rate, 3),
-        acceptance_length=round(acceptance.acceptance_length, 3) if acceptance else None,
-        block_efficiency=round(acceptance.block_efficiency, 3) if acceptance else None,
-        bytes_per_accepted_token=_per_token(num_bytes, acceptance.num_accepted_tokens) if acceptance else None,
-        num_same_as_plain=sum(
-            answer.token_ids == plain.answers[name].token_ids for name, answer in timed.answers.items()
-        ),
-        num_answers=len(timed.answers),
-    )
-
-
-def _per_token(num_bytes: float | None, num_accepted: int) -> float | None:
-    return round(num_bytes / num_accepted, 1) if num_bytes is not None and num_accepted else None

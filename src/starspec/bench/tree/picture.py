@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from starspec.bench.tree.measure import TreeRow
+from starspec.bench.tree.rows import TreeRow
 from starspec.errors import ConfigError
 
 

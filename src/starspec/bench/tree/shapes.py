@@ -41,3 +41,13 @@ def name_of(shape: DraftBudget) -> str:
     if shape.is_chain:
         return f"chain of {shape.num_steps}"
     return f"tree {shape.num_steps} x {shape.top_k}, {shape.num_draft_tokens} nodes"
+
+
+CAUSAL_GRID = Grid()
+
+HEAD_GRID = Grid(
+    # a head's target is often so small, or its machine so short of arithmetic, that a few rows more cost time
+    chains=(1, 2, 3, 4, 5, 6),
+    depths=(2, 3, 4, 5),
+    nodes=(3, 4, 5, 6, 8, 12, 16, 24),
+)

@@ -1,0 +1,154 @@
+"""From timed runs to the rows, ratios and sentences that are published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starspec.bench.pair.methods import Timed
+from starspec.bench.provenance import Provenance
+from starspec.bench.report import Spread
+from starspec.speculation.budget import DraftBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRow:
+    """One shape at one temperature."""
+
+    stage: str  # "trial": every shape on a few prompts; "final": the best ones in turns with plain decoding
+    temperature: float
+    shape: str
+    num_steps: int
+    eagle_topk: int
+    num_nodes: int  # without the root; SGLang's num_draft_tokens is one more
+    tokens_per_s: Spread
+    vs_plain: float  # of the same stage
+    acceptance_length: float | None
+    block_efficiency: float | None
+    bytes_per_accepted_token: float | None  # verdicts and proposals, as they are encoded for the wire
+    num_same_as_plain: int
+    num_answers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeReport:
+    """What `starspec bench tree` saves."""
+
+    provenance: Provenance
+    rows: list[TreeRow]
+    ratios: dict[str, float]
+    best: dict[str, str]  # temperature -> shape, plain decoding where nothing pays
+    losing: list[str]  # sentences: where drafts, or trees, do not pay
+    at_the_edge: list[str]  # best shapes beyond which nothing was tried: a larger grid might find better ones
+    draft_quantization: str
+    draft_step_ms: float  # one layer of the drafter, one session with one node
+    target_step_ms: float  # one token
+    outputs_identical: bool
+    numerics: str
+
+    def best_row(self, temperature: float) -> TreeRow:
+        """The fastest of the final stage, plain decoding among them."""
+        return best_row(self.rows, temperature)
+
+
+def ratios_of(rows: Sequence[TreeRow], draft_vs_target: float) -> dict[str, float]:
+    """Medians against medians, of the final stage.
+
+    Args:
+        draft_vs_target: a step of the drafter against one of the target.
+    """
+    ratios = {"head_step_vs_target_step": round(draft_vs_target, 3)}
+    for temperature in _temperatures(rows):
+        chain, tree = (_best_of_kind(rows, temperature, is_chain) for is_chain in (True, False))
+        name = "speculative_vs_plain" + (f"_t{temperature:g}" if temperature else "")
+        ratios[f"best_tree_vs_best_chain_t{temperature:g}"] = _ratio(tree, chain)
+        ratios[name] = max(tree.vs_plain, chain.vs_plain)
+    return ratios
+
+
+def best_row(rows: Sequence[TreeRow], temperature: float) -> TreeRow:
+    """The fastest of the final stage, plain decoding among them."""
+    return max(_final(rows, temperature), key=_rate)
+
+
+def losing_regimes(rows: Sequence[TreeRow]) -> list[str]:
+    """A sentence for each temperature at which plain decoding beats every shape, or the best chain the best tree."""
+    found = []
+    for temperature in _temperatures(rows):
+        chain, tree = (_best_of_kind(rows, temperature, is_chain) for is_chain in (True, False))
+        best = max(chain, tree, key=_rate)
+        if best.vs_plain < 1.0:
+            found.append(f"T={temperature:g}: nothing beats plain decoding, {best.shape} comes to {best.vs_plain:.2f}x")
+        if _rate(tree) < _rate(chain):
+            share = _ratio(tree, chain)
+            found.append(f"T={temperature:g}: {chain.shape} beats every tree, {tree.shape} comes to {share:.2f}x of it")
+    return found
+
+
+def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[str]:
+    """Best shapes of the final stage that are the deepest, widest or largest of their kind."""
+    found = []
+    for row in rows:
+        if row.stage == "final" and row.num_nodes:
+            kind = [shape for shape in shapes if shape.is_chain == (row.eagle_topk == 1)]
+            deepest = max(shape.num_steps for shape in kind)
+            largest = max(shape.num_draft_tokens for shape in kind)
+            if row.num_steps == deepest or row.num_nodes == largest:
+                found.append(f"{row.shape} at T={row.temperature:g}")
+    return found
+
+
+def _temperatures(rows: Sequence[TreeRow]) -> list[float]:
+    return sorted({row.temperature for row in rows})
+
+
+def _final(rows: Sequence[TreeRow], temperature: float) -> list[TreeRow]:
+    return [row for row in rows if row.stage == "final" and row.temperature == temperature]
+
+
+def _best_of_kind(rows: Sequence[TreeRow], temperature: float, is_chain: bool) -> TreeRow:
+    kind = [row for row in _final(rows, temperature) if row.num_nodes and (row.eagle_topk == 1) == is_chain]
+    return max(kind, key=_rate)
+
+
+def _ratio(one: TreeRow, other: TreeRow) -> float:
+    return round(_rate(one) / _rate(other), 3)
+
+
+def _rate(row: TreeRow) -> float:
+    return row.tokens_per_s.median
+
+
+def tree_row(
+    stage: str,
+    temperature: float,
+    name: str,
+    shape: DraftBudget,
+    timed: Timed,
+    plain: Timed,
+    num_bytes: float | None,
+) -> TreeRow:
+    acceptance = timed.acceptance if num_bytes is not None else None
+    rate = Spread.of([round(each, 3) for each in timed.tokens_per_s])
+    plain_rate = Spread.of(plain.tokens_per_s).median
+    return TreeRow(
+        stage=stage,
+        temperature=temperature,
+        shape=name,
+        num_steps=shape.num_steps,
+        eagle_topk=shape.top_k,
+        num_nodes=shape.num_draft_tokens,
+        tokens_per_s=rate,
+        vs_plain=round(rate.median / plain_rate, 3),
+        acceptance_length=round(acceptance.acceptance_length, 3) if acceptance else None,
+        block_efficiency=round(acceptance.block_efficiency, 3) if acceptance else None,
+        bytes_per_accepted_token=_per_token(num_bytes, acceptance.num_accepted_tokens) if acceptance else None,
+        num_same_as_plain=sum(
+            answer.token_ids == plain.answers[name].token_ids for name, answer in timed.answers.items()
+        ),
+        num_answers=len(timed.answers),
+    )
+
+
+def _per_token(num_bytes: float | None, num_accepted: int) -> float | None:
+    return round(num_bytes / num_accepted, 1) if num_bytes is not None and num_accepted else None

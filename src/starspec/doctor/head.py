@@ -1,0 +1,91 @@
+"""An EAGLE head under examination: which layers it reads, and what real chains of it give.
+
+Along a chain a head reads its own hidden states in the place of the target's, so its chance at depth 1, which reading
+answers tells, says little of the next depths: those are taken from decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from starspec.bench.decode import decode, make_engine
+from starspec.bench.step_times import StepSeconds, time_steps
+from starspec.bench.workbench import Workbench
+from starspec.config import SpeculativeConfig
+from starspec.doctor.agreement import Agreement, Sample, measure_agreement
+from starspec.doctor.draft import LayerReading, draft_config
+from starspec.doctor.outlook import DecodedChains, Seen
+from starspec.doctor.reading import HeadReader
+from starspec.length.policy import FixedLength
+from starspec.local_star import LocalHub
+from starspec.models.eagle import EagleHead
+from starspec.models.eagle_checkpoint import read_features
+from starspec.models.eagle_load import TargetTensors, load_head
+from starspec.models.runner import ModelInfo
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.stats import AcceptanceStats, TargetStats
+
+CLEARLY = 0.05  # a reading must be right so much more often to be preferred to what the head itself says
+
+
+class HeadDraft:
+    """An EAGLE head, with the layers that suit it.
+
+    Args:
+        sample: what both readings of its layers are tried on.
+        max_draft_tokens: K of the chains that are decoded.
+    Raises: ModelError if it cannot be loaded; ConfigError if it is of another method.
+    """
+
+    def __init__(self, bench: Workbench, speculative: SpeculativeConfig, sample: Sample, max_draft_tokens: int) -> None:
+        self._bench = bench
+        self._chain = FixedLength(DraftBudget.chain(max_draft_tokens))
+        self._head, self.layer_readings = best_reading(bench, speculative, sample)
+        chosen = replace(speculative, feature_layers=self._head.spec.feature_layers)
+        self._hub = LocalHub(bench.config, chosen, bench.tokenizer)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._head.info
+
+    def agreement(self, sample: Sample) -> Agreement:
+        return measure_agreement(HeadReader(self._head, self._bench.runner), sample)
+
+    def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
+        bench = self._bench
+        engine = make_engine(bench.runner, bench.tokenizer, self._hub.drafts(self._chain, TargetStats()))
+        total = AcceptanceStats()
+        for answer in decode(engine, sample.jobs, batch_size=bench.runner.cache.num_rows):
+            total.add(answer.stats.acceptance)
+        return DecodedChains(total.num_forwards, total.num_accepted_tokens_per_pos)
+
+    def step_seconds(self, max_tokens: int) -> StepSeconds:
+        layers = self._head.spec.feature_layers
+        return time_steps(self._bench.runner, self._hub.loaded.drafter, layers, max_tokens=max_tokens)
+
+
+def best_reading(
+    bench: Workbench, speculative: SpeculativeConfig, sample: Sample
+) -> tuple[EagleHead, list[LayerReading]]:
+    """Load a head, under both readings of its list of layers if there are two, and keep the one that fits.
+
+    Returns: the head, and the readings, that of the head first; none if there is no choice.
+    """
+    assert speculative.model is not None
+    target, config = bench.config.model, draft_config(bench.config, speculative)
+    head = load_head(config, target, speculative.feature_layers)
+    said = read_features(speculative.model, target=TargetTensors.of(target).shape)
+    if speculative.feature_layers is not None or said.other is None:
+        return head, []
+    other = load_head(config, target, said.other)
+    found = [
+        (head, LayerReading(said.layers, True, said.reason, _first_rate(bench, head, sample))),
+        (other, LayerReading(said.other, False, "the other reading of its list", _first_rate(bench, other, sample))),
+    ]
+    if found[1][1].first_choice_rate > found[0][1].first_choice_rate + CLEARLY:
+        found.reverse()
+    return found[0][0], [reading for _, reading in found]
+
+
+def _first_rate(bench: Workbench, head: EagleHead, sample: Sample) -> float:
+    return measure_agreement(HeadReader(head, bench.runner), sample).first_rate

@@ -1,0 +1,81 @@
+"""Which tree to grow: what `bench tree` found for this pair.
+
+Trees are not forecast from how often one of the draft's first four choices is right. A tree's nodes are chosen by
+their probability along the whole path, and what a draft guesses behind its second choice cannot be read off answers
+that do not contain it; so a forecast would have to be invented, and decoding with trees tells it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from starspec.bench.provenance import Provenance
+from starspec.bench.tree.rows import TreeReport, TreeRow
+from starspec.doctor.checks import Check
+from starspec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeAdvice:
+    """The fastest of `bench tree` at one temperature."""
+
+    temperature: float
+    shape: str
+    vs_plain: float
+    speculative_config: Mapping[str, int]  # its keys; empty: do not speculate
+
+
+def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
+    """Read what `bench tree --json` saved.
+
+    Raises: ConfigError if it cannot be read, or is of other models than these.
+    """
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=TreeReport)
+    except OSError as error:
+        raise ConfigError(f"the report '{path}' cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"'{path}' is no report of `starspec bench tree`: {error}") from error
+    for name, found in provenance.models.items():
+        if report.provenance.models.get(name) != found:
+            raise ConfigError(f"the report '{path}' is of another {name}: measure this pair with `starspec bench tree`")
+    return report
+
+
+def check_tree_report(report: TreeReport, provenance: Provenance, quantization: str) -> Check:
+    """Whether the report was measured under what holds here."""
+    then, now = report.provenance, provenance
+    pairs = {
+        "processor": (then.cpu, now.cpu),
+        "threads": (then.num_threads, now.num_threads),
+        "draft quantization": (report.draft_quantization, quantization),
+    }
+    different = [f"{what} {was}, here {here}" for what, (was, here) in pairs.items() if was != here]
+    if different:
+        return Check("tree report", "warning", f"measured with {'; '.join(different)}: another shape may be the best")
+    return Check("tree report", "ok", f"of this pair, {then.date}")
+
+
+def advise_trees(report: TreeReport) -> list[TreeAdvice]:
+    """The best of each temperature."""
+    temperatures = sorted({row.temperature for row in report.rows})
+    return [_advice(report.best_row(each)) for each in temperatures]
+
+
+def _advice(best: TreeRow) -> TreeAdvice:
+    return TreeAdvice(
+        temperature=best.temperature, shape=best.shape, vs_plain=best.vs_plain, speculative_config=keys_of(best)
+    )
+
+
+def keys_of(row: TreeRow) -> dict[str, int]:
+    """The shape as keys of a speculative config; none for plain decoding."""
+    if row.num_nodes == 0:
+        return {}
+    if row.eagle_topk == 1:
+        return {"num_speculative_tokens": row.num_steps}
+    return {"num_steps": row.num_steps, "eagle_topk": row.eagle_topk, "num_draft_tokens": row.num_nodes + 1}

@@ -1,0 +1,95 @@
+"""The report of `bench tree` as the doctor reads it: its advice, and when it is refused or doubted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from starspec.bench.provenance import Provenance
+from starspec.bench.report import Spread, write_report
+from starspec.bench.tree.rows import TreeReport, TreeRow
+from starspec.config import SpeculativeConfig
+from starspec.doctor.trees import advise_trees, check_tree_report, keys_of, read_tree_report
+from starspec.errors import ConfigError
+from starspec.speculation.budget import DraftBudget
+
+HERE = Provenance(
+    argv=[],
+    date="2026-01-01",
+    starspec_version="0",
+    git_sha=None,
+    has_local_changes=None,
+    python="3",
+    packages={},
+    system="",
+    cpu="a CPU",
+    num_cores=2,
+    num_threads=2,
+    memory_gib=1.0,
+    devices=[],
+    models={"target": "a", "draft": "b"},
+)
+
+
+def row(temperature: float, rate: float, nodes: int = 0, steps: int = 0, top_k: int = 1) -> TreeRow:
+    return TreeRow(
+        stage="final",
+        temperature=temperature,
+        shape=f"{steps} x {top_k}, {nodes}" if nodes else "plain",
+        num_steps=steps,
+        eagle_topk=top_k,
+        num_nodes=nodes,
+        tokens_per_s=Spread(rate, rate, rate),
+        vs_plain=rate / 10.0,
+        acceptance_length=None,
+        block_efficiency=None,
+        bytes_per_accepted_token=None,
+        num_same_as_plain=1,
+        num_answers=1,
+    )
+
+
+REPORT = TreeReport(
+    provenance=HERE,
+    rows=[row(0.0, 10.0), row(0.0, 12.0, 3, 3), row(0.0, 15.0, 6, 3, 2), row(1.0, 10.0), row(1.0, 9.0, 6, 3, 2)],
+    ratios={},
+    best={},
+    losing=[],
+    at_the_edge=[],
+    draft_quantization="none",
+    draft_step_ms=1.0,
+    target_step_ms=10.0,
+    outputs_identical=True,
+    numerics="",
+)
+
+
+def test_the_best_of_each_temperature_is_recommended_in_keys_of_a_speculative_config(tmp_path: Path) -> None:
+    write_report(REPORT, tmp_path / "tree.json")
+    greedy, sampled = advise_trees(read_tree_report(tmp_path / "tree.json", HERE))
+    assert (greedy.shape, greedy.vs_plain) == ("3 x 2, 6", 1.5)
+    assert SpeculativeConfig(**greedy.speculative_config).budget == DraftBudget(6, 3, 2)
+    assert sampled.speculative_config == {}
+
+
+def test_a_chain_is_named_by_its_length() -> None:
+    assert SpeculativeConfig(**keys_of(row(0.0, 12.0, 3, 3))).budget == DraftBudget.chain(3)
+
+
+def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_tree_report(path, HERE)
+    path.write_text('{"rows": []}')
+    with pytest.raises(ConfigError, match="no report of `starspec bench tree`"):
+        read_tree_report(path, HERE)
+    write_report(REPORT, path)
+    with pytest.raises(ConfigError, match="of another draft"):
+        read_tree_report(path, replace(HERE, models={"target": "a", "draft": "c"}))
+
+
+def test_a_report_of_other_circumstances_is_doubted() -> None:
+    assert check_tree_report(REPORT, HERE, "none").severity == "ok"
+    doubted = check_tree_report(REPORT, replace(HERE, num_threads=1), "int4")
+    assert doubted.severity == "warning"
+    assert "threads 2, here 1; draft quantization none, here int4" in doubted.story
