@@ -14,6 +14,8 @@ from starspec.errors import CacheRangeError
 from starspec.models.eagle import EagleHead
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
+from starspec.train.head import EagleHead as TrainedHead
+from starspec.train.unroll import Batch, unroll
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-4}  # float32: only the order of sums differs
 VARIANTS = {
@@ -177,6 +179,39 @@ def test_a_chain_of_nodes_reads_what_its_parents_said(variant):
         expected, said = slow.read(node, said)
         torch.testing.assert_close(found, expected, **TOLERANCE)
     assert head.cache.lengths[row] == 9  # a forward commits nothing
+
+
+@pytest.mark.parametrize(
+    "variant", [each for each in VARIANTS if each not in ("eagle without bias", "scaled positions")]
+)
+def test_a_trained_head_says_at_work_what_it_said_in_training(variant):
+    spec = make_weights(variant).spec
+    torch.manual_seed(1)
+    trained, embedding = TrainedHead(spec), torch.randn(spec.vocab_size, spec.hidden_size)
+    token_ids, features = tokens_of(12), features_of(make_weights(variant), 12)
+    num_prompt, num_steps = 7, 3
+    batch = Batch(
+        token_ids=torch.tensor([token_ids]),
+        features=features[None],
+        last_hidden=torch.zeros(1, 5, spec.hidden_size),
+        prompt_lengths=torch.tensor([num_prompt]),
+        answer_lengths=torch.tensor([5]),
+        has_end=torch.tensor([False]),
+    )
+    with torch.no_grad():
+        said = unroll(trained, batch, embedding, num_steps)
+    lm_head = torch.randn(spec.draft_vocab_size, spec.hidden_size)
+    weights = trained.weights(None, torch.float32)
+    weights.tensors.update({"embed_tokens.weight": embedding, "lm_head.weight": lm_head})
+    head = make_running(weights)
+    row, output = prefill(head, token_ids[1 : num_prompt + 1], features[:num_prompt], (num_prompt,))
+    nodes = token_ids[num_prompt + 1 : num_prompt + num_steps]
+    chain = [(each, each + 1) for each in range(len(nodes))]
+    _, hidden = grow(head, row, nodes, range(-1, len(nodes) - 1), output.hidden[0], chain)
+    for step, found in enumerate([output.hidden[0], *hidden]):
+        torch.testing.assert_close(found, said[step][0, 0], **TOLERANCE)
+    spoken = trained.spoken(said[0][0, 0])
+    torch.testing.assert_close(output.logits[0], lm_head @ spoken.detach(), **TOLERANCE)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

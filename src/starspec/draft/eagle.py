@@ -82,10 +82,7 @@ class EagleDrafter:
         if not bool((features.abs() <= MAX_FEATURE).all()):  # false for NaN
             raise PeerProtocolError(f"features must be finite and at most {MAX_FEATURE:g}")
         session.features.add(message.start, features)
-        if session.row is not None and session.features.start > self._next(session.row):
-            self._cache.truncate(session.row, 0)  # there is a hole before them
-            self._first[session.row] = session.features.start
-            session.tree.clear()
+        self._close_hole(session)
 
     def can_grow(self, session: DraftSession) -> bool:
         """Whether the target has said what it thought before the last token."""
@@ -116,6 +113,7 @@ class EagleDrafter:
             session.tree.clear()
             if session.row is not None:  # the root's logits are gone: its slot is read anew
                 self._cache.truncate(session.row, self._cache.lengths[session.row] - 1)
+                self._close_hole(session)
 
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
         session.reroot(token_ids)
@@ -130,8 +128,16 @@ class EagleDrafter:
             raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sessions hold {sorted(holders)}")
         for row, session in holders.items():
             num_unread = self._num_unread(session)
-            if num_unread < 0 or (num_unread == 0) != session.tree.is_rooted:
+            is_read = num_unread == 0 and self._cache.lengths[row] > 0  # an empty row may begin where the tokens end
+            if num_unread < 0 or is_read != session.tree.is_rooted:
                 raise OurBug(f"row {row} misses {num_unread} slots of a session whose tree is {session.tree}")
+
+    def _close_hole(self, session: DraftSession) -> None:
+        """Begin the row anew if what it would read next is not known any more."""
+        if session.row is not None and session.features.start > self._next(session.row):
+            self._cache.truncate(session.row, 0)
+            self._first[session.row] = session.features.start
+            session.tree.clear()
 
     def _next(self, row: int) -> int:
         """The position whose feature is to be read next."""
