@@ -4,9 +4,11 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -15,9 +17,49 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, suppres
 settings.load_profile("repeatable")
 
 
+@pytest.fixture(autouse=True)
+def log_of_its_own() -> Iterator[None]:
+    """A command that runs inside the test's process points the log at the stderr of its time."""
+    yield
+    structlog.reset_defaults()
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct, made out of its package the first time."""
     from starspec.models.embedded import embedded_model_folder
 
     return embedded_model_folder()
+
+
+@pytest.fixture(scope="session")
+def random_head(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an EAGLE-3 head for SmolLM2 that has learned nothing; its vocabulary is the first 1024 tokens."""
+    from starspec.models.eagle_checkpoint import write_head
+    from starspec.models.eagle_layout import OPTIONAL, tensor_shapes
+    from starspec.models.eagle_load import TargetTensors
+    from starspec.models.eagle_spec import HeadSpec, HeadWeights
+
+    target = TargetTensors.of(str(smollm2)).shape
+    spec = HeadSpec(
+        method="eagle3",
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=1024,
+        feature_layers=(2, target.num_layers // 2, target.num_layers - 3),
+        max_position_embeddings=512,
+    )
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * size[1] ** -0.5
+        for name, size in tensor_shapes(spec).items()
+        if name not in OPTIONAL
+    }
+    folder = tmp_path_factory.mktemp("heads") / "random"
+    write_head(folder, HeadWeights(spec, tensors, torch.arange(1024)), {"origin": "random"})
+    return folder

@@ -1,12 +1,15 @@
 """Running the command line inside the test's process."""
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import structlog
 
 from starspec.cli import run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `predictable`
 
 
 class Outcome(NamedTuple):
@@ -16,10 +19,9 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def starspec(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+def starspec(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     def call(*arguments: str) -> Outcome:
         code = run(list(arguments))
         return Outcome(code, *capsys.readouterr())
 
-    yield call
-    structlog.reset_defaults()  # a command points the log at the stderr of its time
+    return call
