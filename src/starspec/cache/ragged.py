@@ -154,16 +154,9 @@ class RaggedCache:
             values.as_strided(shape, self._window_stride, values.storage_offset() + start),
         )
 
-    def gathered(self, layer: int, row: int, order: Tensor, num_copies: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a row in other orders of slots, copied: [num_copies, H, S, D] each.
-
-        Args:
-            order: [num_copies * S] slots.
-        """
-        keys_values = self._by_row[layer][:, row].index_select(2, order)  # [2, H, T * S, D]
-        shape = (2, self._num_kv_heads, -1, order.shape[0] // num_copies, self._head_dim)
-        keys, values = keys_values.view(shape).transpose(1, 2)
-        return keys, values
+    def slots(self, layer: int, row: int, start: int, stop: int) -> Tensor:
+        """A view of a row's keys and values in slots `start..stop`: [stop - start, 2, H, D]."""
+        return self._by_slot[layer][row, start:stop]
 
     def append(self, row: int, num_tokens: int) -> None:
         """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.

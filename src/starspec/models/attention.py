@@ -11,7 +11,7 @@ Two forms, chosen by the segment alone:
 
   The first branch of a tree is a chain. A node beside it has its ancestors in other slots than it would have if it
   were decoded: kernels that sum over slots round differently then. Where the same bits are asked for (`in_order`),
-  its keys and values are copied into the order of its path first; else a mask picks its ancestors.
+  branch after branch is laid behind the prefix while its tokens attend; else a mask picks the ancestors.
 
 * **by chunk** (prompts): one call a segment, causal, query rows in long blocks.
 
@@ -20,9 +20,8 @@ Otherwise no keys are copied: heads of one group share them by stride 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 import torch
@@ -37,6 +36,15 @@ MIN_QUERY_ROWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A path of a tree that is laid behind the prefix, in order, while its tokens attend."""
+
+    prefix_len: int
+    num_tokens: int  # of the segment, in the slots behind the prefix
+    path: Tensor  # [P] of them, ancestors first
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionCall:
     """One attention call of a forward: new tokens `first..last` of the packed batch against one cache row."""
 
@@ -46,7 +54,7 @@ class AttentionCall:
     num_slots: int  # S: slots of the row that are read
     by_token: bool
     mask: Tensor | None  # additive; by token [T, 1, 1, S], by chunk [T, S]; None by chunk = causal from slot 0
-    order: Tensor | None = None  # [T * S] slots to read, for tokens whose ancestors are not in the slots before them
+    branch: Branch | None = None  # for tokens whose ancestors are not in the slots before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +113,23 @@ class RaggedAttention:
         self._write(layer, keys_values[: self._num_tokens])
         # Into a buffer of fixed strides: strides that follow the batch would choose the kernel.
         self._query.copy_(query.view(self._query.shape))
+        as_written: dict[int, tuple[Tensor, Tensor]] = {}  # row -> slots of its tree, and a copy of what was in them
         for call, part, out in self._calls:
+            if call.branch is not None:
+                self._lay_out(layer, call.row, call.branch, as_written)
             attend = _attend_by_token if call.by_token else _attend_by_chunk
             out.copy_(attend(part, self._cache, layer, call, scaling)[:, :, : out.shape[2]])
+        for slots, content in as_written.values():
+            slots.copy_(content)
         return self._out.view(len(self._out), -1)
+
+    def _lay_out(self, layer: int, row: int, branch: Branch, as_written: dict[int, tuple[Tensor, Tensor]]) -> None:
+        """Put the keys and values of a branch into the slots in which they would have been decoded."""
+        if row not in as_written:
+            slots = self._cache.slots(layer, row, branch.prefix_len, branch.prefix_len + branch.num_tokens)
+            as_written[row] = slots, slots.clone()
+        slots, content = as_written[row]
+        torch.index_select(content, 0, branch.path, out=slots[: len(branch.path)])
 
     def _write(self, layer: int, keys_values: Tensor) -> None:
         if len(self._placements) == 1:  # one sequence: a slice is cheaper than indices
@@ -162,32 +183,38 @@ def _num_slots(position: int) -> int:
 def _calls_in_order(
     row: int, first: int, prefix_len: int, parents: Sequence[int], new_tokens: range, like: Tensor
 ) -> list[AttentionCall]:
-    """One call for each run of tokens that read as many slots, and have to be put in order or not."""
-    paths: list[list[int]] = []  # of each token: its ancestors' slots behind the prefix, and its own
+    """One call for each run of tokens down one branch that read as many slots."""
+    paths: list[list[int]] = []  # of each token: its ancestors behind the prefix, and itself
     for token, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else ()), token])
-
-    def kind(token: int) -> tuple[int, bool]:
-        depth = len(paths[token]) - 1
-        return _num_slots(prefix_len + depth), paths[token] == list(range(depth + 1))
-
     calls = []
-    for (num_slots, is_first_branch), run in groupby(new_tokens, kind):
-        tokens = list(run)
-        lengths = torch.tensor([prefix_len + len(paths[token]) for token in tokens]).unsqueeze(1)
+    for run in _runs(new_tokens, prefix_len, parents, paths):
+        longest = paths[run[-1]]
+        num_slots = _num_slots(prefix_len + len(longest) - 1)
+        lengths = torch.tensor([prefix_len + len(paths[token]) for token in run]).unsqueeze(1)
         mask = _additive(torch.arange(num_slots) < lengths, like)[:, None, None]
-        order = None if is_first_branch else _order([paths[token] for token in tokens], prefix_len, num_slots, like)
-        start = first + tokens[0] - new_tokens.start
-        calls.append(AttentionCall(row, start, start + len(tokens), num_slots, True, mask, order))
+        branch = None
+        if longest != list(range(len(longest))):  # else they lie in order as they are
+            branch = Branch(prefix_len, new_tokens.stop, torch.tensor(longest).to(like.device))
+        start = first + run[0] - new_tokens.start
+        calls.append(AttentionCall(row, start, start + len(run), num_slots, True, mask, branch))
     return calls
 
 
-def _order(paths: Sequence[Sequence[int]], prefix_len: int, num_slots: int, like: Tensor) -> Tensor:
-    """[T * S] slots: the prefix, then the path, then whatever the mask hides."""
-    order = torch.arange(num_slots).repeat(len(paths), 1)
-    for token, path in enumerate(paths):
-        order[token, prefix_len : prefix_len + len(path)] = torch.tensor(path) + prefix_len
-    return order.flatten().to(like.device)
+def _runs(
+    new_tokens: range, prefix_len: int, parents: Sequence[int], paths: Sequence[Sequence[int]]
+) -> Iterator[list[int]]:
+    """Tokens that follow each other, each the child of the one before and in the same key block."""
+    run: list[int] = []
+    for token in new_tokens:
+        is_on = run and parents[token] == run[-1]
+        if is_on and _num_slots(prefix_len + len(paths[token]) - 1) == _num_slots(prefix_len + len(paths[run[-1]]) - 1):
+            run.append(token)
+            continue
+        if run:
+            yield run
+        run = [token]
+    yield run
 
 
 def _attend_by_token(query: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
@@ -196,11 +223,7 @@ def _attend_by_token(query: Tensor, cache: RaggedCache, layer: int, call: Attent
     if num_tokens * query.shape[1] == 1:
         # one entry on its own would be computed by all threads together, several by one thread each
         query = query.expand(2, -1, -1, -1)
-    if call.order is None:
-        keys, values = cache.window(layer, call.row, call.num_slots, query.shape[0])  # [T, H, S, D]
-    else:
-        order = call.order.repeat(query.shape[0] // num_tokens)
-        keys, values = cache.gathered(layer, call.row, order, query.shape[0])
+    keys, values = cache.window(layer, call.row, call.num_slots, query.shape[0])  # [T, H, S, D]
     out = F.scaled_dot_product_attention(query, keys, values, attn_mask=call.mask, scale=scaling)
     return out[:num_tokens]
 
