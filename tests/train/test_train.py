@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from train_toys import write_prompts
 
 from starspec.cli import run
@@ -44,6 +45,20 @@ def test_an_earlier_training_is_gone_on_with(target_folder, prompt_file, tmp_pat
     assert train(target_folder, prompt_file, out, "--steps", "9") == 0
     assert "9 steps" in capsys.readouterr().out
     assert read_answers(out / "work" / "answers") == answers
+
+
+def test_a_trained_head_is_started_from(target_folder, prompt_file, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(target_folder, prompt_file, first, "--draft-vocab-size", "64") == 0
+    more = ["--start-from", str(first), "--draft-vocab-size", "32", "--learning-rate", "0"]
+    assert train(target_folder, prompt_file, second, *more) == 0
+    before, after = read_head(first).tensors, read_head(second).tensors
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert str(first) in (second / "README.md").read_text()
+    other = train(target_folder, prompt_file, tmp_path / "third", "--start-from", str(first), "--method", "eagle")
+    assert other == 2
+    assert "its method is eagle3, here it is eagle" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_half_a_line_is_passed_over(tmp_path):

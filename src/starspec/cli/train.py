@@ -38,6 +38,14 @@ def train(
     licence: Annotated[str, typer.Option(help="Of the prompts, for the model card.", rich_help_panel=DATA)] = (
         "not stated"
     ),
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="A head of the same shape that was trained before.",
+            show_default="the target's last layer",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     draft_vocab_size: Annotated[
         int,
         typer.Option(
@@ -129,6 +137,7 @@ def train(
             out=folder,
             answers=answers,
             training=training,
+            start_from=start_from,
             draft_vocab_size=draft_vocab_size,
             feature_layers=_layers(feature_layers),
             target_name=target_name,

@@ -33,6 +33,7 @@ its embedding and LM head are the target's and not stored.
 | speaks | the {report.draft_vocab_size:,} most frequent tokens, {report.share_of_answers_covered:.1%} of the answers |
 | data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens |
 | prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |
+| started from | {report.started_from} |
 | training | {report.steps:,} steps over {report.num_positions:,} positions in {report.training_minutes:.0f} minutes |
 | on | {where.cpu}, {where.num_threads} threads{", " + ", ".join(where.devices) if where.devices else ""} |
 | chain of 4, greedy | {measured} |

@@ -21,7 +21,7 @@ from starspec.train.curves import draw_curves
 from starspec.train.evaluate import Acceptance, chain_acceptance
 from starspec.train.features import Target, Text, collect_features, load_target
 from starspec.train.head import EagleHead
-from starspec.train.start import begin_like_target, default_layers, frequent_tokens, head_spec
+from starspec.train.start import begin_like_head, begin_like_target, default_layers, frequent_tokens, head_spec
 from starspec.train.trainer import Progress, Trainer, TrainPlan
 from starspec.train.work_folder import WorkFolder
 
@@ -40,6 +40,7 @@ class HeadPlan:
     out: Path
     answers: AnswerPlan  # names the target
     training: TrainPlan
+    start_from: Path | None = None  # a head that was trained before; None = the target's last layer
     draft_vocab_size: int | None = 8192  # None = the target's own; EAGLE-1 has no other
     feature_layers: tuple[int, ...] | None = None  # None = those of the method
     target_name: str | None = None  # as the checkpoint is to name the target
@@ -56,6 +57,7 @@ class TrainReport:
     method: str
     target: str
     feature_layers: tuple[int, ...]
+    started_from: str  # the first weights
     draft_vocab_size: int
     share_of_answers_covered: float  # tokens that the draft vocabulary knows
     prompts_sha256: str
@@ -108,6 +110,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
             method=plan.method,
             target=head.spec.target_name or "",
             feature_layers=layers,
+            started_from=str(plan.start_from or "the target's last layer"),
             draft_vocab_size=head.spec.draft_vocab_size,
             share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
             prompts_sha256=data_hash,
@@ -148,6 +151,7 @@ def _made_for(plan: HeadPlan, data_hash: str) -> dict[str, object]:
         "max_new_tokens": plan.answers.max_new_tokens,
         "draft_vocab_size": plan.draft_vocab_size,
         "feature_layers": plan.feature_layers,
+        "start_from": plan.start_from and str(plan.start_from),
         "seed": plan.training.seed,
     }
 
@@ -173,7 +177,10 @@ def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_tok
     num_drafted = target.config.vocab_size if draft_token_ids is None else len(draft_token_ids)
     name = plan.target_name or plan.answers.target
     head = EagleHead(head_spec(plan.method, target.config, name, num_drafted, layers)).to(target.embedding.device)
-    begin_like_target(head, target.model)
+    if plan.start_from is None:
+        begin_like_target(head, target.model)
+    else:
+        begin_like_head(head, plan.start_from)
     return head
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from starspec.errors import ConfigError
+from starspec.models.eagle_checkpoint import read_head
 from starspec.models.eagle_spec import HeadSpec
 from starspec.train.answers import Answer
 from starspec.train.head import EagleHead
+
+ZIPF_OFFSET, PRIOR_WEIGHT = 500, 0.5
 
 
 def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple[int, ...]:
@@ -46,13 +52,18 @@ def head_spec(
 
 
 def frequent_tokens(answers: Iterable[Answer], num: int, vocab_size: int) -> Tensor:
-    """The ids that a head will know, increasing: the most frequent of the answers, then of the prompts."""
-    said, asked = Counter[int](), Counter[int]()
+    """The ids that a head will know, increasing: those most frequent in the answers, smoothed.
+
+    Some hundred thousand tokens name the rare words of their own topics only, and a tokenizer's ids follow the
+    frequency in far more text than ours: so half of the weight is Zipf's law over the ids.
+    """
+    said = Counter[int]()
     for answer in answers:
         said.update(answer.answer_ids)
-        asked.update(answer.prompt_ids)
-    ranked = [*(each for each, _ in said.most_common()), *(each for each, _ in asked.most_common()), *range(vocab_size)]
-    return torch.tensor(sorted(list(dict.fromkeys(ranked))[: min(num, vocab_size)]))
+    zipf = [1 / (token_id + ZIPF_OFFSET) for token_id in range(vocab_size)]
+    per_said, per_zipf = 1 / max(said.total(), 1), PRIOR_WEIGHT / sum(zipf)
+    ranked = sorted(range(vocab_size), key=lambda token_id: -(said[token_id] * per_said + zipf[token_id] * per_zipf))
+    return torch.tensor(sorted(ranked[:num]))
 
 
 @torch.no_grad()
@@ -75,3 +86,21 @@ def begin_like_target(head: EagleHead, model: Any) -> None:
     if spec.method == "eagle3":
         layer.hidden_norm.weight.copy_(own["input_layernorm.weight"])
         head.norm.weight.copy_(model.model.norm.weight)
+
+
+def begin_like_head(head: EagleHead, folder: Path) -> None:
+    """Go on from a head that was trained before, on whatever data and with whatever vocabulary.
+
+    Effects: the head's weights.
+    Raises: ModelError if it cannot be read; ConfigError if it has another shape.
+    """
+    earlier = read_head(folder)
+    free = {"draft_vocab_size", "target_name", "max_position_embeddings"}
+    for name in (each.name for each in fields(HeadSpec) if each.name not in free):
+        theirs, ours = getattr(earlier.spec, name), getattr(head.spec, name)
+        if theirs != ours:
+            raise ConfigError(f"'{folder}' cannot be started from: its {name} is {theirs}, here it is {ours}")
+    own = head.state_dict()
+    if missing := own.keys() - earlier.tensors.keys():
+        raise ConfigError(f"'{folder}' cannot be started from: it has no {min(missing)}")
+    head.load_state_dict({name: earlier.tensors[name].to(value.dtype) for name, value in own.items()})
