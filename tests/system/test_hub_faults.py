@@ -59,7 +59,7 @@ async def answer(client: AsyncOpenAI, prompt: str, stream: Stream, speculative: 
 
 
 async def answer_all(client: AsyncOpenAI, streams: list[Stream], speculative: bool = True) -> None:
-    pairs = zip(PROMPTS, streams, strict=True)
+    pairs = zip(PROMPTS, streams, strict=False)
     await asyncio.gather(*(answer(client, prompt, stream, speculative) for prompt, stream in pairs))
 
 
@@ -70,11 +70,11 @@ async def until(condition, timeout_s: float = 60.0) -> None:  # type: ignore[no-
         await asyncio.sleep(0.02)
 
 
-async def accepted(url: str) -> float:
-    """Draft tokens accepted so far, over all targets."""
+async def count(url: str, kind: str) -> float:
+    """Draft tokens `accepted` (or proposed: `draft`) so far, over all targets."""
     async with httpx.AsyncClient() as http:
         lines = (await http.get(f"{url}/metrics")).text.splitlines()
-    name = "starspec_spec_decode_num_accepted_tokens_total{"
+    name = f"starspec_spec_decode_num_{kind}_tokens_total{{"
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -86,45 +86,66 @@ TREE = ("--speculative-config", '{"num_steps": 4, "eagle_topk": 3, "num_draft_to
 async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2: Path, drafts: tuple[str, ...]) -> None:
     shape = ("--dtype", "float32", "--max-model-len", "512", *drafts)
     draft_options = ("--draft-quantization", "int4", "--max-num-seqs", "16", "--max-model-len", "512")
-    models = (str(smollm2), str(smollm2))
-    with StarProcesses(*models, draft_options=draft_options, target_options=shape) as star:
-        client = AsyncOpenAI(base_url=f"{star.url}/v1", api_key="none", max_retries=0, timeout=120)
-        plain = [Stream() for _ in PROMPTS]
+    with StarProcesses(str(smollm2), str(smollm2), draft_options=draft_options, target_options=shape) as star:
+        await check_star(star, "accepted")
+
+
+@pytest.mark.parametrize("drafts", [CHAIN, TREE], ids=["chain", "tree"])
+async def test_the_same_of_a_hub_with_an_eagle_head(smollm2: Path, random_head: Path, drafts: tuple[str, ...]) -> None:
+    """The head has learned nothing, so that hardly anything of it is accepted; all the more is rolled back."""
+    shape = ("--dtype", "float32", "--max-model-len", "512", *drafts)
+    draft_options = (
+        "--target",
+        str(smollm2),
+        "--spec-method",
+        "eagle3",
+        "--max-num-seqs",
+        "3",
+        "--max-model-len",
+        "512",
+    )
+    with StarProcesses(str(smollm2), str(random_head), draft_options=draft_options, target_options=shape) as star:
+        await check_star(star, "draft", num_streams=4, away_s=3.0)
+
+
+async def check_star(star: StarProcesses, kind: str, num_streams: int = len(PROMPTS), away_s: float = 10.0) -> None:
+    """Every stream says what plain decoding says, whatever happens to the hub; drafts of a kind come back with it."""
+    async with AsyncOpenAI(base_url=f"{star.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        plain = [Stream() for _ in range(num_streams)]
         await answer_all(client, plain, speculative=False)
 
         async def has_begun() -> bool:
             return all(len(stream.moments) >= 4 for stream in streams)
 
         # kill -9, then a new hub on the same port
-        streams = [Stream() for _ in PROMPTS]
+        streams = [Stream() for _ in range(num_streams)]
         running = asyncio.create_task(answer_all(client, streams))
         await until(has_begun)
         star.hub.end(signal.SIGKILL)
         await asyncio.to_thread(star.restart_hub)
-        before = await accepted(star.url)
+        before = await count(star.url, kind)
         if not running.done():
             await asyncio.wait({running})
         await running
         assert [stream.text for stream in streams] == [stream.text for stream in plain]
 
         # speculation is back with the hub
-        again = [Stream() for _ in PROMPTS]
+        again = [Stream() for _ in range(num_streams)]
         running = asyncio.create_task(answer_all(client, again))
 
         async def is_back() -> bool:
-            return await accepted(star.url) > before
+            return await count(star.url, kind) > before
 
         await until(is_back)
         await running
         assert [stream.text for stream in again] == [stream.text for stream in plain]
 
         # SIGSTOP for a while, then SIGCONT
-        streams = [Stream() for _ in PROMPTS]
+        streams = [Stream() for _ in range(num_streams)]
         running = asyncio.create_task(answer_all(client, streams))
         await until(has_begun)
         star.hub.send(signal.SIGSTOP)
-        await asyncio.wait({running}, timeout=10.0)
+        await asyncio.wait({running}, timeout=away_s)
         star.hub.send(signal.SIGCONT)
         await running
         assert [stream.text for stream in streams] == [stream.text for stream in plain]
-        await client.close()

@@ -1,0 +1,51 @@
+"""Drafts of EAGLE heads change no token: SmolLM2 in float32, alone and in batches, greedy and sampled.
+
+Two heads: one that has learned nothing, so that nearly every guess is rolled back, and the shipped one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import starspec
+from starspec.bench.certify import CHAIN, MAX_MODEL_LEN, NUM_ROWS, TREE
+from starspec.bench.datasets import own_prompts, spread
+from starspec.bench.lossless import Contender, compare_with_plain
+from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
+from starspec.config import ModelConfig
+
+pytestmark = pytest.mark.model
+PROMPTS = spread(own_prompts(), 24)
+SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
+SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
+BATCHES = {
+    GREEDY: [("chain", 1), ("tree", 4), ("chain", 8), ("tree", 8)],
+    SAMPLED[1]: [("tree", 1), ("chain", 4), ("tree", 8)],
+    SAMPLED[2]: [("chain", 1), ("tree", 4)],
+}
+
+
+@pytest.fixture(scope="module")
+def bench(smollm2: Path) -> Workbench:
+    config = ModelConfig(model=str(smollm2), dtype="float32", num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN)
+    return Workbench(config)
+
+
+@pytest.mark.parametrize("sampling", BATCHES, ids=lambda each: each.name)
+def test_float32_says_what_plain_decoding_says_with_eagle_heads(
+    bench: Workbench, sampling: Sampling, random_head: Path
+) -> None:
+    heads = {"random": random_head} | ({"shipped": SHIPPED} if SHIPPED.is_dir() else {})
+    drafts = {
+        (name, shape): bench.drafts(replace(SHAPES[shape], method="eagle3", model=str(folder)))
+        for name, folder in heads.items()
+        for shape in SHAPES
+    }
+    contenders = [Contender(name, size, drafts[name, shape]) for name in heads for shape, size in BATCHES[sampling]]
+    rows = compare_with_plain(bench, PROMPTS, [sampling], contenders, 9)
+    assert [row.first_divergence for row in rows] == [None] * len(contenders)
+    assert all(row.num_identical == len(PROMPTS) for row in rows)
+    assert all(row.acceptance_length > 1.5 for row in rows if row.contender == "shipped")  # it was really at work
