@@ -74,6 +74,59 @@ def test_doctor_prints_a_forecast_and_saves_it(starspec, tmp_path: Path) -> None
     assert content["times"]["verify_s"][0] >= 0.005
 
 
+def test_doctor_says_which_layers_a_head_reads_and_which_tree_was_the_best(starspec, tmp_path: Path) -> None:
+    from predictable import write_reader, write_target
+
+    target, head = write_target(tmp_path / "target"), write_reader(tmp_path / "head", feature_layers=(0,))
+    pair = ("--target", str(target), "--draft", str(head), "--dtype", "float32", "--num-threads", "1")
+    report = write_tree_report(tmp_path / "tree.json", {"target": str(target), "draft": str(head)})
+    measure = ("--num-prompts", "1", "--max-tokens", "8", "--max-draft-tokens", "2", "--tree-report", str(report))
+    outcome = starspec("doctor", *pair, *measure)
+    text = outcome.out.replace("\n", " ")
+    assert outcome.code == 0
+    assert "a head of method eagle3" in text
+    assert 'put "feature_layers": [1] into --speculative-config' in text
+    assert "its vocabulary holds the token at 100.0%" in text
+    assert 'bench tree at T=0: tree 2 x 2, 4 nodes, 1.50x plain: --speculative-config \'{"num_steps": 2' in text
+
+
+def write_tree_report(path: Path, models: dict[str, str]) -> Path:
+    from starspec.bench.provenance import collect_provenance
+    from starspec.bench.report import Spread, write_report
+    from starspec.bench.tree.rows import TreeReport, TreeRow
+
+    best = TreeRow(
+        stage="final",
+        temperature=0.0,
+        shape="tree 2 x 2, 4 nodes",
+        num_steps=2,
+        eagle_topk=2,
+        num_nodes=4,
+        tokens_per_s=Spread(15.0, 15.0, 15.0),
+        vs_plain=1.5,
+        acceptance_length=2.0,
+        block_efficiency=2.0,
+        bytes_per_accepted_token=600.0,
+        num_same_as_plain=1,
+        num_answers=1,
+    )
+    report = TreeReport(
+        provenance=collect_provenance(models),
+        rows=[best],
+        ratios={},
+        best={"T=0": best.shape},
+        losing=[],
+        at_the_edge=[],
+        draft_quantization="none",
+        draft_step_ms=1.0,
+        target_step_ms=10.0,
+        outputs_identical=True,
+        numerics="",
+    )
+    write_report(report, path)
+    return path
+
+
 def test_doctor_exits_1_for_two_vocabularies(starspec) -> None:
     outcome = starspec("doctor", "--target", TARGET, "--draft", "synthetic:vocab=256,role=draft")
     assert outcome.code == 1
@@ -87,7 +140,7 @@ def test_certify_of_a_missing_model_is_one_sentence(starspec) -> None:
     assert "nowhere" in outcome.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["pair", "wire", "certify"])
+@pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])
 def test_every_measurement_has_a_quick_form_and_a_file(command: str, starspec) -> None:
     outcome = starspec("bench", command, "--help")
     assert outcome.code == 0

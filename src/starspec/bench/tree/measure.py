@@ -40,7 +40,7 @@ class TreePlan:
 
 
 QUICK = TreePlan(
-    grid=Grid(chains=(3, 4), depths=(3, 4), top_ks=(3,), nodes=(8, 12)),
+    grid=Grid(chains=(3, 4), depths=(3, 4), top_ks=(3,), nodes=(5, 10)),
     num_trial_prompts=1,
     num_prompts=1,
     max_tokens=32,
