@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -24,6 +24,8 @@ MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
 MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
 MIN_LEASE_S = 0.1
+
+SampleMethod = Literal["coupled", "rejection"]
 
 T = TypeVar("T")
 
@@ -96,14 +98,14 @@ class SpeculativeConfig:
     feature_layers: tuple[int, ...] | None = None  # hidden states that an EAGLE head reads; None = as it says itself
     prompt_lookup_min: int = 2  # shortest n-gram that method ngram looks up
     prompt_lookup_max: int = 4  # longest
-    rejection_sample_method: Literal["coupled"] = "coupled"  # the target's token decides, design D1
+    rejection_sample_method: SampleMethod = "coupled"  # the target's token decides; rejection: its law does
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     length: LengthConfig = field(default_factory=LengthConfig)
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
         _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("rejection_sample_method", self.rejection_sample_method, ("coupled",))
+        _one_of("rejection_sample_method", self.rejection_sample_method, get_args(SampleMethod))
         if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")
         self._check_tree()

@@ -57,6 +57,7 @@ class LocalHub:
         if not reads_features:
             check_vocabularies(tokenizer, load_tokenizer(speculative.model))
         config = HubConfig()
+        self._method = speculative.rejection_sample_method
         self.loaded = _load_draft(target, speculative)
         shape = TargetTensors.of(target.model).shape if reads_features else None
         self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)
@@ -75,7 +76,7 @@ class LocalHub:
 
     def drafts(self, policy: LengthPolicy, stats: TargetStats) -> RemoteDrafts:
         """Another target's drafts; they know already which features the hub reads, so none of a prompt are missed."""
-        drafts = RemoteDrafts(self.connect(), policy, stats, deadline_s=NO_DEADLINE_S)
+        drafts = RemoteDrafts(self.connect(), policy, stats, deadline_s=NO_DEADLINE_S, method=self._method)
         drafts.poll()
         return drafts
 

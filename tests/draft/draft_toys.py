@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS
+from starspec.config import MAX_DRAFT_TOKENS, SampleMethod
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.counts import TokenCounts
+from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.node_draft import NodeDraft
 from starspec.speculation.sampling import propose_token, propose_tokens
 from starspec.wire.channel import VirtualClock
 from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, TreeShape, Verdict
@@ -27,6 +30,7 @@ END = 31
 GREEDY = TokenLaw(temperature=0.0, end_token_ids=(END,))
 SAMPLED = TokenLaw(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, min_tokens=3, end_token_ids=(END,))
 PENALIZED = TokenLaw(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
+Path = tuple[int, ...]
 LOGITS = torch.randn(509, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
 
@@ -35,10 +39,23 @@ def logits_after(token_ids: Sequence[int]) -> Tensor:
     return LOGITS[zlib.crc32(bytes(token_ids)) % len(LOGITS)]
 
 
+class ReferenceTree(NamedTuple):
+    """A proposal by paths."""
+
+    nodes: set[Path]
+    drafts: dict[Path, NodeDraft]  # what was drawn below them
+
+
 def reference_tree(
-    token_ids: Sequence[int], prompt_len: int, law: TokenLaw, budget: DraftBudget, max_len: int
-) -> set[tuple[int, ...]]:
-    """What a fresh drafter proposes to these committed tokens: paths to nodes. EAGLE-2 in the plainest words."""
+    token_ids: Sequence[int],
+    prompt_len: int,
+    law: TokenLaw,
+    budget: DraftBudget,
+    max_len: int,
+    method: SampleMethod = "coupled",
+) -> ReferenceTree:
+    """What a fresh drafter proposes to these committed tokens. EAGLE-2 in the plainest words."""
+    drafts: dict[Path, NodeDraft] = {}
     scores: dict[tuple[int, ...], float] = {(): 0.0}
     to_expand: list[tuple[int, ...]] = [()]
     for _ in range(min(budget.num_steps, max_len - len(token_ids))):
@@ -46,22 +63,35 @@ def reference_tree(
         for path in to_expand:
             known = [*token_ids, *path]
             counts = TokenCounts(known[:prompt_len], known[prompt_len:])
-            children = propose_tokens(logits_after(known), law, len(known), counts, num_tokens=budget.top_k)
+            at = (logits_after(known), law, len(known), counts)
+            if method == "rejection" and not law.is_greedy:
+                dice = dice_after(law.seed, known[prompt_len:])
+                drafts[path], confidences = draw_children(*at, num_tokens=budget.top_k, dice=dice)
+                children = list(zip(drafts[path].candidates, confidences, strict=True))
+            else:
+                children = propose_tokens(*at, num_tokens=budget.top_k)
             for token_id, log_confidence in children:
                 layer.append((*path, token_id))
                 scores[layer[-1]] = scores[path] + log_confidence
         open_ended = [path for path in layer if path[-1] not in law.end_token_ids]
         to_expand = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
     del scores[()]
-    return set(sorted(scores, key=lambda path: -scores[path])[: budget.num_draft_tokens])
+    nodes = set(sorted(scores, key=lambda path: -scores[path])[: budget.num_draft_tokens])
+    return ReferenceTree(nodes, {path: draft for path, draft in drafts.items() if path in nodes | {()}})
 
 
-def paths_of(proposal: Proposal) -> set[tuple[int, ...]]:
-    """The paths to a proposal's nodes."""
-    paths: list[tuple[int, ...]] = []
+def by_paths(proposal: Proposal) -> ReferenceTree:
+    """A proposal as the reference tells it."""
+    paths: list[Path] = []
     for token_id, parent in zip(proposal.tree.token_ids, proposal.tree.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token_id))
-    return set(paths)
+    drafts = {(paths[node] if node >= 0 else ()): draft for node, draft in proposal.tree.drafts.items()}
+    return ReferenceTree(set(paths), drafts)
+
+
+def paths_of(proposal: Proposal) -> set[Path]:
+    """The paths to a proposal's nodes."""
+    return by_paths(proposal).nodes
 
 
 def reference_chain(token_ids: Sequence[int], prompt_len: int, law: TokenLaw, num: int, max_len: int) -> list[int]:
@@ -114,11 +144,14 @@ class ToyRunner:
 class ToyTag:
     """One tag as its target sees it."""
 
-    def __init__(self, tag: int, prompt: Sequence[int], law: TokenLaw = GREEDY) -> None:
+    def __init__(
+        self, tag: int, prompt: Sequence[int], law: TokenLaw = GREEDY, method: SampleMethod = "coupled"
+    ) -> None:
         self.link = TagSession(Role.TARGET, Tag(tag))
         self.token_ids = list(prompt)
         self.prompt_len = len(prompt)
         self.law = law
+        self.method = method
         self.proposal: Proposal | None = None
         self.budget = DraftBudget.chain(0)  # of the last request
 
@@ -133,6 +166,7 @@ class ToyTag:
             self.law,
             self.budget.num_draft_tokens,
             TreeShape.of(self.budget),
+            self.method,
         )
         return self.link.send(opened)
 
@@ -161,9 +195,9 @@ class ToyTag:
             self.proposal = message
         return is_fresh
 
-    def expected_tree(self, max_draft_tokens: int = 8, max_len: int = 64) -> set[tuple[int, ...]]:
+    def expected_tree(self, max_draft_tokens: int = 8, max_len: int = 64) -> ReferenceTree:
         budget = self.budget.limited(num_draft_tokens=max_draft_tokens, num_steps=max_draft_tokens)
-        return reference_tree(self.token_ids, self.prompt_len, self.law, budget, max_len)
+        return reference_tree(self.token_ids, self.prompt_len, self.law, budget, max_len, self.method)
 
     def expected(self, num_draft_tokens: int = 4, max_len: int = 64) -> list[int]:
         return reference_chain(self.token_ids, self.prompt_len, self.law, num_draft_tokens, max_len)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starspec.draft.growing_tree import GrowingTree, Guess
+from starspec.draft.growing_tree import Children, GrowingTree, Guess
 from starspec.speculation.budget import DraftBudget
+from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.tree import ROOT, DraftTree
 
 END = 9
 Path = tuple[int, ...]
 
 
-def guesses(path: Path, top_k: int) -> list[Guess]:
-    """A drafter's opinion: a function of the path alone."""
+def children(path: Path, top_k: int) -> Children:
+    """A drafter's opinion: a function of the path alone. Below some nodes it draws."""
     order = sorted(range(10), key=lambda token: hash((path, token, 5)) % 997)[:top_k]
-    return [Guess(token, -0.1 * (place + 1) - (hash((path, token)) % 7) / 10) for place, token in enumerate(order)]
+    guesses = [Guess(token, -0.1 * (place + 1) - (hash((path, token)) % 7) / 10) for place, token in enumerate(order)]
+    if hash((path, 3)) % 3 == 0:
+        return Children(guesses)
+    return Children(guesses, NodeDraft(tuple(order), tuple(order), (1 / top_k,) * top_k, Drawing.WITHOUT_REPLACEMENT))
 
 
 def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
@@ -25,7 +29,7 @@ def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
     while nodes := tree.to_forward(budget.num_steps, budget.top_k):
         num_layers += 1
         for node in nodes:
-            tree.expand(node, guesses((*prefix, *tree.path(node)), budget.top_k), budget.top_k)
+            tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.top_k)
         tree.check_integrity()
     return num_layers
 
@@ -37,15 +41,20 @@ def paths(tree: DraftTree) -> list[Path]:
     return found
 
 
+def drafts(tree: DraftTree) -> dict[Path, NodeDraft]:
+    """What was drawn, by path."""
+    return {(() if node == ROOT else paths(tree)[node]): draft for node, draft in tree.drafts.items()}
+
+
 budgets = st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integers(1, 4))
 
 
 def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_of_all() -> None:
     tree = GrowingTree()
-    tree.expand(ROOT, [Guess(1, -0.1), Guess(2, -1.0)], 2)
+    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), 2)
     assert tree.to_forward(3, 2) == [0, 1]
-    tree.expand(0, [Guess(3, -0.2), Guess(4, -2.0)], 2)
-    tree.expand(1, [Guess(5, -0.3), Guess(6, -3.0)], 2)
+    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -2.0)]), 2)
+    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), 2)
     assert tree.to_forward(2, 2) == []
     assert [tree.token_ids[node] for node in tree.to_forward(3, 2)] == [3, 5], "-0.3 and -1.3, before -2.1"
     assert tree.best(DraftBudget(4, 2, 2)) == DraftTree((1, 3, 2, 5), (-1, 0, -1, 2)), "the best path first"
@@ -54,7 +63,7 @@ def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_o
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:
     tree = GrowingTree([END])
-    tree.expand(ROOT, [Guess(END, -0.1), Guess(2, -1.0)], 2)
+    tree.expand(ROOT, Children([Guess(END, -0.1), Guess(2, -1.0)]), 2)
     assert [tree.token_ids[node] for node in tree.to_forward(2, 2)] == [2]
     assert tree.to_forward(2, 1) == []
 
@@ -66,6 +75,21 @@ def test_chains_that_are_known_at_once_have_no_slots() -> None:
     assert tree.forwarded == []
     tree.become_chain([])
     assert tree.best(DraftBudget.chain(2)) == DraftTree()
+
+
+def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_children_is_proposed() -> None:
+    tree = GrowingTree()
+    drawn = [NodeDraft(ids, ids, (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT) for ids in ((1, 2), (3, 4), (5, 6), (7, 8))]
+    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)], drawn[0]), 2)
+    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -5.0)], drawn[1]), 2)
+    tree.expand(1, Children([Guess(5, -3.0), Guess(6, -4.0)], drawn[2]), 2)
+    tree.expand(2, Children([Guess(7, -0.1), Guess(8, -9.0)], drawn[3]), 2)  # for a deeper tree than those below
+    wide = tree.best(DraftBudget(3, 2, 2))
+    assert set(paths(wide)) == {(1,), (1, 3), (2,)}
+    assert drafts(wide) == {(): drawn[0], (1,): drawn[1], (2,): drawn[2]}
+    assert drafts(tree.best(DraftBudget(1, 2, 2))) == {(): drawn[0], (1,): drawn[1]}
+    tree.reroot([1])
+    assert drafts(tree.best(DraftBudget(1, 1, 2))) == {(): drawn[1]}
 
 
 @given(budgets)
@@ -95,6 +119,7 @@ def test_whatever_a_verdict_leaves_the_next_proposal_is_that_of_a_fresh_tree(
         fresh = GrowingTree([END])
         grow(fresh, prefix, budget)
         assert set(paths(tree.best(budget))) == set(paths(fresh.best(budget)))
+        assert drafts(tree.best(budget)) == drafts(fresh.best(budget))
 
         known = data.draw(st.sampled_from([tree.path(node) for node in range(len(tree.token_ids))]))
         verdict = known[: data.draw(st.integers(1, len(known)))] + data.draw(st.lists(st.integers(0, 9), max_size=1))

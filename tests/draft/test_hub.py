@@ -443,7 +443,7 @@ def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh
         star.say(name, tag.open(DraftBudget(8, 3, 3)))
     for name, message in star.drain():
         assert tags[name].receive(message)
-        assert paths_of(message) == tags[name].expected_tree()
+        assert paths_of(message) == tags[name].expected_tree().nodes
     assert [len(layer) for layer in star.runner.layers] == [2, 2, 2]
     prompts, *layers = [[each.num_new for each in layer] for layer in star.runner.layers]
     assert prompts == [5, 6]
@@ -458,4 +458,4 @@ def test_a_budget_that_fits_no_row_is_cut_to_one_that_does(hostile: DraftBudget)
     star.say("a", tag.open(hostile))
     proposal = propose(star, "a", tag)
     assert 1 <= len(proposal.token_ids) <= min(64, hostile.num_draft_tokens)
-    assert paths_of(proposal) == tag.expected_tree(64, 200)
+    assert paths_of(proposal) == tag.expected_tree(64, 200).nodes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 
-from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, paths_of
+from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, by_paths, paths_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from starspec.config import SampleMethod
 from starspec.ids import SessionId, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
@@ -24,6 +25,7 @@ dice = st.integers(0, 2**16)
 chains = st.integers(0, 5).map(DraftBudget.chain)
 trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3))
 wanted = chains | trees
+methods = st.sampled_from(("coupled", "rejection"))
 MAX_NODES = 6
 
 
@@ -54,10 +56,10 @@ class Life(RuleBasedStateMachine):
         self.tags[name] = {}
 
     @precondition(lambda self: self.tags)
-    @rule(seed=dice, length=st.integers(1, MAX_LEN + 2), law=st.sampled_from(LAWS), wanted=wanted)
-    def open(self, seed: int, length: int, law: TokenLaw, wanted: DraftBudget) -> None:
+    @rule(seed=dice, length=st.integers(1, MAX_LEN + 2), law=st.sampled_from(LAWS), wanted=wanted, method=methods)
+    def open(self, seed: int, length: int, law: TokenLaw, wanted: DraftBudget, method: SampleMethod) -> None:
         name, prompt = self._target(seed), random.Random(seed).choices(range(VOCAB_SIZE), k=length)
-        tag = ToyTag(next(self.numbers), prompt, law)
+        tag = ToyTag(next(self.numbers), prompt, law, method)
         self.tags[name][tag.link.tag] = tag
         self._send(name, tag.open(wanted))
 
@@ -144,7 +146,7 @@ class Life(RuleBasedStateMachine):
         if not tag.receive(message):
             return
         if isinstance(message, Proposal):
-            assert paths_of(message) == tag.expected_tree(MAX_NODES, MAX_LEN)
+            assert by_paths(message) == tag.expected_tree(MAX_NODES, MAX_LEN)
         else:
             assert tag in self.torn, "a tag whose messages all arrived is never asked to open again"
             self.torn.discard(tag)

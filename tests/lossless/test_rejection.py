@@ -12,15 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from starspec.speculation.drawing import draw_candidates
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.rejection import (
-    Drawing,
-    NodeDraft,
-    draw_candidates,
-    try_candidates,
-    verify_tree_by_rejection,
-)
+from starspec.speculation.node_draft import Drawing, NodeDraft
+from starspec.speculation.rejection import try_candidates
 from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.verify import verify_tree
 
 WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
 by_drawing = pytest.mark.parametrize("drawing", [WITH, WITHOUT], ids=lambda each: each.value)
@@ -82,16 +79,6 @@ def test_a_node_emits_the_targets_law_exactly(drawing: Drawing, data: st.DataObj
     assert emitted_law(p, q, num, drawing) == pytest.approx(p, abs=1e-12)
 
 
-@given(data=st.data(), size=st.integers(1, 5))
-def test_candidates_that_were_picked_leave_the_targets_law_as_it_is(data: st.DataObject, size: int) -> None:
-    p = data.draw(laws(size))
-    picked = data.draw(st.permutations(range(size)))[: data.draw(st.integers(0, size))]
-    law = [0.0] * size
-    for token_id, _, prob in outcomes(p, NodeDraft.picked(tuple(picked))):
-        law[token_id] += prob
-    assert law == pytest.approx(p, abs=1e-12)
-
-
 P = {  # the target's law after each path, over three tokens
     (): (0.5, 0.3, 0.2),
     (0,): (0.1, 0.9, 0.0),
@@ -145,14 +132,14 @@ def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
         ids, probs = torch.tensor([each[0] for each in q]), torch.tensor([each[1] for each in q], dtype=torch.float64)
         drawn = draw_candidates(ids, probs, 2, drawing, seed, position + len(path))
         drafts[node] = node_draft(Q[path], drawn, drawing)
-    tree = DraftTree(tuple(tokens), tuple(parents))
+    tree = DraftTree(tuple(tokens), tuple(parents), drafts)
     paths = [(), *(_path(tree, node) for node in range(tree.num_draft_tokens))]
     logits = torch.stack([logits_of(P.get(path, (1.0, 0.0, 0.0))) for path in paths])
     law = TokenLaw(seed=seed, **LAW)
-    emitted = list(verify_tree_by_rejection(tree, drafts, logits, law, position).token_ids)
+    emitted = list(verify_tree(tree, logits, law, position).token_ids)
     while len(emitted) < 2:
         logits = logits_of(P[tuple(emitted)]).unsqueeze(0)
-        emitted += verify_tree_by_rejection(DraftTree(), {}, logits, law, position + len(emitted)).token_ids
+        emitted += verify_tree(DraftTree(), logits, law, position + len(emitted)).token_ids
     return emitted[0], emitted[1]
 
 

@@ -6,15 +6,11 @@ import pytest
 import torch
 
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.reference import probabilities as reference_probabilities
-from starspec.speculation.rejection import (
-    Drawing,
-    NodeDraft,
-    probabilities,
-    try_candidates,
-    verify_tree_by_rejection,
-)
+from starspec.speculation.rejection import probabilities, try_candidates
 from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.verify import verify_tree
 
 WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
 GREEDY = TokenLaw(temperature=0.0)
@@ -35,8 +31,9 @@ def one_hot(*token_ids: int) -> torch.Tensor:
         (((-1,), (-1, 2), (0.5, 0.5), WITHOUT), "not negative"),
         (((3,), (1, 2), (0.5, 0.5), WITHOUT), "cannot have been drawn"),
         (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "that is drawing with replacement"),
-        (((1, 1), (), (), Drawing.PICKED), "that is drawing with replacement"),
-        (((1,), (1,), (1.0,), Drawing.PICKED), "they were not drawn"),
+        (((1,), (1, 2), (float("nan"), 0.5), WITHOUT), "must be positive"),
+        (((1,), (1, 2), (float("inf"), 0.5), WITHOUT), "must be positive"),
+        (((), (), (), WITHOUT), "sum 1"),
     ],
 )
 def test_what_cannot_have_been_drawn_is_refused(values, sentence) -> None:
@@ -51,33 +48,41 @@ def test_a_candidate_that_came_twice_is_fine_with_replacement() -> None:
 
 
 def test_a_token_that_the_target_does_not_have_is_refused() -> None:
-    for draft in (NodeDraft((5,), (5,), (1.0,), WITHOUT), NodeDraft.picked((2,))):
-        with pytest.raises(ValueError, match="outside of the target's vocabulary of 2"):
-            try_candidates(torch.tensor([0.5, 0.5]).double(), draft)
+    with pytest.raises(ValueError, match="outside of the target's vocabulary of 2"):
+        try_candidates(torch.tensor([0.5, 0.5]).double(), NodeDraft((0,), (0, 2), (0.5, 0.5), WITHOUT))
 
 
 def test_a_child_that_was_not_drawn_is_refused() -> None:
     drafts = {ROOT: NodeDraft((1,), (1,), (1.0,), WITHOUT)}
     with pytest.raises(ValueError, match="node 0 carries token 2, which was not drawn below node -1"):
-        verify_tree_by_rejection(DraftTree.chain([2]), drafts, one_hot(1, 1), GREEDY, 0)
-    with pytest.raises(ValueError, match="node 1 carries token 3"):
-        verify_tree_by_rejection(DraftTree.chain([1, 3]), drafts, one_hot(1, 1, 1), GREEDY, 0)
+        DraftTree((2,), (ROOT,), drafts)
+    with pytest.raises(ValueError, match="drawn below nodes \\[-1, 1\\] of a tree of 1"):
+        DraftTree((1,), (ROOT,), drafts | {1: drafts[ROOT]})
+
+
+def test_below_a_node_without_probabilities_the_targets_own_draw_decides() -> None:
+    drafts = {ROOT: NodeDraft((1,), (1,), (1.0,), WITHOUT)}
+    law = TokenLaw(seed=3)
+    verdict = verify_tree(DraftTree((1, 3), (ROOT, 0), drafts), one_hot(1, 3, 2), law, 0)
+    assert verdict.token_ids == (1, 3, 2)
+    without = verify_tree(DraftTree((1, 3), (ROOT, 0)), one_hot(1, 3, 2), law, 0)
+    assert without == verdict
 
 
 def test_without_temperature_it_is_the_greedy_walk() -> None:
-    tree = DraftTree((1, 2, 3), (ROOT, ROOT, 1))
     drafts = {
         ROOT: NodeDraft((1, 2), (1, 2), (0.9, 0.1), WITHOUT),
         1: NodeDraft((3,), (0, 3), (0.5, 0.5), WITHOUT),
     }
-    verdict = verify_tree_by_rejection(tree, drafts, one_hot(2, 0, 3, 1), GREEDY, 5)
+    tree = DraftTree((1, 2, 3), (ROOT, ROOT, 1), drafts)
+    verdict = verify_tree(tree, one_hot(2, 0, 3, 1), GREEDY, 5)
     assert verdict.token_ids == (2, 3, 1)
     assert verdict.accepted_nodes == (1, 2)
 
 
 def test_a_candidate_without_a_node_can_be_accepted_and_ends_the_walk() -> None:
     drafts = {ROOT: NodeDraft((1, 2), (1, 2), (0.5, 0.5), WITHOUT)}
-    verdict = verify_tree_by_rejection(DraftTree.chain([1]), drafts, one_hot(2, 0), GREEDY, 5)
+    verdict = verify_tree(DraftTree((1,), (ROOT,), drafts), one_hot(2, 0), GREEDY, 5)
     assert (verdict.token_ids, verdict.accepted_nodes) == ((2,), ())
 
 
@@ -90,8 +95,8 @@ def test_a_draft_that_is_its_target_is_accepted_at_once() -> None:
             q = probabilities(row, law, 0)
             ids = tuple(q.nonzero().flatten().tolist())
             drafts[node] = NodeDraft((ids[seed % len(ids)],), ids, tuple(q[list(ids)].tolist()), WITHOUT)
-        tree = DraftTree.chain([drafts[ROOT].candidates[0], drafts[0].candidates[0]])
-        assert verify_tree_by_rejection(tree, drafts, logits, law, 0).num_accepted == 2
+        tree = DraftTree((drafts[ROOT].candidates[0], drafts[0].candidates[0]), (ROOT, 0), drafts)
+        assert verify_tree(tree, logits, law, 0).num_accepted == 2
 
 
 @pytest.mark.parametrize(

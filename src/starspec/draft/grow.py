@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from starspec.config import MAX_DRAFT_TOKENS
-from starspec.draft.growing_tree import Guess
+from starspec.draft.growing_tree import Children, Guess
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.runner import ModelRunner, Segment
 from starspec.speculation.budget import DraftBudget
+from starspec.speculation.drawing import draw_children
 from starspec.speculation.sampling import propose_token, propose_tokens
 from starspec.wire.messages import Features
 
@@ -149,8 +150,8 @@ class CausalDrafter:
         for segment in segments:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
-        for point, guesses in zip(points, children, strict=True):
-            point.session.tree.expand(point.node, guesses, point.session.budget.top_k)
+        for point, grown in zip(points, children, strict=True):
+            point.session.tree.expand(point.node, grown, point.session.budget.top_k)
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
@@ -199,13 +200,13 @@ class CausalDrafter:
             self._cache.truncate(session.row, length)
 
 
-def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None = None) -> list[list[Guess]]:
-    """Guess the target's next token after each node, with the target's own law (design D1).
+def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None = None) -> list[Children]:
+    """Guess the target's next token after each node with the target's own law (design D1), or draw it from the draft's.
 
     Args:
         logits: [B, V], one row a node; or [B, Vd] if the draft knows only some tokens.
         token_ids: [Vd], increasing: those that it knows.
-    Returns: B lists, likeliest first, of at most the budget's `top_k` guesses.
+    Returns: B times at most the budget's `top_k` children.
     """
     if not points:
         return []
@@ -213,8 +214,7 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     top_k = max(session.budget.top_k for session, _ in points)
     likeliest = _likeliest(logits, top_k, token_ids) if any(is_plain) else []
     return [
-        (_plain_guess(point, likeliest[index]) if is_plain[index] else None)
-        or _guess(point, _of_all_tokens(logits[index], token_ids, point.session.target_vocab_size))
+        _children(point, logits[index], likeliest[index] if is_plain[index] else [], token_ids)
         for index, point in enumerate(points)
     ]
 
@@ -233,6 +233,13 @@ def _likeliest(logits: Tensor, top_k: int, token_ids: Tensor | None) -> list[lis
     ]
 
 
+def _children(point: Point, logits: Tensor, likeliest: list[Guess], token_ids: Tensor | None) -> Children:
+    if guesses := _plain_guess(point, likeliest):
+        return Children(guesses)
+    logits = _of_all_tokens(logits, token_ids, point.session.target_vocab_size)
+    return _drawn(point, logits) if point.session.is_drawn else Children(_guess(point, logits))
+
+
 def _plain_guess(point: Point, likeliest: list[Guess]) -> list[Guess]:
     """For a law that is the argmax of the logits. Empty if the draft would say nothing but padding."""
     session, _ = point
@@ -247,6 +254,20 @@ def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) ->
         return logits
     num_tokens = max(vocab_size, int(token_ids[-1]) + 1)
     return logits.new_full((num_tokens,), float("-inf")).index_put_((token_ids,), logits)
+
+
+def _drawn(point: Point, logits: Tensor) -> Children:
+    session, node = point
+    known = logits[: session.target_vocab_size]
+    draft, log_confidences = draw_children(
+        known,
+        session.law,
+        session.position_after(node),
+        session.counts_after(node),
+        num_tokens=session.budget.top_k,
+        dice=session.dice_after(node),
+    )
+    return Children([Guess(*pair) for pair in zip(draft.candidates, log_confidences, strict=True)], draft)
 
 
 def _guess(point: Point, logits: Tensor) -> list[Guess]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from starspec.errors import OurBug
 from starspec.speculation.budget import DraftBudget
+from starspec.speculation.node_draft import NodeDraft
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -15,6 +16,13 @@ class Guess(NamedTuple):
 
     token_id: int
     log_confidence: float  # log of how likely it is that the target says just this here; at most 0
+
+
+class Children(NamedTuple):
+    """What is to grow below one node."""
+
+    guesses: list[Guess]  # likeliest first, or in the order in which they were drawn
+    draft: NodeDraft | None = None  # what they were drawn from; None: they are guesses
 
 
 class Survivors(NamedTuple):
@@ -58,7 +66,8 @@ class GrowingTree:
         self.top_k = 0  # children of each expanded node, at most; 0 until one is expanded
         self._parents: list[int] = []
         self._log_confidences: list[float] = []
-        self._children: dict[int, list[int]] = {}  # expanded node -> its children, likeliest first
+        self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
+        self._drafts: dict[int, NodeDraft] = {}  # expanded node -> what its children were drawn from, if they were
         self._walk: _Walk | None = None  # the last one, while it is true
 
     @property
@@ -87,18 +96,16 @@ class GrowingTree:
             node = self._parents[node]
         return tokens[::-1]
 
-    def expand(self, node: int, guesses: Sequence[Guess], top_k: int) -> None:
-        """Make the children of a node known. Raises: OurBug if they are.
-
-        Args:
-            guesses: likeliest first, at most `top_k`.
-        """
+    def expand(self, node: int, children: Children, top_k: int) -> None:
+        """Make the children of a node known, at most `top_k`. Raises: OurBug if they are."""
         if node in self._children:
             raise OurBug(f"node {node} is expanded twice")
         first = len(self.token_ids)
-        self.token_ids += [guess.token_id for guess in guesses]
-        self._log_confidences += [guess.log_confidence for guess in guesses]
-        self._parents += [node] * len(guesses)
+        self.token_ids += [guess.token_id for guess in children.guesses]
+        self._log_confidences += [guess.log_confidence for guess in children.guesses]
+        self._parents += [node] * len(children.guesses)
+        if children.draft is not None:
+            self._drafts[node] = children.draft
         self._children[node] = list(range(first, len(self.token_ids)))
         self.top_k = top_k
         self._walk = None
@@ -122,12 +129,15 @@ class GrowingTree:
         """
         scores = self._grown(budget.num_steps, budget.top_k).scores
         if budget.is_chain:
-            return DraftTree.chain([self.token_ids[node] for node in scores][: budget.num_draft_tokens])
-        chosen = set(sorted(scores, key=scores.__getitem__, reverse=True)[: budget.num_draft_tokens])  # a stable sort
-        order = list(self._depth_first(chosen))
+            order = list(scores)[: budget.num_draft_tokens]
+        else:  # a stable sort
+            chosen = set(sorted(scores, key=scores.__getitem__, reverse=True)[: budget.num_draft_tokens])
+            order = list(self._depth_first(chosen))
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
-            tuple(self.token_ids[node] for node in order), tuple(place[self._parents[node]] for node in order)
+            tuple(self.token_ids[node] for node in order),
+            tuple(place[self._parents[node]] for node in order),
+            self._told(scores, place),
         )
 
     def reroot(self, token_ids: Sequence[int]) -> Survivors:
@@ -154,6 +164,8 @@ class GrowingTree:
         edges = {(parent, child) for parent, children in self._children.items() for child in children}
         if edges != {(parent, node) for node, parent in enumerate(self._parents)}:
             raise OurBug(f"children {self._children} are not those of parents {self._parents}")
+        if not self._drafts.keys() <= self._children.keys():
+            raise OurBug(f"drawn below {self._drafts.keys()}, but {self._children.keys()} are expanded")
         if any(self._parents[node] not in (ROOT, *self.forwarded[:slot]) for slot, node in enumerate(self.forwarded)):
             raise OurBug(f"forwarded {self.forwarded} before their parents")
 
@@ -195,6 +207,14 @@ class GrowingTree:
                 break
         return scores, []
 
+    def _told(self, walked: Iterable[int], place: Mapping[int, int]) -> dict[int, NodeDraft]:
+        """What was drawn below each proposed node, even if no child of it is proposed.
+
+        That would depend on what was drawn: where only likely children are told of, the others are never tested.
+        """
+        expanded = dict.fromkeys(self._parents[node] for node in walked)
+        return {place[node]: self._drafts[node] for node in expanded if node in place and node in self._drafts}
+
     def _depth_first(self, chosen: set[int]) -> Iterable[int]:
         """Ancestors first, and of siblings the likelier with all that hangs from it first."""
         stack = [ROOT]
@@ -216,6 +236,7 @@ class GrowingTree:
         self._children = {
             new[node]: [new[each] for each in self._children[node]] for node in new if node in self._children
         }
+        self._drafts = {new[node]: self._drafts[node] for node in new if node in self._drafts}
         nodes = [node for node in new if node != root]
         self._parents = [new[self._parents[node]] for node in nodes]
         self.token_ids = [self.token_ids[node] for node in nodes]

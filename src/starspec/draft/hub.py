@@ -24,6 +24,7 @@ from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
     Close,
+    Drawn,
     Fault,
     Features,
     Goodbye,
@@ -259,7 +260,8 @@ class DraftHub:
         queue_s, service_s = request.times(now)
         parents = None if tree.is_chain else list(tree.parents)
         token_ids = list(tree.token_ids)
-        proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s)
+        drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
+        proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s, drawn=drawn)
         self._reply(session.key.session_id, link.send(proposal))
         self._ledger.add_proposal(now, tree.num_draft_tokens)
         if request.started_s is not None:

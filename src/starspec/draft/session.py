@@ -10,6 +10,7 @@ from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.counts import TokenCounts
+from starspec.speculation.drawing import dice_after
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open
 from starspec.wire.session import TagSession, TagState
@@ -57,6 +58,8 @@ class DraftSession:
         self.key = key
         self.link = link
         self.law = opened.law
+        self._method = opened.method
+        self.is_drawn = opened.method == "rejection" and not opened.law.is_greedy  # children are, and not guessed
         self.token_ids = list(opened.token_ids)
         self.tree = GrowingTree(opened.law.end_token_ids)
         self.features = FeatureTail(limits.feature_window)
@@ -67,6 +70,7 @@ class DraftSession:
         self._limits = limits
         self._is_readable = max(opened.token_ids) < limits.vocab_size
         self._counts: TokenCounts | None = None
+        self._dice = dice_after(opened.law.seed, self.token_ids[opened.prompt_len :]) if self.is_drawn else 0
         if opened.law.needs_counts or opened.law.min_tokens:
             prompt_len = opened.prompt_len
             self._counts = TokenCounts(self.token_ids[:prompt_len], self.token_ids[prompt_len:])
@@ -111,9 +115,15 @@ class DraftSession:
         """Counts of all tokens up to the node; None if the law does not need them."""
         return self._counts.with_path(self.tree.path(node)) if self._counts else None
 
+    def dice_after(self, node: int) -> int:
+        """The seed of the dice by which children of the node are drawn."""
+        return dice_after(self._dice, self.tree.path(node))
+
     def is_continued_by(self, message: Open) -> bool:
         """Whether a new Open only adds tokens to what is held already."""
-        return message.law == self.law and message.token_ids[: len(self.token_ids)] == self.token_ids
+        if (message.law, message.method) != (self.law, self._method):
+            return False
+        return message.token_ids[: len(self.token_ids)] == self.token_ids
 
     def ask(self, budget: DraftBudget, now: float) -> None:
         """Owe a proposal from now on, or none. Replaces what was owed before."""
@@ -139,6 +149,8 @@ class DraftSession:
         """
         survivors = self.tree.reroot(token_ids)
         self.token_ids += token_ids
+        if self.is_drawn:
+            self._dice = dice_after(self._dice, token_ids)
         self._is_readable = self._is_readable and max(token_ids) < self._limits.vocab_size
         if self._counts:
             self._counts.append(token_ids)

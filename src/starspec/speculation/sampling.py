@@ -76,7 +76,7 @@ def propose_token(
     adjusted = adjust(logits, law, position, counts)
     if law.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.argmax())
-    candidates = _candidates(adjusted, largest, law, num_candidates)
+    candidates = likely_support(adjusted, largest, law, num_candidates)
     return draw(candidates, law.seed, position)
 
 
@@ -121,7 +121,7 @@ def propose_tokens(
     return _best_first(candidates, perturbed, num_tokens)
 
 
-def _candidates(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:
+def likely_support(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:
     """The support among the `num_candidates` likeliest tokens."""
     candidates = adjusted.topk(min(num_candidates, len(adjusted))).indices.sort().values
     within = support(adjusted[candidates].sub_(largest).div_(law.temperature), law)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+
+from starspec.speculation.node_draft import NodeDraft
 
 ROOT = -1  # parent of a node that hangs from the last committed token
 
@@ -18,11 +21,15 @@ class DraftTree:
         committed ── 0 ── 1 ── 3        token_ids = (t0, t1, t2, t3)
                      └─── 2             parents   = (ROOT, 0, 0, 1)
 
-    Raises: ValueError if the parents are no forest in topological order or if siblings share a token.
+    Children are guesses, unless `drafts` says that they were drawn, and from what; a candidate need not have a node.
+
+    Raises: ValueError if the parents are no forest in topological order, if siblings share a token, or if a node has
+        a child that was not among the candidates drawn below it.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    drafts: Mapping[int, NodeDraft] = field(default_factory=dict, hash=False)  # by parent
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -33,6 +40,8 @@ class DraftTree:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: parents must come first")
+        if self.drafts:
+            self._check_drawn()
 
     @classmethod
     def chain(cls, token_ids: list[int] | tuple[int, ...]) -> DraftTree:
@@ -61,6 +70,13 @@ class DraftTree:
         """(parent, token) -> node: the edge that a verifier follows."""
         edges = zip(self.parents, self.token_ids, strict=True)
         return {edge: node for node, edge in enumerate(edges)}
+
+    def _check_drawn(self) -> None:
+        if not all(ROOT <= node < len(self.token_ids) for node in self.drafts):
+            raise ValueError(f"drawn below nodes {sorted(self.drafts)} of a tree of {len(self.token_ids)}")
+        for (parent, token_id), node in self.children.items():
+            if parent in self.drafts and token_id not in self.drafts[parent].candidates:
+                raise ValueError(f"node {node} carries token {token_id}, which was not drawn below node {parent}")
 
 
 EMPTY_TREE = DraftTree()

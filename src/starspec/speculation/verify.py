@@ -14,6 +14,10 @@ the walk comes: the logits of node 2 are the target's own after "... the dog", w
 alone. So whatever the draft says - stale, random, malicious - no emitted token changes, and a tree needs no rule that
 a chain does not. This is acceptance by common random numbers (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 
+Children that a draft drew from probabilities, which come with the tree, are tested by them instead (`rejection.py`):
+the same walk, where each token is still distributed as the target's. A tree has such children only if the target asked
+for rejection sampling.
+
 What is asked of the caller: logits of a node depend on its ancestors and the committed tokens alone (`cache/` and
 `models/` see to that), and the emitted tokens are cut at eos, stop and max_tokens afterwards (`target/`).
 """
@@ -28,6 +32,7 @@ from torch import Tensor
 
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.rejection import probabilities, tested_token
 from starspec.speculation.sampling import next_token
 from starspec.speculation.tree import ROOT, DraftTree
 
@@ -53,18 +58,23 @@ class TreeVerdict:
 def verify_tree(
     tree: DraftTree, logits: Tensor, law: TokenLaw, prefix_len: int, counts: TokenCounts | None = None
 ) -> TreeVerdict:
-    """Walk one tree with the target's draws. Draws once for each emitted token, however large the tree is.
+    """Walk one tree with the target's draws. Decides once for each emitted token, however large the tree is.
 
     Args:
         logits: [N + 1, V], the target's: row 0 after the committed tokens, row i + 1 after node i.
         prefix_len: number of committed tokens, so that the first draw is at this position.
         counts: of the committed tokens; as for next_token. Not changed.
+    Raises: ValueError if a token of the tree's drafts is outside of the target's vocabulary.
     """
     assert logits.shape[0] == tree.num_draft_tokens + 1, "one row of logits for the root and for each node"
 
     def target_token(node: int, path: list[int]) -> int:
         seen = counts.with_path(path) if counts else None
-        return next_token(logits[node + 1], law, prefix_len + len(path), seen)
+        position = prefix_len + len(path)
+        draft = tree.drafts.get(node)
+        if draft is None:
+            return next_token(logits[node + 1], law, position, seen)
+        return tested_token(probabilities(logits[node + 1], law, position, seen), draft, law.seed, position)
 
     return _walk(tree, target_token)
 

@@ -82,4 +82,5 @@ def make_drafts(
         stats,
         fallback=ngram if remote.fallback == "ngram" else None,
         deadline_s=None if remote.deadline_ms is None else remote.deadline_ms / 1e3,
+        method=speculative.rejection_sample_method,
     )

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.features import FeatureTail, to_bytes
+from starspec.config import SampleMethod
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
 from starspec.length.policy import LengthPolicy
@@ -80,6 +81,7 @@ class RemoteDrafts:
     Args:
         fallback: proposes for sequences that the hub has nothing for; None = those rounds are plain.
         deadline_s: longest wait of a round; None = follows recent rounds.
+        method: how proposals are verified; with "rejection" the hub is asked to draw, and to say from what.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class RemoteDrafts:
         *,
         fallback: NgramDrafts | None = None,
         deadline_s: float | None = None,
+        method: SampleMethod = "coupled",
     ) -> None:
         self._transport = transport
         self._policy = policy
@@ -98,6 +101,7 @@ class RemoteDrafts:
         self._clock = clock
         self._fallback = fallback
         self._fixed_deadline_s = deadline_s
+        self._method = method
         self._deadline_s = FIRST_DEADLINE_S if deadline_s is None else deadline_s
         self._tags: dict[Tag, _TagState] = {}
         self._by_request: dict[RequestId, Tag] = {}
@@ -334,6 +338,7 @@ class RemoteDrafts:
             law=sequence.law,
             num_draft_tokens=wanted.num_draft_tokens,
             shape=TreeShape.of(wanted),
+            method=self._method,
         )
         state.session.send(message)
         self._ask(state, wanted)

@@ -68,8 +68,10 @@ class Decoder(Generic[T]):
     def _check(self, message: Message) -> None:
         match message:
             case Proposal(token_ids=token_ids):
-                _ = message.tree  # raises unless the parents form a tree
+                drafts = message.tree.drafts  # raises unless the parents form a tree, with what can have been drawn
                 self._check_vocabulary(token_ids)
+                for draft in drafts.values():
+                    self._check_vocabulary(draft.token_ids)
             case Verdict(token_ids=token_ids):
                 self._check_vocabulary(token_ids)
             case Open(token_ids=token_ids, prompt_len=prompt_len):
@@ -77,6 +79,6 @@ class Decoder(Generic[T]):
                     raise ValueError(f"prompt of {prompt_len} tokens in {len(token_ids)} committed ones")
                 self._check_vocabulary(token_ids)
 
-    def _check_vocabulary(self, token_ids: list[int]) -> None:
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if self._vocab_size is not None and token_ids and max(token_ids) >= self._vocab_size:
             raise ValueError(f"token id {max(token_ids)} is outside the vocabulary of {self._vocab_size}")

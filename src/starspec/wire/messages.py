@@ -16,12 +16,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_FEATURE_LAYERS, MAX_TOP_K, MAX_TOP_LOGPROBS
+from starspec.config import MAX_DRAFT_TOKENS, MAX_FEATURE_LAYERS, MAX_TOP_K, MAX_TOP_LOGPROBS, SampleMethod
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
 from starspec.speculation.stats import HubStats, RequestStats, TargetStats
-from starspec.speculation.tree import DraftTree
+from starspec.speculation.tree import ROOT, DraftTree
 
 PROTOCOL_VERSION = 1
 
@@ -113,10 +114,30 @@ class Open(Message, frozen=True):
     law: TokenLaw
     num_draft_tokens: Count  # wanted in the first proposal, 0 = none yet
     shape: TreeShape | None = None  # None: a chain
+    method: SampleMethod = "coupled"  # how the target verifies; "rejection" asks for children that are drawn
 
     @property
     def budget(self) -> DraftBudget:
         return _budget(self.num_draft_tokens, self.shape)
+
+
+class Drawn(msgspec.Struct, frozen=True, array_like=True):
+    """What was drawn without replacement below one node of a proposal, and the law that it was drawn from."""
+
+    node: Annotated[int, Meta(ge=ROOT, lt=MAX_DRAFT_TOKENS)]
+    candidates: Annotated[TokenIdList, Meta(min_length=1, max_length=MAX_TOP_K)]  # in the order of drawing, all of them
+    token_ids: Annotated[TokenIdList, Meta(max_length=MAX_SUPPORT)]  # all that could have been drawn
+    probs: Annotated[list[Annotated[float, Meta(gt=0.0)]], Meta(max_length=MAX_SUPPORT)]  # of each, exactly
+
+    @classmethod
+    def of(cls, node: int, draft: NodeDraft) -> Drawn:
+        return cls(node, list(draft.candidates), list(draft.token_ids), list(draft.probs))
+
+    @property
+    def draft(self) -> NodeDraft:
+        """Raises: ValueError if it cannot have been drawn so."""
+        drawn = (tuple(self.candidates), tuple(self.token_ids), tuple(self.probs))
+        return NodeDraft(*drawn, Drawing.WITHOUT_REPLACEMENT)
 
 
 class Proposal(Message, frozen=True, dict=True):
@@ -130,13 +151,16 @@ class Proposal(Message, frozen=True, dict=True):
     queue_s: Seconds = 0.0  # seconds from arrival at the hub to the first layer
     service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last
     retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; open it anew after so long
+    drawn: list[Drawn] | None = None  # each node once below which children were drawn; None: all were guessed
 
     @cached_property
     def tree(self) -> DraftTree:
         """The proposed tree. Raises: ValueError if it is none; a decoded proposal always is one."""
-        if self.parents is None:
-            return DraftTree.chain(self.token_ids)
-        return DraftTree(tuple(self.token_ids), tuple(self.parents))
+        parents = range(ROOT, len(self.token_ids) - 1) if self.parents is None else self.parents
+        drafts = {each.node: each.draft for each in self.drawn or ()}
+        if len(drafts) != len(self.drawn or ()):
+            raise ValueError("children of one node are said to be drawn twice")
+        return DraftTree(tuple(self.token_ids), tuple(parents), drafts)
 
 
 class Verdict(Message, frozen=True):

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar
 
+from starspec.config import SampleMethod
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
 from starspec.speculation.budget import DraftBudget
@@ -101,6 +102,7 @@ class TagSession:
         self.prefix_len = 0  # committed tokens at that epoch
         self.state = TagState.ABSENT
         self.wanted = DraftBudget.chain(0)  # what the target asked for in this epoch
+        self.method: SampleMethod = "coupled"  # how it verifies
         self.num_stale = 0  # messages dropped by rule 2
         self._reopen_floor = Epoch(1)  # target: a Reopen from before this epoch is old news
         self._owes_reopen = False
@@ -207,12 +209,15 @@ class TagSession:
             raise PeerProtocolError(f"{event} of epoch {message.epoch}, but tag {self.tag} is at {self.epoch}")
         if isinstance(message, Proposal):
             self._check_size(message)
+            if message.drawn and self.method != "rejection":  # they would be believed
+                raise PeerProtocolError("a proposal with probabilities, where none were wanted")
         self.state = following
         self._owes_reopen = event is Event.GAP
         match message:
             case Open():
                 self.epoch, self.prefix_len = message.epoch, len(message.token_ids)
                 self._reopen_floor, self.wanted = message.epoch, message.budget
+                self.method = message.method
             case Verdict():
                 self.epoch, self.prefix_len = message.epoch, message.base_len + len(message.token_ids)
                 self.wanted = message.budget
