@@ -2,12 +2,15 @@
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
 from starspec.speculation.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
 from starspec.speculation.tree import DraftTree
 from starspec.wire import codec
@@ -16,6 +19,7 @@ from starspec.wire.messages import (
     Abort,
     Ask,
     Close,
+    Drawn,
     Emission,
     Fault,
     Features,
@@ -60,6 +64,7 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (TargetToHub, Goodbye("done")),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4, 5, 6], [-1, 0, 0], 0.001, 0.002)),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [])),
+    (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4], drawn=[Drawn(-1, [4, 6], [4, 5, 6], [0.5, 0.25, 0.25])])),
     (HubToTarget, Reopen(Tag(1), Epoch(1))),
     (HubToTarget, Pong(7)),
     (HubToTarget, Fault("no")),
@@ -118,6 +123,7 @@ def test_a_multipart_is_decoded_whole_or_not_at_all() -> None:
 
 PROPOSAL = {"type": "proposal", "tag": 1, "epoch": 1, "prefix_len": 1, "token_ids": [1, 2]}
 OPEN = {"type": "open", "tag": 1, "epoch": 1, "token_ids": [1], "prompt_len": 1, "law": {}, "num_draft_tokens": 1}
+DRAWN = [-1, [1], [1, 9], [0.75, 0.25]]  # node, candidates, token_ids, probs
 VERDICT = {"type": "verdict", "tag": 1, "epoch": 2, "base_len": 1, "token_ids": [1], "num_draft_tokens": 0}
 INVALID = {
     "a parent that comes later": {**PROPOSAL, "parents": [-1, 1]},
@@ -126,6 +132,23 @@ INVALID = {
     "fewer parents than tokens": {**PROPOSAL, "parents": [-1]},
     "a draft outside the vocabulary": {**PROPOSAL, "token_ids": [1, 100]},
     "a negative token": {**PROPOSAL, "token_ids": [-1]},
+    "drawn below no node": {**PROPOSAL, "drawn": [[2, *DRAWN[1:]]]},
+    "drawn twice": {**PROPOSAL, "drawn": [DRAWN, DRAWN]},
+    "a child that was not drawn": {**PROPOSAL, "drawn": [[-1, [9], *DRAWN[2:]]]},
+    "a candidate outside its own support": {**PROPOSAL, "drawn": [[-1, [1, 8], *DRAWN[2:]]]},
+    "a candidate that came twice": {**PROPOSAL, "drawn": [[-1, [1, 1], *DRAWN[2:]]]},
+    "no candidate": {**PROPOSAL, "token_ids": [], "drawn": [[-1, [], *DRAWN[2:]]]},
+    "a probability outside the vocabulary": {**PROPOSAL, "drawn": [[-1, [1], [1, 100], [0.75, 0.25]]]},
+    "a probability of a negative token": {**PROPOSAL, "drawn": [[-1, [1], [1, -9], [0.75, 0.25]]]},
+    "probabilities of one token": {**PROPOSAL, "drawn": [[-1, [1], [1, 1], [0.75, 0.25]]]},
+    "fewer probabilities than tokens": {**PROPOSAL, "drawn": [[-1, [1], [1, 9], [1.0]]]},
+    "probabilities that do not sum to 1": {**PROPOSAL, "drawn": [[-1, [1], [1, 9], [0.75, 0.26]]]},
+    "a probability of 0": {**PROPOSAL, "drawn": [[-1, [1], [1, 9], [1.0, 0.0]]]},
+    "a negative probability": {**PROPOSAL, "drawn": [[-1, [1], [1, 9], [1.25, -0.25]]]},
+    "a probability that is no number": {**PROPOSAL, "drawn": [[-1, [1], [1, 9], [float("nan"), 0.25]]]},
+    "a probability without end": {**PROPOSAL, "drawn": [[-1, [1], [1, 9], [float("inf"), 0.25]]]},
+    "probabilities of too many tokens": {**PROPOSAL, "drawn": [[-1, [1], list(range(65)), [1 / 65] * 65]]},
+    "an unknown method": {**OPEN, "method": "relaxed"},
     "epoch 0": {**PROPOSAL, "epoch": 0},
     "an epoch beyond counting": {**PROPOSAL, "epoch": 2**53},
     "a time that is no number": {**PROPOSAL, "queue_s": float("nan")},
@@ -156,8 +179,24 @@ def test_the_checks_above_do_not_refuse_the_honest_form() -> None:
     decoder = Decoder(TargetToHub | HubToTarget, vocab_size=100)
     assert decoder.decode(msgspec.msgpack.encode(PROPOSAL)).tree == DraftTree.chain([1, 2])
     assert decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "parents": [-1, -1]})).tree.depths == (1, 1)
+    drawn = decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "drawn": [DRAWN]})).tree.drafts
+    assert drawn == {-1: NodeDraft((1,), (1, 9), (0.75, 0.25), Drawing.WITHOUT_REPLACEMENT)}
     assert decoder.decode(msgspec.msgpack.encode(OPEN)).law == TokenLaw()
     assert decoder.decode(msgspec.msgpack.encode(VERDICT)).token_ids == [1]
+
+
+@given(st.data(), st.integers(1, MAX_SUPPORT), st.integers(1, MAX_TOP_K))
+def test_what_was_drawn_crosses_the_wire_bit_by_bit(data: st.DataObject, size: int, num: int) -> None:
+    token_ids = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size, unique=True))
+    logits = torch.tensor(data.draw(st.lists(st.floats(-50, 5), min_size=size, max_size=size)), dtype=torch.float64)
+    candidates = tuple(data.draw(st.permutations(token_ids))[:num])
+    drawn = NodeDraft(candidates, tuple(token_ids), tuple(logits.softmax(0).tolist()), Drawing.WITHOUT_REPLACEMENT)
+    tree = DraftTree(candidates[:2], (-1,) * len(candidates[:2]), {-1: drawn})
+    parents = None if tree.is_chain else list(tree.parents)
+    proposal = Proposal(Tag(1), Epoch(1), 3, list(tree.token_ids), parents, drawn=[Drawn.of(-1, drawn)])
+    decoded = Decoder(HubToTarget).decode(encode(proposal))
+    assert decoded == proposal
+    assert decoded.tree == tree
 
 
 @given(st.sampled_from(ALL_DIRECTIONS), st.binary(max_size=200))

@@ -5,7 +5,7 @@ import pytest
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Close, Open, Proposal, Reopen, TreeShape, Verdict
+from starspec.wire.messages import Close, Drawn, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import TRANSITIONS, Event, Role, TagSession, TagState
 
 TAG = Tag(7)
@@ -230,3 +230,20 @@ def test_a_proposal_deeper_than_asked_for_is_refused_though_it_has_no_more_nodes
     with pytest.raises(PeerProtocolError, match="3 tokens deep, 2 steps wanted"):
         session.receive(deep)
     assert session.receive(Proposal(Tag(1), session.epoch, 3, [1, 2, 3], [-1, 0, 0])) is not None
+
+
+def test_probabilities_that_were_not_asked_for_are_refused() -> None:
+    drawn = [Drawn(-1, [5], [5], [1.0])]
+    for method, is_legal in (("coupled", False), ("rejection", True)):
+        target, hub = TagSession(Role.TARGET, TAG), TagSession(Role.HUB, TAG)
+        opened = Open(TAG, Epoch(1), [1, 2, 3], 3, TokenLaw(), 4, method=method)
+        hub.receive(target.send(opened))
+        proposed = Proposal(TAG, Epoch(1), 3, [5], drawn=drawn)
+        if is_legal:
+            assert target.receive(hub.send(proposed)) is proposed
+            continue
+        with pytest.raises(LocalProtocolError, match="none were wanted"):
+            hub.send(proposed)
+        with pytest.raises(PeerProtocolError, match="none were wanted"):
+            target.receive(proposed)
+        assert target.state is TagState.DRAFTING

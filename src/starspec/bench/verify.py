@@ -10,6 +10,7 @@ from starspec.bench.lossless import Advance, Contender, LosslessRow, compare_wit
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
 
@@ -44,8 +45,13 @@ def verify_pair(
     Args:
         target: with a row for each sequence of a batch.
         advance: called with what was run, `num_turns` times.
-    Raises: as load_runner and local_drafts.
+    Raises: as load_runner and local_drafts; ConfigError if the drafts are verified by a rule that keeps no tokens.
     """
+    if speculative.rejection_sample_method != "coupled":
+        method = speculative.rejection_sample_method
+        raise ConfigError(
+            f"rejection_sample_method '{method}' keeps the law of answers, not their tokens: nothing to compare"
+        )
     bench = Workbench(target)
     drafts = bench.drafts(speculative)
     name = "ngram" if speculative.method == "ngram" else "draft"

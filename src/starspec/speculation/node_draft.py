@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-MAX_SUPPORT = 64  # tokens that a draft's law gives a probability to
+MAX_SUPPORT = 64  # tokens to which a draft's law gives a probability
 
 
 class Drawing(Enum):

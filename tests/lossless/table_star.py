@@ -1,0 +1,103 @@
+"""A star whose models are tables over four tokens: real hub, codec, cache and engine, and laws to be written out."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from starspec.bench.decode import make_engine
+from starspec.cache.ragged import RaggedCache
+from starspec.config import MAX_DRAFT_TOKENS, HubConfig, SampleMethod
+from starspec.draft.admission import admit
+from starspec.draft.build import LoadedDrafter, build_hub, terms_of
+from starspec.draft.grow import CausalDrafter
+from starspec.draft.loop import HubLoop
+from starspec.ids import TargetId
+from starspec.length.policy import FixedLength
+from starspec.models.runner import ForwardOutput, ModelInfo, Segment
+from starspec.speculation import reference
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import TargetStats
+from starspec.target.drafts import NoDrafts
+from starspec.target.engine import TargetEngine
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.memory import MemoryHub
+from starspec.wire.messages import Hello
+
+VOCAB_SIZE = 4
+MAX_LEN = 32
+TARGET = torch.randn(101, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) * 1.2
+DRAFT = 0.6 * TARGET + torch.randn(101, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))  # often wrong
+
+
+class TableRunner:
+    """A ModelRunner whose logits are a row of a table, chosen by all tokens so far. They lie in the cache, as keys."""
+
+    def __init__(self, table: torch.Tensor, num_rows: int) -> None:
+        self._table = table
+        self.cache = RaggedCache(1, num_rows, MAX_LEN + MAX_DRAFT_TOKENS, 1, 1)
+        self.info = ModelInfo("table", VOCAB_SIZE, MAX_LEN, 0, 0, ())
+
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+        assert not feature_layers
+        rows = [row for segment in segments for row in self._logits(segment)]
+        return ForwardOutput(torch.stack(rows) if rows else self._table[:0])
+
+    def _logits(self, segment: Segment) -> list[torch.Tensor]:
+        num, first, start = len(segment.token_ids), segment.num_forwarded, self.cache.lengths[segment.row]
+        keys = self.cache.keys[0][segment.row, 0, :, 0]
+        keys[start + first : start + num] = torch.tensor(segment.token_ids[first:], dtype=torch.float32)
+        prefix, new = keys[:start].int().tolist(), keys[start : start + num].int().tolist()
+        parents = range(-1, num - 1) if segment.parents is None else segment.parents
+        paths: list[list[int]] = []
+        for token_id, parent in zip(new, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else prefix), token_id])
+        return [row_after(self._table, path) for path in paths[num - segment.num_logits :]]
+
+
+class TableTokenizer:
+    """A letter a token."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join("abcd"[token_id] for token_id in token_ids)
+
+
+def row_after(table: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    return table[zlib.crc32(bytes(token_ids)) % len(table)]
+
+
+def make_plain(num_rows: int) -> TargetEngine:
+    """The target alone."""
+    return make_engine(TableRunner(TARGET, num_rows), TableTokenizer(), NoDrafts(), prefill_chunk=3)
+
+
+def make_star(budget: DraftBudget, num_rows: int, method: SampleMethod) -> TargetEngine:
+    """A target and its hub, over the coded in-process link. The hub has a row less, if it can."""
+    config = HubConfig(prefill_chunk=3)
+    loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
+    transport = MemoryHub(partial(admit, terms_of(loaded, config)))
+    hub_loop = HubLoop(build_hub(loaded.drafter, config), transport)
+    link = transport.connect(Hello(1, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
+    drafts = RemoteDrafts(link, FixedLength(budget), TargetStats(), deadline_s=600.0, method=method)
+    return make_engine(TableRunner(TARGET, num_rows), TableTokenizer(), drafts, prefill_chunk=3)
+
+
+def law_of_answers(prompt: Sequence[int], law: TokenLaw, num_tokens: int) -> dict[tuple[int, ...], float]:
+    """How likely each answer is, from the slow reference: the product of its tokens' probabilities."""
+    answers: dict[tuple[int, ...], float] = {}
+    growing: dict[tuple[int, ...], float] = {(): 1.0}
+    for length in range(1, num_tokens + 1):
+        longer: dict[tuple[int, ...], float] = {}
+        for output, chance in growing.items():
+            row = row_after(TARGET, [*prompt, *output]).double().tolist()
+            probs = reference.probabilities(reference.adjust(row, law, prompt, output), law)
+            for token_id, prob in enumerate(probs):
+                if prob > 0:
+                    ends = token_id in law.end_token_ids or length == num_tokens
+                    (answers if ends else longer)[*output, token_id] = chance * prob
+        growing = longer
+    return answers

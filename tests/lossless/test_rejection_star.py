@@ -1,0 +1,93 @@
+"""Level 3 of docs/lossless.md, for rejection sampling in the whole star: answers are distributed as the target's own.
+
+Thousands of requests, each with a seed of its own, through a real hub, the coded wire and the engine. Chi-square of
+the first token, the first two, and all of them. The last token of an answer has no draft, trees are cut to fewer nodes
+than are drawn, and in a batch there are fewer draft rows than tags, so that trees are lost and drawn again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+from scipy import stats
+from table_star import law_of_answers, make_plain, make_star
+
+from starspec.bench.decode import Job, decode
+from starspec.draft import grow
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.drawing import DrawnChildren
+from starspec.speculation.law import TokenLaw
+from starspec.target.engine import TargetEngine
+
+FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
+NUM_ANSWERS = 2000  # of each test
+NUM_TOKENS = 3
+PROMPT = (1, 2)
+BUDGETS = {
+    "chain": DraftBudget.chain(2),
+    "tree": DraftBudget(num_draft_tokens=3, num_steps=2, top_k=2),  # of 6 nodes that are drawn
+    "deep tree": DraftBudget(num_draft_tokens=9, num_steps=3, top_k=3),
+}
+LAWS = {
+    "free": TokenLaw(temperature=1.0),
+    "warped": TokenLaw(
+        temperature=0.8, top_k=3, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.4, end_token_ids=(3,)
+    ),
+}
+CASES = [(shape, law, batch_size) for shape in ("chain", "tree") for law in LAWS for batch_size in (1, 4)]
+CASES.append(("deep tree", "warped", 4))
+Answer = tuple[int, ...]
+
+
+def answers_of(engine: TargetEngine, law: TokenLaw, batch_size: int = 4, num: int = NUM_ANSWERS) -> list[Answer]:
+    jobs = [Job("", PROMPT, replace(law, seed=seed), NUM_TOKENS) for seed in range(num)]
+    return [tuple(answer.token_ids) for answer in decode(engine, jobs, batch_size=batch_size)]
+
+
+def p_value(answers: list[Answer], law: TokenLaw) -> float:
+    """Chi-square of the answers' beginnings of every length; corrected for how many lengths there are."""
+    expected = law_of_answers(PROMPT, law, NUM_TOKENS)
+    assert set(answers) <= expected.keys()
+    p_values = []
+    for length in range(1, NUM_TOKENS + 1):
+        found, chances = Counter(answer[:length] for answer in answers), defaultdict[Answer, float](float)
+        for answer, chance in expected.items():
+            chances[answer[:length]] += chance
+        cells = [(found[begin], chance * len(answers)) for begin, chance in chances.items()]
+        rare = [cell for cell in cells if cell[1] < 5]  # one cell together
+        cells = [cell for cell in cells if cell[1] >= 5] + ([tuple(map(sum, zip(*rare, strict=True)))] if rare else [])
+        p_values.append(float(stats.chisquare(*zip(*cells, strict=True)).pvalue))
+    return min(p_values) * NUM_TOKENS
+
+
+@pytest.mark.parametrize(("shape", "law", "batch_size"), CASES)
+def test_answers_are_distributed_as_the_targets_own(shape: str, law: str, batch_size: int) -> None:
+    engine = make_star(BUDGETS[shape], batch_size, "rejection")
+    answers = answers_of(engine, LAWS[law], batch_size)
+    assert p_value(answers, LAWS[law]) > FALSE_ALARM / len(CASES)
+    assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 2  # drafts were really at work
+    assert engine.stats.acceptance.acceptance_rate < 0.9  # and often wrong
+
+
+@pytest.mark.parametrize("shape", BUDGETS)
+def test_without_temperature_and_without_speculation_it_is_plain_decoding(shape: str) -> None:
+    greedy = TokenLaw(temperature=0.0, frequency_penalty=0.4)
+    for law, num_draft_tokens in ((greedy, None), (LAWS["warped"], 0)):
+        jobs = [Job("", (seed % 4, 1), replace(law, seed=seed), 12, num_draft_tokens) for seed in range(60)]
+        expected = [answer.token_ids for answer in decode(make_plain(1), jobs, batch_size=1)]
+        engine = make_star(BUDGETS[shape], 4, "rejection")
+        assert [answer.token_ids for answer in decode(engine, jobs, batch_size=4)] == expected
+
+
+def test_a_hub_that_lies_about_its_law_is_believed_here_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lie(*args: object, **options: object) -> DrawnChildren:
+        draft, confidences = draw_children(*args, **options)  # type: ignore[arg-type]
+        return DrawnChildren(replace(draft, probs=(1 / len(draft.probs),) * len(draft.probs)), confidences)
+
+    draw_children = grow.draw_children
+    monkeypatch.setattr(grow, "draw_children", lie)
+    assert p_value(answers_of(make_star(BUDGETS["tree"], 4, "rejection"), LAWS["free"]), LAWS["free"]) < 1e-12
+    coupled = make_star(BUDGETS["tree"], 4, "coupled")
+    assert answers_of(coupled, LAWS["free"], num=200) == answers_of(make_plain(4), LAWS["free"], num=200)
