@@ -37,6 +37,7 @@ def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudg
         ({"eagle_topk": 2, "num_draft_tokens": 1}, "must be 2 to 65"),
         ({"num_steps": 3, "num_draft_tokens": 12}, "a chain of 3 steps has 4 with its root"),
         ({"method": "ngram", "eagle_topk": 2}, "method 'ngram' drafts chains"),
+        ({"rejection_sample_method": "strict"}, "rejection_sample_method"),
     ],
 )
 def test_a_tree_that_cannot_be_grown_is_refused_in_one_sentence(values: dict, sentence: str) -> None:

@@ -54,6 +54,13 @@ def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypa
     assert "answers (promised)" in outcome.out
 
 
+def test_verify_of_a_rule_that_keeps_no_tokens_says_so(starspec) -> None:
+    words = '{"rejection_sample_method": "rejection"}'
+    outcome = starspec(*VERIFY, "--draft", DRAFT, "--speculative-config", words)
+    assert outcome.code == 2
+    assert "'rejection' keeps the law of answers, not their tokens" in outcome.err
+
+
 def test_verify_without_drafts_is_told_what_to_give(starspec) -> None:
     outcome = starspec(*VERIFY)
     assert outcome.code == 2

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import VOCAB_SIZE
-from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, Star
+from toy import VOCAB_SIZE, WordTokenizer
+from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
 
+from starspec.config import TargetConfig
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, SessionId, Tag
+from starspec.length.policy import FixedLength
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
+from starspec.target.engine import TargetEngine
 from starspec.target.hub_liveness import MIN_PAUSE_S
-from starspec.wire.messages import Open, Proposal, RequestSpec, Welcome
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.messages import Drawn, HubToTarget, Open, Proposal, RequestSpec, Welcome
 from starspec.wire.session import Role, TagSession
 
 PROMPT = list(range(1, 12))
@@ -181,6 +187,32 @@ def test_the_toy_hub_breaks_the_protocol_when_chatty() -> None:
     session.send(Open(Tag(1), session.next_epoch, [1, 2], 2, TokenLaw(), 2))
     with pytest.raises(PeerProtocolError):
         session.receive(Proposal(Tag(1), session.epoch, 2, [1, 2, 3]))
+
+
+@pytest.mark.parametrize("boast", [1.0, 1e-300], ids=["sure", "unlikely"])
+def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes_them(boast: float) -> None:
+    class Boaster(ToyHub):
+        def _post(self, delay_s: float, message: HubToTarget) -> None:
+            if isinstance(message, Proposal) and message.token_ids:
+                candidate, other = message.token_ids[0], (message.token_ids[0] + 1) % VOCAB_SIZE
+                law = ([candidate], [1.0]) if boast == 1.0 else ([candidate, other], [boast, 1.0])
+                message = msgspec.structs.replace(message, drawn=[Drawn(-1, [candidate], *law)])
+            super()._post(delay_s, message)
+
+    star = Star()
+    hub = Boaster(star.clock)
+    drafts = RemoteDrafts(hub, FixedLength(DraftBudget.chain(4)), star.stats, star.clock, method="rejection")
+    star.engine = TargetEngine(SlowRunner(star.clock), WordTokenizer(), drafts, TargetConfig(), star.stats, star.clock)
+    hub.mood = "lying"
+    law = TokenLaw(temperature=1.0, seed=2, top_k=3, repetition_penalty=1.2)
+    star.engine.submit(RequestId("a"), RequestSpec(PROMPT, law, max_tokens=40, logprobs=1))
+    emissions = []
+    while star.engine.has_work:
+        emissions += star.engine.step()
+        star.engine.check_integrity()
+    assert sum(len(each.token_ids) for each in emissions) == 40
+    assert emissions[-1].finish_reason == "length"
+    assert star.stats.acceptance.num_draft_tokens > 0
 
 
 @settings(max_examples=60, deadline=None)
