@@ -127,9 +127,9 @@ class EagleDrafter:
         if not holders.keys() == self._cache.rows.leased == self._first.keys() == self._hidden.keys():
             raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sessions hold {sorted(holders)}")
         for row, session in holders.items():
-            num_unread = self._num_unread(session)
-            is_read = num_unread == 0 and self._cache.lengths[row] > 0  # an empty row may begin where the tokens end
-            if num_unread < 0 or is_read != session.tree.is_rooted:
+            num_unread, length = self._num_unread(session), self._cache.lengths[row]
+            # an empty row may begin where the tokens end, or beyond: features travel ahead of their verdict
+            if (num_unread < 0 and length) or (num_unread == 0 and length > 0) != session.tree.is_rooted:
                 raise OurBug(f"row {row} misses {num_unread} slots of a session whose tree is {session.tree}")
 
     def _close_hole(self, session: DraftSession) -> None:
