@@ -47,6 +47,16 @@ def test_an_earlier_training_is_gone_on_with(target_folder, prompt_file, tmp_pat
     assert read_answers(out / "work" / "answers") == answers
 
 
+def test_prompts_are_learnt_from_when_asked_for(target_folder, prompt_file, tmp_path):
+    reports = [tmp_path / "answers.json", tmp_path / "prompts.json"]
+    for report, more in zip(reports, ([], ["--learn-prompts"]), strict=True):
+        out = tmp_path / report.stem
+        assert train(target_folder, prompt_file, out, "--json", str(report), *more) == 0
+    alone, both = (json.loads(report.read_text()) for report in reports)
+    assert both["num_positions"] > 1.2 * alone["num_positions"]
+    assert both["held_out_chain"]["num_tokens"] == alone["held_out_chain"]["num_tokens"]
+
+
 def test_a_trained_head_is_started_from(target_folder, prompt_file, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     assert train(target_folder, prompt_file, first, "--draft-vocab-size", "64") == 0

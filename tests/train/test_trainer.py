@@ -60,6 +60,15 @@ def test_what_follows_the_end_of_a_text_is_not_learnt(make_batch, head):
     assert batch.counts(0).tolist() == [[True, True, True, True, False]]
 
 
+def test_what_is_learnt_may_begin_within_the_prompt(make_batch, head):
+    batch = make_batch(head, (9, 6), (4, 8))
+    texts = [text.learnt_from(5) for text in texts_of(batch)]
+    assert [(text.prompt_length, text.answer_length) for text in texts] == [(5, 8), (5, 9)]
+    assert all(len(text.last_hidden) == text.answer_length for text in texts)
+    assert [len(text) for text in texts] == [len(text) for text in texts_of(batch)]
+    assert [text.learnt_from(99).prompt_length for text in texts_of(batch)] == [9, 6]
+
+
 def test_a_training_has_an_end():
     with pytest.raises(ConfigError, match="steps or minutes"):
         TrainPlan()

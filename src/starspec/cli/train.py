@@ -22,7 +22,7 @@ def train(
     prompts: Annotated[
         Path,
         typer.Option(
-            help='JSON lines with "turns"; the target answers the first of each, and no other text is learnt from.',
+            help='JSON lines with "turns"; the target answers the first of each.',
             rich_help_panel=DATA,
         ),
     ],
@@ -38,6 +38,13 @@ def train(
     licence: Annotated[str, typer.Option(help="Of the prompts, for the model card.", rich_help_panel=DATA)] = (
         "not stated"
     ),
+    learn_prompts: Annotated[
+        bool,
+        typer.Option(
+            help="Learn what the target would say within the prompts, too: more to learn from in the same answers.",
+            rich_help_panel=DATA,
+        ),
+    ] = False,
     start_from: Annotated[
         Path | None,
         typer.Option(
@@ -137,6 +144,7 @@ def train(
             out=folder,
             answers=answers,
             training=training,
+            learn_prompts=learn_prompts,
             start_from=start_from,
             draft_vocab_size=draft_vocab_size,
             feature_layers=_layers(feature_layers),

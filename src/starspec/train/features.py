@@ -7,6 +7,7 @@ are mapped into memory, so a training needs room on disk (4.6 KB a token for Smo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,13 @@ class Text:
 
     def __len__(self) -> int:
         return int(self.prompt_length + self.answer_length)
+
+    def learnt_from(self, position: int) -> Text:
+        """The same text, in which what follows its first `position` tokens, 1 or more, counts as answer."""
+        other = copy(self)
+        other.prompt_length = min(self.prompt_length, position)
+        other.answer_length = len(self) - other.prompt_length
+        return other
 
     @property
     def token_ids(self) -> Tensor:

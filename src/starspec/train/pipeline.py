@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,7 @@ class HeadPlan:
     feature_layers: tuple[int, ...] | None = None  # None = those of the method
     target_name: str | None = None  # as the checkpoint is to name the target
     data_licence: str = "not stated"
+    learn_prompts: bool = False  # what the target would say at every place of a prompt, too
     held_out_every: int = 33  # prompts whose answers are kept for measuring
     num_threads: int | None = None
 
@@ -58,6 +60,7 @@ class TrainReport:
     target: str
     feature_layers: tuple[int, ...]
     started_from: str  # the first weights
+    learns_prompts: bool
     draft_vocab_size: int
     share_of_answers_covered: float  # tokens that the draft vocabulary knows
     prompts_sha256: str
@@ -98,6 +101,9 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         target, answers, layers, work.features, lambda num: advance("reading features", num, len(answers))
     )
     held_out, learnt = _split(texts, plan.held_out_every)
+    if plan.learn_prompts:
+        opening = _len_shared([answer.prompt_ids for answer in answers])
+        learnt = [text.learnt_from(opening) for text in learnt]
     draft_token_ids = _draft_token_ids(plan, answers, target)
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
@@ -111,6 +117,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
             target=head.spec.target_name or "",
             feature_layers=layers,
             started_from=str(plan.start_from or "the target's last layer"),
+            learns_prompts=plan.learn_prompts,
             draft_vocab_size=head.spec.draft_vocab_size,
             share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
             prompts_sha256=data_hash,
@@ -151,6 +158,7 @@ def _made_for(plan: HeadPlan, data_hash: str) -> dict[str, object]:
         "max_new_tokens": plan.answers.max_new_tokens,
         "draft_vocab_size": plan.draft_vocab_size,
         "feature_layers": plan.feature_layers,
+        "learn_prompts": plan.learn_prompts,
         "start_from": plan.start_from and str(plan.start_from),
         "seed": plan.training.seed,
     }
@@ -163,6 +171,12 @@ def _split(texts: Sequence[Text], held_out_every: int) -> tuple[list[Text], list
     if not learnt:
         raise ConfigError("there are too few answers to learn from: more prompts are needed")
     return held_out[:MAX_HELD_OUT], learnt
+
+
+def _len_shared(prompts: Sequence[list[int]]) -> int:
+    """Tokens that all prompts begin with, the chat template's; at least 1."""
+    first, last = min(prompts), max(prompts)
+    return max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))))
 
 
 def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) -> Tensor | None:
