@@ -19,7 +19,7 @@ def card_text(report: TrainReport) -> str:
             f"{found.length:.2f} tokens a round on {report.num_held_out} held-out prompts of the same kind; "
             f"right where all before were: {steps}"
         )
-    learnt = "their prompts and they" if report.learns_prompts else "they alone"
+    learnt = ", learnt from together with their prompts" if report.learns_prompts else ""
     where = report.provenance
     return f"""# {"EAGLE-3" if report.method == "eagle3" else "EAGLE"} head for {report.target}
 
@@ -32,7 +32,7 @@ its embedding and LM head are the target's and not stored.
 |---|---|
 | reads | hidden states {", ".join(map(str, report.feature_layers))} (indices into `hidden_states`, 0 = embeddings) |
 | speaks | the {report.draft_vocab_size:,} most frequent tokens, {report.share_of_answers_covered:.1%} of the answers |
-| data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens; {learnt} are learnt from |
+| data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens{learnt} |
 | prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |
 | started from | {report.started_from} |
 | training | {report.steps:,} steps over {report.num_positions:,} positions in {report.training_minutes:.0f} minutes |
