@@ -1,12 +1,13 @@
 """The benchmark of trees: its grid, its ratios, its picture, and once through with a tiny model."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from starspec.bench.datasets import own_prompts
 from starspec.bench.report import Spread
+from starspec.bench.step_times import StepSeconds
 from starspec.bench.tree.measure import TreeModels, TreePlan, measure_tree
 from starspec.bench.tree.picture import draw
 from starspec.bench.tree.rows import TreeRow, at_the_edge, best_row, losing_regimes, ratios_of
@@ -59,8 +60,9 @@ def test_the_grid_holds_no_tree_that_is_a_chain_and_none_that_cannot_be_filled()
 def test_ratios_compare_the_best_of_the_final_stage() -> None:
     chain, tree = DraftBudget.chain(3), DraftBudget(6, 3, 2)
     rows = [ROW, row(chain, 15.0), row(tree, 18.0), row(DraftBudget.chain(1), 99.0, stage="trial")]
-    assert ratios_of(rows, 0.125) == {
+    assert ratios_of(rows, StepSeconds(draft_s=0.001, target_s=[0.008], giving_s=0.0081)) == {
         "head_step_vs_target_step": 0.125,
+        "step_with_features_vs_without": 1.012,
         "best_tree_vs_best_chain_t0": 1.2,
         "speculative_vs_plain": 1.8,
     }
@@ -80,7 +82,7 @@ def test_a_losing_regime_is_told() -> None:
 def test_the_grid_for_heads_has_the_smallest_trees() -> None:
     sizes = {shape.num_draft_tokens for shape in HEAD_GRID.shapes() if not shape.is_chain}
     assert {3, 4, 5, 6, 8, 24} <= sizes
-    assert min(shape.num_draft_tokens for shape in CAUSAL_GRID.shapes() if not shape.is_chain) == 4
+    assert min(shape.num_draft_tokens for shape in CAUSAL_GRID.shapes() if not shape.is_chain) == 6
 
 
 def test_the_best_that_is_the_largest_tried_is_named() -> None:
@@ -100,7 +102,7 @@ def report(tiny_folder: Path):
     models = TreeModels(
         target=folder, draft=folder, quantization="none", dtype="float32", num_threads=1, max_model_len=512
     )
-    plan = TreePlan(grid=GRID, num_trial_prompts=1, num_prompts=2, max_tokens=8, num_repeats=2)
+    plan = TreePlan(only=asdict(GRID), num_trial_prompts=1, num_prompts=2, max_tokens=8, num_repeats=2)
     return measure_tree(models, [own_prompts()], plan, lambda _what, _turns: None)
 
 
@@ -118,6 +120,7 @@ def test_every_shape_is_tried_at_every_temperature_and_the_best_are_measured(rep
         "speculative_vs_plain",
         "speculative_vs_plain_t1",
         "head_step_vs_target_step",
+        "step_with_features_vs_without",
     }
     steps = report.draft_step_ms, report.target_step_ms
     assert report.ratios["head_step_vs_target_step"] == pytest.approx(steps[0] / steps[1], rel=0.05)

@@ -51,6 +51,14 @@ MISTAKES = {
         ("up", "--target", "x", "--host", "192.0.2.1"),
         "cannot listen on 192.0.2.1:8000: cannot assign requested address",
     ),
+    "a grid of words": (
+        ("bench", "tree", "--target", "x", "--draft", "y", "--depths", "3,four"),
+        "invalid value for --depths: numbers with commas between, as 2,15,27",
+    ),
+    "a grid without trees": (
+        ("bench", "tree", "--target", "x", "--draft", "y", "--depths", "9", "--nodes", "4"),
+        "a grid needs at least one chain and one tree: they are compared",
+    ),
     "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder /no/such"),
 }
 

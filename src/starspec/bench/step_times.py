@@ -30,11 +30,17 @@ class StepSeconds:
 
     draft_s: float  # t_s: one layer of one session, one node in it; a drafter's whole work, choice and tree included
     target_s: list[float]  # [tokens - 1] -> a forward over so many tokens of one sequence, with the choice of the next
+    giving_s: float  # one token, with the hidden states that the drafter reads
 
     @property
     def draft_vs_target(self) -> float:
         """One drafted token against one decoded plainly."""
         return self.draft_s / self.target_s[0]
+
+    @property
+    def giving_vs_target(self) -> float:
+        """What features cost the target: one token with them against one without."""
+        return self.giving_s / self.target_s[0]
 
 
 def time_steps(
@@ -65,6 +71,7 @@ def time_steps(
             session.features.add(0, features)
         steps = [
             partial(_layer, drafter, session),
+            partial(_step, target, row, 1, feature_layers),
             *(partial(_step, target, row, num + 1) for num in range(max_tokens)),
         ]
         times: list[list[float]] = [[] for _ in steps]
@@ -74,8 +81,8 @@ def time_steps(
                 elapsed_s = _seconds_of(step)
                 if chain > 0:
                     turns.append(elapsed_s)
-        draft_s, *target_s = (median(turns) for turns in times)
-        return StepSeconds(draft_s, target_s)
+        draft_s, giving_s, *target_s = (median(turns) for turns in times)
+        return StepSeconds(draft_s, target_s, giving_s)
     finally:
         drafter.free(session)
         target.cache.free(row)
@@ -102,8 +109,9 @@ def _layer(drafter: Drafter, session: DraftSession) -> None:
     drafter.grow([Growth(session, 1)])
 
 
-def _step(target: ModelRunner, row: int, num_tokens: int) -> None:
-    logits = target.forward([Segment(row, [TOKEN_ID] * num_tokens, num_logits=num_tokens)]).logits
+def _step(target: ModelRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
+    segment = Segment(row, [TOKEN_ID] * num_tokens, num_logits=num_tokens)
+    logits = target.forward([segment], feature_layers).logits
     logits.max(dim=-1).indices.tolist()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -31,6 +32,7 @@ app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this mac
 QUICK_PROMPTS = 4  # of each part of the certificate
 
 CertifiedPart = Literal["exact", "sampled", "bits", "pair"]
+GRID, SUITABLE = "Grid", "what suits the kind of draft"
 Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
 Datasets = Annotated[
     list[Path] | None,
@@ -109,6 +111,20 @@ def tree(
         Path | None,
         typer.Option("--png", help="Save a heat map.", show_default="no picture", rich_help_panel=MEASURE),
     ] = None,
+    chains: Annotated[
+        str | None, typer.Option(help="Lengths, as 3,4.", show_default=SUITABLE, rich_help_panel=GRID)
+    ] = None,
+    depths: Annotated[str | None, typer.Option(help="Of trees.", show_default=SUITABLE, rich_help_panel=GRID)] = None,
+    top_ks: Annotated[str | None, typer.Option(help="Of trees.", show_default=SUITABLE, rich_help_panel=GRID)] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Of trees, without their roots.", show_default=SUITABLE, rich_help_panel=GRID)
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of each file, for the best chain and the best tree.", show_default="8", rich_help_panel=MEASURE
+        ),
+    ] = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
 ) -> None:
@@ -137,7 +153,17 @@ def tree(
             dtype=dtype,
             num_threads=num_threads,
         )
-        report = measure_tree(models, _prompt_files(dataset), QUICK if quick else TreePlan(), advance)
+        given = {
+            name: opt.numbers(text, f"--{name.replace('_', '-')}")
+            for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
+        }
+        plan = QUICK if quick else TreePlan()
+        plan = replace(
+            plan,
+            only={name: each for name, each in given.items() if each is not None},
+            num_prompts=num_prompts or plan.num_prompts,
+        )
+        report = measure_tree(models, _prompt_files(dataset), plan, advance)
     console = out()
     console.print(tree_table(report.rows))
     console.print(f"numerics: {report.numerics}")

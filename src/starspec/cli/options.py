@@ -193,3 +193,13 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     typer.Option(help="Least severe log lines to print on stderr.", rich_help_panel=PROCESS),
 ]
+
+
+def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """What was given as 2,15,27. Raises: BadParameter naming the option."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter("numbers with commas between, as 2,15,27", param_hint=option) from error

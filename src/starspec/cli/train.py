@@ -147,7 +147,7 @@ def train(
             learn_prompts=learn_prompts,
             start_from=start_from,
             draft_vocab_size=draft_vocab_size,
-            feature_layers=_layers(feature_layers),
+            feature_layers=opt.numbers(feature_layers, "--feature-layers"),
             target_name=target_name,
             data_licence=licence,
             num_threads=threads,
@@ -163,15 +163,6 @@ def train(
     console.print(f"the head is in {folder}")
     if json_file is not None:
         write_report(report, json_file)
-
-
-def _layers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter("numbers with commas between, as 2,15,27", param_hint="--feature-layers") from error
 
 
 def _num_cores() -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from starspec.bench.datasets import Prompt, spread
 from starspec.bench.decode import Job
@@ -32,6 +32,7 @@ class TreePlan:
     """How much to measure."""
 
     grid: Grid | None = None  # None: what suits the kind of draft
+    only: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # sides of the grid, given by hand
     temperatures: tuple[float, ...] = (0.0, 1.0)
     num_trial_prompts: int = 2  # of each file, with every shape
     num_prompts: int = 8  # of each file, with the best
@@ -118,7 +119,7 @@ def measure_tree(
     Raises: ModelError, VocabularyMismatch.
     """
     advance("loading", None)
-    grid = plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID)
+    grid = replace(plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID), **plan.only)
     shapes = grid.shapes()
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()
@@ -139,7 +140,7 @@ def measure_tree(
     return TreeReport(
         provenance=collect_provenance({"target": models.target, "draft": models.draft}),
         rows=rows,
-        ratios=ratios_of(rows, steps.draft_vs_target),
+        ratios=ratios_of(rows, steps),
         best={f"T={each:g}": best_row(rows, each).shape for each in plan.temperatures},
         losing=losing_regimes(rows),
         at_the_edge=at_the_edge(rows, shapes),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from starspec.bench.pair.methods import Timed
 from starspec.bench.provenance import Provenance
 from starspec.bench.report import Spread
+from starspec.bench.step_times import StepSeconds
 from starspec.speculation.budget import DraftBudget
 
 
@@ -51,13 +52,12 @@ class TreeReport:
         return best_row(self.rows, temperature)
 
 
-def ratios_of(rows: Sequence[TreeRow], draft_vs_target: float) -> dict[str, float]:
-    """Medians against medians, of the final stage.
-
-    Args:
-        draft_vs_target: a step of the drafter against one of the target.
-    """
-    ratios = {"head_step_vs_target_step": round(draft_vs_target, 3)}
+def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
+    """Medians against medians, of the final stage."""
+    ratios = {
+        "head_step_vs_target_step": round(steps.draft_vs_target, 3),
+        "step_with_features_vs_without": round(steps.giving_vs_target, 3),
+    }
     for temperature in _temperatures(rows):
         chain, tree = (_best_of_kind(rows, temperature, is_chain) for is_chain in (True, False))
         name = "speculative_vs_plain" + (f"_t{temperature:g}" if temperature else "")

@@ -13,9 +13,9 @@ class Grid:
     """What is tried."""
 
     chains: tuple[int, ...] = (2, 3, 4, 5, 6)
-    depths: tuple[int, ...] = (2, 3, 4, 6)
-    top_ks: tuple[int, ...] = (2, 4)
-    nodes: tuple[int, ...] = (4, 8, 12, 16, 24)
+    depths: tuple[int, ...] = (3, 4, 6)
+    top_ks: tuple[int, ...] = (2, 3, 4)
+    nodes: tuple[int, ...] = (6, 10, 16, 24)
 
     def __post_init__(self) -> None:
         kinds = {shape.is_chain for shape in self.shapes()}
@@ -49,5 +49,6 @@ HEAD_GRID = Grid(
     # a head's target is often so small, or its machine so short of arithmetic, that a few rows more cost time
     chains=(1, 2, 3, 4, 5, 6),
     depths=(2, 3, 4, 5),
+    top_ks=(2, 4),
     nodes=(3, 4, 5, 6, 8, 12, 16, 24),
 )
