@@ -21,6 +21,7 @@ from starspec.models.quantize import INT4_GROUP, quantize_int4, quantize_int8
 MAX_QUANTIZED_ROWS = 6  # above, dense weights are faster
 MIN_OUTPUTS = 16  # the int4 kernel takes outputs in blocks of 16
 MIN_INPUTS = 16  # the int8 kernel reads past the end of rows that are no multiple of 16
+ALIGNMENT = 32  # bytes: the int8 kernel loads its input so; torch's own memory is aligned to 64
 NUM_EXACT = 32  # candidates of the vocabulary whose logits are computed again from dense weights
 KERNEL_DTYPE = torch.bfloat16  # whatever the model's: for float32 and float16 torch has scalar loops, 20 times slower
 INNER_TILES = 1  # of the packed layout; the CPU kernel ignores it
@@ -50,7 +51,10 @@ class Int8Linear:
         self.num_bytes = _num_bytes(self._codes, self._scales, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = torch._weight_int8pack_mm(x.to(KERNEL_DTYPE), self._codes, self._scales)
+        rows = x.to(KERNEL_DTYPE)
+        if rows.data_ptr() % ALIGNMENT:  # a view into bytes that came over a wire; the kernel would crash
+            rows = rows.clone()
+        out = torch._weight_int8pack_mm(rows, self._codes, self._scales)
         return _plus(out.to(x.dtype), self._bias)
 
 
