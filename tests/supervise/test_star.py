@@ -1,5 +1,6 @@
 """The processes of a star: what each is told, and that they fit together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_only_the_hub_loads_the_draft() -> None:
 
 def test_the_hub_is_told_whose_vocabulary_it_has_to_share() -> None:
     assert option(specs(star())["hub"], "--target") == "toy"
+
+
+def test_the_draft_may_have_threads_of_its_own() -> None:
+    model = replace(star().model, num_threads=2)
+    children = specs(star(model=model, draft_num_threads=1))
+    assert option(children["hub"], "--num-threads") == "1"
+    assert option(children["target-0"], "--num-threads") == "2"
 
 
 def test_without_a_draft_there_is_no_hub() -> None:

@@ -49,6 +49,15 @@ def up(
     numerics: opt.Numerics = opt.MODEL.numerics,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
+    draft_num_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="As --num-threads, for the draft; a layer of a small head is over before two threads have met.",
+            show_default="as --num-threads",
+            rich_help_panel=opt.MODELS,
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address that the HTTP API listens on.", rich_help_panel=opt.NETWORK)] = (
         opt.GATEWAY.host
     ),
@@ -112,6 +121,7 @@ def up(
             ),
             speculative=speculative,
             draft_device=draft_device or device,
+            draft_num_threads=draft_num_threads or num_threads,
             num_draft_rows=targets * max_num_seqs,
             host=host,
             port=port,

@@ -27,6 +27,7 @@ class StarConfig:
     target: TargetConfig  # limits of each target
     speculative: SpeculativeConfig | None  # None: no hub, targets decode plainly
     draft_device: str  # as ModelConfig.device
+    draft_num_threads: int | None = None  # as ModelConfig.num_threads
     num_draft_rows: int  # sessions that the draft can grow at once
     host: str  # of the gateway
     port: int
@@ -96,7 +97,7 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
         *("--max-num-seqs", str(star.num_draft_rows)),
         *("--max-draft-tokens", str(MAX_DRAFT_TOKENS)),  # a request may ask for more than the star's own choice
         *_if_given("--max-model-len", speculative.max_model_len or star.model.max_model_len),
-        *_if_given("--num-threads", star.model.num_threads),
+        *_if_given("--num-threads", star.draft_num_threads),
     ]
     # a hub only ever makes targets faster: without it they go on
     return _spec(star, HUB, "draft", arguments, environment, stop_stage=HUB_STAGE, is_essential=False)
