@@ -32,6 +32,13 @@ def test_a_tail_holds_the_last_neighbours_that_it_was_told_of(max_len, told, dat
         assert torch.equal(tail.since(first, last), features_of(first, last))
 
 
+def test_what_is_known_already_is_not_kept_twice() -> None:
+    tail = FeatureTail(4)
+    tail.add(0, features_of(0, 1000))
+    tail.add(1, features_of(1, 1001))
+    assert [len(part.untyped_storage()) for part in tail._parts] == [1000 * NUM_LAYERS * 2, NUM_LAYERS * 2]
+
+
 def test_memory_is_bounded_by_the_window_and_one_part() -> None:
     tail = FeatureTail(16)
     for start in range(0, 1000, 5):

@@ -102,6 +102,12 @@ def test_a_head_of_another_target_is_not_even_loaded(tmp_path: Path, narrow_targ
     )
 
 
+def test_a_head_of_a_float16_target_runs_in_bfloat16(target_folder: Path, tmp_path: Path) -> None:
+    folder = str(write_random(tmp_path / "head"))
+    head = load_head(ModelConfig(model=folder, dtype="float16", num_rows=1, numerics="fast"), str(target_folder))
+    assert head.cache.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("prompt_len", [1, 2, 200])
 def test_a_head_reads_an_answer_as_it_drafts_it(target_folder: Path, tmp_path: Path, prompt_len: int) -> None:
     """At each position of an answer: the first choice on reading is the chain of one token that the hub proposes."""

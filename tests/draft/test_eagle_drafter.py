@@ -234,7 +234,6 @@ def test_a_prompt_is_read_in_portions_like_any_other() -> None:
     assert [layer[0].num_new for layer in star.head.layers] == [6, 13, 1]  # no more than a verdict leaves is no prompt
 
 
-@pytest.mark.xfail(reason="a row whose tag waits for features counts neither as idle nor as in line", raises=ValueError)
 def test_rows_whose_tags_wait_for_features_are_there_for_others() -> None:
     star = EagleStar("a", head=make_head(num_rows=2))
     tags = [EagleTag(number, PROMPT[:number]) for number in (2, 3, 4)]

@@ -14,7 +14,7 @@ from starspec.errors import CacheRangeError
 from starspec.models.eagle import EagleHead
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
-from starspec.train.head import EagleHead as TrainedHead
+from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch, unroll
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-4}  # float32: only the order of sums differs

@@ -246,6 +246,11 @@ class TestFeatureLayers:
         reading = read_features(folder, target=TARGET)
         assert (reading.layers, reading.other) == ((10,), None)
 
+    def test_eagle1_reads_no_more_than_one(self, tmp_path):
+        folder = write(tmp_path, *next(iter(DIALECTS["eagle"].values()))(head_of("eagle")))
+        with pytest.raises(ModelError, match=r"an EAGLE-1 head, which reads one hidden state, not \[2, 5\]"):
+            read_head(folder, target=TARGET, feature_layers=(2, 5))
+
     def test_another_reading_beyond_the_target_is_none(self, tmp_path):
         config, tensors = vllm(make_head())
         folder = write(tmp_path, config | {LISTED: [2, 5, 10]}, tensors)

@@ -529,6 +529,23 @@ def test_nonsense_on_the_public_port_is_not_an_answer(star, stubborn: StubbornHu
     star.until(lambda: target.problem == "the hub did not understand: say that again", target)
 
 
+@pytest.mark.parametrize(
+    ("terms", "problem"),
+    [
+        ({"feature_layers": (0, 9)}, "the hub reads hidden states [0, 9], and this target has 0 to -1"),
+        ({"feature_window": 2**30}, "the hub wants features of 1073741824 positions, more than 4096"),
+    ],
+)
+def test_a_hub_that_asks_for_what_a_target_has_not_is_not_served(star, stubborn: StubbornHub, terms, problem) -> None:
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    star.until(lambda: stubborn.public.poll(0), target)
+    caller, _ = stubborn.public.recv_multipart()
+    welcome = Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0, **terms)
+    stubborn.public.send_multipart([caller, encode(welcome)])
+    star.until(lambda: target.problem == problem, target)
+    assert target.welcome is None
+
+
 def test_a_port_that_nobody_reaches_is_given_up_with_a_sentence(star, stubborn: StubbornHub) -> None:
     target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
     star.until(lambda: stubborn.public.poll(0), target)

@@ -34,7 +34,8 @@ class FeatureTail:
         if not self.start <= start <= self.stop:
             self._parts.clear()
             self.start = self.stop = start
-        self._parts.append(features[self.stop - start :])
+        new = features[self.stop - start :]
+        self._parts.append(new if start == self.stop else new.clone())  # a view would keep what is known already
         self.stop = stop
         while self.stop - self.start - len(self._parts[0]) >= self._max_len:
             self.start += len(self._parts.popleft())

@@ -65,6 +65,8 @@ class RequestBuffer:
         Raises: whatever the drafter raises; the sessions are then still in flight.
         """
         layer = self._choose_layer()
+        if not layer.portions:
+            raise OurBug(f"nothing was chosen for a layer, of {list(self._waiting)}")
         for key in layer.evicted:
             self._free(self._holders[key])
         growths = [self._begin(portion, layer, now) for portion in layer.portions]
@@ -105,11 +107,11 @@ class RequestBuffer:
     def _snapshot(self) -> LayerSnapshot:
         num_free = self._drafter.num_free_rows
         num_seeking = sum(session.row is None for session in self._waiting.values())
-        # idle sessions matter only when rows are short; there may be many of them
+        # who does not wait matters only when rows are short; there may be many of them
         victims = self._holders.values() if num_seeking > num_free else ()
         return LayerSnapshot(
             waiting=tuple(self._view(session) for session in self._waiting.values()),
-            idle=tuple(self._view(session) for session in victims if session.request is None),
+            idle=tuple(self._view(session) for session in victims if session.key not in self._waiting),
             num_free_rows=num_free,
             prefill_chunk=self._prefill_chunk,
             chunk_beside=self._times.chunk_beside(self._prefill_chunk),

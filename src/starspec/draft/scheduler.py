@@ -42,7 +42,7 @@ class LayerSnapshot:
     """The hub before a layer."""
 
     waiting: tuple[SessionView, ...]  # sessions that owe a proposal, first come first
-    idle: tuple[SessionView, ...]  # sessions that hold a row and owe nothing
+    idle: tuple[SessionView, ...]  # sessions that hold a row and have no use for it now
     num_free_rows: int
     prefill_chunk: int  # prefill tokens in one layer, at most; at least 1
     chunk_beside: int  # the same for a layer in which others decode; at least 1

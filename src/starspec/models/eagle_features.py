@@ -75,6 +75,8 @@ def _one_later(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _check(config: HeadConfig, target: TargetShape | None, layers: tuple[int, ...]) -> None:
+    if config.method == "eagle" and len(layers) != 1:
+        raise ModelError(f"'{config.head}' is an EAGLE-1 head, which reads one hidden state, not {list(layers)}")
     named = f"'{config.head}' reads the hidden states {list(layers)}"
     if not layers or any(later <= layer for layer, later in pairwise(layers)):
         raise ModelError(f"{named}, which should be increasing")

@@ -61,7 +61,7 @@ class TargetTensors:
                     with safe_open(self.folder / file, framework="pt") as tensors:
                         found: Tensor = tensors.get_tensor(name)
                     return found
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ModelError(f"the weights in '{self.folder}' cannot be read: {first_line(error)}") from error
         raise ModelError(f"the weights in '{self.folder}' have no {' or '.join(names)}, which an EAGLE head borrows")
 
@@ -84,10 +84,11 @@ def is_head(speculative: SpeculativeConfig) -> bool:
         return True
     if speculative.method != "draft_model" or speculative.model is None or is_synthetic(speculative.model):
         return False
-    file = Path(speculative.model).expanduser() / "config.json"
+    if Path(speculative.model).expanduser().is_file():  # .gguf
+        return False
     try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
+        config = json.loads((locate(speculative.model) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, ModelError):
         return False  # whoever loads it says what is wrong with it
     return isinstance(config, dict) and ("speculators_model_type" in config or "draft_vocab_size" in config)
 
@@ -102,6 +103,8 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
     Raises: ModelError if either is missing, corrupt, not supported, or they do not fit.
     Effects: sets torch's threads if the config does.
     """
+    if config.dtype == "float16":  # hidden states can exceed it, and a NaN would stay in the cache for the next tag
+        config = replace(config, dtype="bfloat16")
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     tensors = TargetTensors.of(target)

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from torch import Tensor
-
-EAGLE_METHODS: Final = ("eagle", "eagle3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

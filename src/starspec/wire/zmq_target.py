@@ -42,6 +42,7 @@ RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attachi
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
 SILENCE_S: Final = 3.0  # a hub that has not answered at first for so long is complained about
+MAX_FEATURE_WINDOW: Final = 4096  # positions: they are kept for every request
 KEEP_ALIVE_S: Final = 1.0  # at most, between two pings; never more than a quarter of the lease
 
 log = structlog.get_logger()
@@ -175,6 +176,8 @@ class ZmqTarget:
             self.num_frames_rejected += 1
             return
         match answer:
+            case Welcome() if problem := _why_unmet(self._hello, answer):
+                self._lose(problem, now, REFUSED_RETRY_S)
             case Welcome():
                 self._terms = answer
                 self._give_up_at, self._say_at = now + ATTACH_S, now
@@ -256,3 +259,13 @@ class ZmqTarget:
             if line is not None:
                 line.close(linger_ms)
         self._public = self._own = None
+
+
+def _why_unmet(hello: Hello, terms: Welcome) -> str:
+    """What this target cannot give of what a hub asks for; "" if it can: a hub's word must not fail a forward."""
+    last = hello.num_layers if hello.hidden_size else -1
+    if any(layer > last for layer in terms.feature_layers):
+        return f"the hub reads hidden states {list(terms.feature_layers)}, and this target has 0 to {last}"
+    if terms.feature_window > MAX_FEATURE_WINDOW:
+        return f"the hub wants features of {terms.feature_window} positions, more than {MAX_FEATURE_WINDOW}"
+    return ""
