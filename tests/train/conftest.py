@@ -11,7 +11,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from starspec.train.head import EagleHead
+from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `train_toys` and `slow_head`
@@ -58,7 +58,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["eagle", "eagle3"])
-def head(request: pytest.FixtureRequest) -> EagleHead:
+def head(request: pytest.FixtureRequest) -> TrainedHead:
     return make_head(request.param)
 
 
@@ -74,7 +74,7 @@ MakeBatch = Callable[..., Batch]
 def make_batch() -> MakeBatch:
     """Texts of random tokens, prompts and answers of unequal length."""
 
-    def make(head: EagleHead, prompts: tuple[int, ...] = (3, 6, 2), answers: tuple[int, ...] = (7, 4, 8)) -> Batch:
+    def make(head: TrainedHead, prompts: tuple[int, ...] = (3, 6, 2), answers: tuple[int, ...] = (7, 4, 8)) -> Batch:
         dice = torch.Generator().manual_seed(8)
         longest = max(map(sum, zip(prompts, answers, strict=True)))
         return Batch(

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from starspec.train.head import EagleHead, rotate
+from starspec.train.head import TrainedHead, rotate
 
 
 @torch.no_grad()
 def slow_chain(
-    head: EagleHead, features: Tensor, token_ids: list[int], anchor: int, num_steps: int, embedding: Tensor
+    head: TrainedHead, features: Tensor, token_ids: list[int], anchor: int, num_steps: int, embedding: Tensor
 ) -> list[Tensor]:
     """h of each step of one anchor's chain; token k + 1 is read by step k."""
     slots: list[tuple[Tensor, Tensor]] = []  # what attention reads in each slot, and its residual
@@ -25,7 +25,7 @@ def slow_chain(
     return spoken
 
 
-def _last(head: EagleHead, slots: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _last(head: TrainedHead, slots: list[tuple[Tensor, Tensor]]) -> Tensor:
     """h of the last slot, which sees all."""
     spec, attention = head.spec, head.layer.self_attn
     group = spec.num_attention_heads // spec.num_key_value_heads

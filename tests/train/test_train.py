@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from train_toys import write_prompts
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from starspec.cli import run
 from starspec.models.eagle_checkpoint import read_head
 from starspec.train.answers import read_answers
+from starspec.train.features import read_shard
 
 QUICK = ["--num-tokens", "400", "--max-new-tokens", "16", "--batch", "8", "--steps", "6", "--num-threads", "1"]
 
@@ -106,6 +109,83 @@ def test_bad_data_is_one_sentence(target_folder, tmp_path, capsys, content, comp
     assert complaint in error
 
 
-def test_layers_that_the_target_does_not_have(target_folder, prompt_file, tmp_path, capsys):
-    assert train(target_folder, prompt_file, tmp_path / "head", "--feature-layers", "2,3,40") == 2
-    assert "this target has 0 (embeddings) to 6" in capsys.readouterr().err
+def test_with_more_tokens_what_was_said_before_is_kept_and_read_anew_where_it_has_to_be(
+    target_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("starspec.train.features.SHARD_TEXTS", 7)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [f"What is {number}?" for number in range(300)])
+    out = tmp_path / "head"
+    assert train(target_folder, prompts, out, "--num-tokens", "60") == 0
+    few = read_answers(out / "work" / "answers")
+    assert len(few) % 7  # the last shard is not full
+    assert train(target_folder, prompts, out, "--num-tokens", "3000", "--steps", "7") == 0
+    answers = read_answers(out / "work" / "answers")
+    assert len(answers) > len(few)
+    texts = [text for shard in sorted((out / "work" / "features").glob("*.safetensors")) for text in read_shard(shard)]
+    assert [text.token_ids.tolist() for text in texts] == [each.token_ids for each in answers if each.answer_ids[1:]]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "complaint"),
+    [
+        (["--feature-layers", "2,3,40"], "this target has 0 (embeddings) to 6"),
+        (["--feature-layers", "3,2"], "should be increasing"),
+        (["--feature-layers", "2,3", "--method", "eagle"], "an EAGLE-1 head reads one hidden state"),
+        (["--start-from", "nowhere"], "nowhere"),
+        (["--max-new-tokens", "600"], "leave no room for a prompt in 512"),
+        (["--learning-rate", "-1"], "--learning-rate"),
+    ],
+)
+def test_a_mistake_costs_no_answers_and_is_no_obstacle_to_the_right_command(
+    target_folder, prompt_file, tmp_path, capsys, mistake, complaint
+):
+    out = tmp_path / "head"
+    assert train(target_folder, prompt_file, out, *mistake) == 2
+    assert complaint in capsys.readouterr().err.replace("\n", " ")
+    assert not out.exists()
+    assert train(target_folder, prompt_file, out, "--steps", "1") == 0
+
+
+def test_another_family_is_refused_at_once(prompt_file, tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=8, n_layer=2, n_head=2)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    assert train(tmp_path / "gpt2", prompt_file, tmp_path / "head") == 2
+    assert "(gpt2): heads can be trained for the Llama and Qwen families" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_readme_of_others_is_not_replaced(target_folder, prompt_file, tmp_path, capsys):
+    (tmp_path / "README.md").write_text("mine")
+    assert train(target_folder, prompt_file, tmp_path) == 2
+    assert "no model card of ours" in capsys.readouterr().err.replace("\n", " ")
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_training_that_is_at_its_end_says_so_again(target_folder, prompt_file, tmp_path):
+    out, report_file = tmp_path / "head", tmp_path / "report.json"
+    for _ in range(2):
+        assert train(target_folder, prompt_file, out, "--json", str(report_file)) == 0
+        report = json.loads(report_file.read_text())
+        assert report["steps"] == 6
+        assert len(report["curve"]) == 1
+
+
+def test_a_loss_that_is_no_number_ends_the_training_before_it_spoils_the_head(
+    target_folder, prompt_file, tmp_path, capsys
+):
+    out = tmp_path / "head"
+    assert train(target_folder, prompt_file, out, "--learning-rate", "1e30", "--steps", "200") == 2
+    assert "is no number: give a lower --learning-rate" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_answer_ends_with_the_token_that_ended_it(target_folder, tmp_path):
+    """A model may have several such tokens; no other of them may be put behind it."""
+    folder = tmp_path / "target"
+    shutil.copytree(target_folder, folder)
+    ends = list(range(0, 250, 2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [f"What is {number}?" for number in range(40)])
+    assert train(folder, prompts, tmp_path / "head") == 0
+    answers = read_answers(tmp_path / "head" / "work" / "answers")
+    assert any(answer.answer_ids[-1] in ends for answer in answers)
+    assert not any(token_id in ends for answer in answers for token_id in answer.answer_ids[:-1])

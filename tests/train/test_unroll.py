@@ -6,7 +6,7 @@ import pytest
 import torch
 from slow_head import slow_chain
 
-from starspec.train.head import EagleHead, rotate
+from starspec.train.head import TrainedHead, rotate
 from starspec.train.unroll import unroll
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}  # float32: only the order of sums differs
@@ -37,7 +37,7 @@ def test_the_head_never_sees_what_it_is_to_say(head, make_batch, embedding):
         assert not torch.equal(before[step][:, seen:], after[step][:, seen:])
 
 
-def test_gradients_reach_every_weight(head: EagleHead, make_batch, embedding):
+def test_gradients_reach_every_weight(head: TrainedHead, make_batch, embedding):
     sum(h.square().sum() for h in unroll(head, make_batch(head), embedding, 3)).backward()
     idle = [name for name, each in head.named_parameters() if each.grad is None or not each.grad.any()]
     assert idle == (["norm.weight"] if head.spec.method == "eagle3" else [])  # which only the LM head's input passes

@@ -9,7 +9,7 @@ import torch
 
 from starspec.models.eagle_spec import HeadSpec
 from starspec.train.features import Text
-from starspec.train.head import EagleHead
+from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch
 
 VOCAB, HIDDEN = 260, 32
@@ -20,7 +20,7 @@ def write_prompts(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def make_head(method: str) -> EagleHead:
+def make_head(method: str) -> TrainedHead:
     spec = HeadSpec(
         method=method,  # type: ignore[arg-type]
         hidden_size=HIDDEN,
@@ -35,7 +35,7 @@ def make_head(method: str) -> EagleHead:
         max_position_embeddings=256,
     )
     torch.manual_seed(5)
-    made = EagleHead(spec)
+    made = TrainedHead(spec)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2 if "norm" in name else torch.randn_like(parameter) * 0.1)

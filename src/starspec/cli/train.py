@@ -15,6 +15,7 @@ from starspec.cli.tables import out
 from starspec.cli.verify import JsonFile
 
 DATA, TRAINING = "Data", "Training"
+MAX_WORKERS = 8  # that answer prompts on a CPU
 
 
 def train(
@@ -88,7 +89,7 @@ def train(
             rich_help_panel=TRAINING,
         ),
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="The highest.", rich_help_panel=TRAINING)] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="The highest.", rich_help_panel=TRAINING)] = 1e-3,
     batch_tokens: Annotated[
         int, typer.Option(min=2, help="Of prompts and answers, in one step.", rich_help_panel=TRAINING)
     ] = 2048,
@@ -115,11 +116,13 @@ def train(
         bar.begin("loading", None)
         from starspec.bench.report import write_report  # noqa: PLC0415 (these import torch)
         from starspec.train.answers import AnswerPlan  # noqa: PLC0415
-        from starspec.train.pipeline import HeadPlan, train_head  # noqa: PLC0415
+        from starspec.train.pipeline import train_head  # noqa: PLC0415
+        from starspec.train.plan import HeadPlan  # noqa: PLC0415
         from starspec.train.trainer import TrainPlan  # noqa: PLC0415
 
         threads = num_threads or _num_cores()
-        num_workers = threads if device == "cpu" else 1  # a process a core: 1.3 times the tokens of one with all
+        # a process a core says 1.3 times the tokens of one with all; each has weights and a cache of its own
+        num_workers = min(threads, MAX_WORKERS) if device == "cpu" else 1
         answers = AnswerPlan(
             target=target,
             dtype=dtype,
@@ -129,6 +132,7 @@ def train(
             max_model_len=max_model_len,
             batch=batch,
             num_workers=num_workers,
+            num_threads=max(1, threads // num_workers),
         )
         training = TrainPlan(
             steps=steps,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from starspec.sampling_params import SamplingParams
 SAMPLED_TEMPERATURE = 0.7
 MIN_ANSWER_TOKENS = 2  # a shorter one has nothing to foresee
 LOOK_EVERY_S = 5.0
+
+_stop: Event | None = None  # of this process, if it is one of several that answer
 
 Asked = tuple[int, list[int]]  # a prompt's place in its file, and its tokens
 
@@ -103,31 +106,44 @@ def count_tokens(folder: Path) -> int:
 
 def _share_out(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, advance: Callable[[int], None]) -> None:
     """Answer with as many processes as the plan has; each has an equal part of the tokens to say."""
-    missing = plan.num_tokens - count_tokens(folder)
+    num_said = count_tokens(folder)
+    missing = plan.num_tokens - num_said
     if plan.num_workers == 1:
-        for _ in _work(todo, plan, folder / "worker-0.jsonl", missing):
-            advance(count_tokens(folder))
+        for answer in _work(todo, plan, folder / "worker-0.jsonl", missing):
+            num_said += len(answer.answer_ids)
+            advance(num_said)
         return
-    with ProcessPoolExecutor(plan.num_workers, get_context("spawn")) as pool:
+    context = get_context("spawn")
+    stop = context.Event()
+    with ProcessPoolExecutor(plan.num_workers, context, _begin_work, (stop,)) as pool:
         part = -(-missing // plan.num_workers)
         shares = enumerate(todo[number :: plan.num_workers] for number in range(plan.num_workers))
         works = {
             pool.submit(_work_all, share, plan, folder / f"worker-{number}.jsonl", part) for number, share in shares
         }
-        while works:
-            done, works = wait(works, timeout=LOOK_EVERY_S, return_when=FIRST_EXCEPTION)
-            advance(count_tokens(folder))
-            for work in done:
-                work.result()
+        try:
+            while works:
+                done, works = wait(works, timeout=LOOK_EVERY_S, return_when=FIRST_EXCEPTION)
+                advance(count_tokens(folder))
+                for work in done:
+                    work.result()
+        finally:
+            stop.set()  # if one failed, the others need not end their shares
+
+
+def _begin_work(stop: Event) -> None:
+    global _stop  # noqa: PLW0603 (how a pool's process is told anything at its start)
+    _stop = stop
 
 
 def _work_all(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) -> None:
     for _ in _work(todo, plan, path, num_tokens):
-        pass
+        if _stop is not None and _stop.is_set():
+            return
 
 
-def _work(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) -> Iterator[int]:
-    """Answer one worker's share. Yields: the prompt's index after each answer. Effects: lines of `path`."""
+def _work(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) -> Iterator[Answer]:
+    """Answer one worker's share. Yields: each answer when it is written. Effects: lines of `path`."""
     _end_last_line(path)
     llm = LLM(
         plan.target,
@@ -141,7 +157,7 @@ def _work(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) 
     with llm, path.open("ab", buffering=0) as file:
         for answer in _answers(llm, todo, plan, num_tokens):
             file.write(msgspec.json.encode(answer) + b"\n")
-            yield answer.index
+            yield answer
 
 
 def _answers(llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int) -> Iterator[Answer]:
@@ -152,7 +168,7 @@ def _answers(llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int)
     num_said = 0
     upcoming = next(waiting, None)
     while engine.has_work or (upcoming is not None and num_said < num_tokens):
-        while upcoming is not None and engine.has_room and num_said < num_tokens:
+        while upcoming is not None and len(being_said) < plan.batch and num_said < num_tokens:
             index, prompt_ids = upcoming
             is_sampled = plan.sampled_every and index % plan.sampled_every == plan.sampled_every - 1
             temperature = SAMPLED_TEMPERATURE if is_sampled else 0.0
@@ -167,8 +183,6 @@ def _answers(llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int)
             answer_ids += emission.token_ids
             num_said += len(emission.token_ids)
             if emission.finish_reason is not None:
-                if emission.finish_reason == "stop" and answer_ids[-1:] != [eos[0]]:
-                    answer_ids.append(eos[0])
                 yield being_said.pop(emission.request_id)
 
 

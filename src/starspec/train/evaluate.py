@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from starspec.train.features import Text, batches_of, collate
-from starspec.train.head import EagleHead
+from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch, unroll
 
 BATCH_TOKENS = 4096
@@ -35,7 +35,7 @@ class Acceptance:
 
 @torch.inference_mode()
 def chain_acceptance(
-    head: EagleHead,
+    head: TrainedHead,
     texts: Sequence[Text],
     embedding: Tensor,
     lm_head: Tensor,
@@ -66,7 +66,7 @@ def chain_acceptance(
 
 
 def drawn_right(
-    head: EagleHead,
+    head: TrainedHead,
     batch: Batch,
     embedding: Tensor,
     rows: Tensor,

@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from starspec.errors import ModelError
 from starspec.models.foreign import reading
 from starspec.models.locate import locate
 from starspec.train.answers import Answer
@@ -71,24 +70,19 @@ def collect_features(
     folder: Path,
     advance: Callable[[int], None],
 ) -> list[Text]:
-    """Read every answer once; shards that are there already are kept.
+    """Read every answer once; shards of the same answers that are there already are kept.
 
     Args:
         layers: indices into `hidden_states`.
         advance: told after each shard how many texts are done.
     Returns: the texts, in the order of the answers.
     """
-    num_layers = target.config.num_hidden_layers
-    if not all(0 <= layer <= num_layers for layer in layers):
-        raise ModelError(f"feature layers {tuple(layers)}: this target has 0 (embeddings) to {num_layers}")
-    if list(layers) != sorted(set(layers)):
-        raise ModelError(f"feature layers {tuple(layers)} should be increasing")
     folder.mkdir(parents=True, exist_ok=True)
     texts = list[Text]()
     for start in range(0, len(answers), SHARD_TEXTS):
-        path = folder / f"shard-{start // SHARD_TEXTS:04d}.safetensors"
-        if not path.exists():
-            _write_shard(target, answers[start : start + SHARD_TEXTS], layers, path)
+        path, part = folder / f"shard-{start // SHARD_TEXTS:04d}.safetensors", answers[start : start + SHARD_TEXTS]
+        if not _holds(path, part):
+            _write_shard(target, part, layers, path)
         texts += read_shard(path)
         advance(len(texts))
     return texts
@@ -124,6 +118,19 @@ class Text:
     @property
     def last_hidden(self) -> Tensor:
         return self._shard["last_hidden"][self._span][self.prompt_length :]
+
+
+def _holds(path: Path, answers: Sequence[Answer]) -> bool:
+    """Whether a shard is there and of these answers: when more were said since, they are cut otherwise."""
+    if not path.exists():
+        return False
+    with safe_open(path, framework="pt") as file:
+        found = file.get_tensor("token_ids")
+    return torch.equal(found, torch.tensor(_token_ids(answers), dtype=found.dtype))
+
+
+def _token_ids(answers: Sequence[Answer]) -> list[int]:
+    return [each for answer in answers for each in answer.token_ids]
 
 
 def read_shard(path: Path) -> list[Text]:
@@ -193,7 +200,7 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
         start += length
     whole = {
         "texts": torch.tensor(table, dtype=torch.int64),
-        "token_ids": torch.tensor([each for answer in answers for each in answer.token_ids], dtype=torch.int32),
+        "token_ids": torch.tensor(_token_ids(answers), dtype=torch.int32),
         "features": torch.cat([found[place][0] for place in range(len(answers))]),
         "last_hidden": torch.cat([found[place][1] for place in range(len(answers))]),
     }

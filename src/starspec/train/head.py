@@ -91,7 +91,7 @@ class DecoderLayer(nn.Module):
         return out
 
 
-class EagleHead(nn.Module):
+class TrainedHead(nn.Module):
     """A head without embedding and LM head: both are the target's, and frozen."""
 
     def __init__(self, spec: HeadSpec) -> None:

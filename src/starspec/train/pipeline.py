@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,39 +15,21 @@ from starspec.bench.datasets import hash_prompts, read_prompts
 from starspec.bench.provenance import Provenance, collect_provenance, hash_token_ids
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import write_head
-from starspec.train.answers import Answer, AnswerPlan, answer_prompts
+from starspec.train.answers import Answer, answer_prompts
 from starspec.train.card import card_text
 from starspec.train.curves import draw_curves
 from starspec.train.evaluate import Acceptance, chain_acceptance
 from starspec.train.features import Target, Text, collect_features, load_target
-from starspec.train.head import EagleHead
-from starspec.train.start import begin_like_head, begin_like_target, default_layers, frequent_tokens, head_spec
-from starspec.train.trainer import Progress, Trainer, TrainPlan
-from starspec.train.work_folder import WorkFolder
+from starspec.train.head import TrainedHead
+from starspec.train.plan import HeadPlan, check_plan
+from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, head_spec
+from starspec.train.trainer import Progress, Trainer
+from starspec.train.work_folder import stage_folder
 
 CHAIN = 4  # tokens of the chains whose acceptance is measured
 MAX_HELD_OUT = 64  # texts
 
 Advance = Callable[[str, int, int], None]  # stage, turns done, turns in all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadPlan:
-    """One head."""
-
-    method: Literal["eagle", "eagle3"]
-    prompts: Path
-    out: Path
-    answers: AnswerPlan  # names the target
-    training: TrainPlan
-    start_from: Path | None = None  # a head that was trained before; None = the target's last layer
-    draft_vocab_size: int | None = 8192  # None = the target's own; EAGLE-1 has no other
-    feature_layers: tuple[int, ...] | None = None  # None = those of the method
-    target_name: str | None = None  # as the checkpoint is to name the target
-    data_licence: str = "not stated"
-    learn_prompts: bool = False  # what the target would say at every place of a prompt, too
-    held_out_every: int = 33  # prompts whose answers are kept for measuring
-    num_threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +51,12 @@ class TrainReport:
     num_answers: int
     num_answer_tokens: int
     num_held_out: int
-    steps: int
-    num_positions: int
-    training_minutes: float
-    total_minutes: float  # of this start; answers and features that were there already took their time before
-    held_out_chain: Acceptance | None  # None: no held-out prompt was answered greedily
     plan: Mapping[str, object]
+    steps: int = 0
+    num_positions: int = 0
+    training_minutes: float = 0.0
+    total_minutes: float = 0.0  # of this start; answers and features that were there already took their time before
+    held_out_chain: Acceptance | None = None  # None: no held-out prompt was answered greedily
     curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
 
 
@@ -91,14 +72,14 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         torch.set_num_threads(plan.num_threads)
     prompts = read_prompts(plan.prompts)
     data_hash = hash_prompts(prompts)
-    work = WorkFolder(plan.out / "work", _made_for(plan, data_hash))
+    layers = check_plan(plan)
+    folders = _folders(plan, data_hash, layers)
     wanted = plan.answers.num_tokens
-    answers = answer_prompts(prompts, plan.answers, work.answers, lambda num: advance("answering", num, wanted))
+    answers = answer_prompts(prompts, plan.answers, folders.answers, lambda num: advance("answering", num, wanted))
     advance("loading the target", 0, 1)
     target = load_target(plan.answers.target, _dtype(plan.answers.dtype), plan.answers.device)
-    layers = plan.feature_layers or default_layers(plan.method, target.config.num_hidden_layers)
     texts = collect_features(
-        target, answers, layers, work.features, lambda num: advance("reading features", num, len(answers))
+        target, answers, layers, folders.features, lambda num: advance("reading features", num, len(answers))
     )
     held_out, learnt = _split(texts, plan.held_out_every)
     if plan.learn_prompts:
@@ -108,60 +89,76 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
     rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
-    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, work.state)
-
-    def report_on(progress: Progress, found: Acceptance | None) -> TrainReport:
-        return TrainReport(
-            provenance=collect_provenance({"target": plan.answers.target}),
-            method=plan.method,
-            target=head.spec.target_name or "",
-            feature_layers=layers,
-            started_from=str(plan.start_from or "the target's last layer"),
-            learns_prompts=plan.learn_prompts,
-            draft_vocab_size=head.spec.draft_vocab_size,
-            share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
-            prompts_sha256=data_hash,
-            answers_sha256=hash_token_ids([answer.token_ids for answer in answers]),
-            data_licence=plan.data_licence,
-            num_prompts=len(prompts),
-            num_answers=len(answers),
-            num_answer_tokens=sum(len(answer.answer_ids) for answer in answers),
-            num_held_out=len(held_out),
-            steps=progress.step,
-            num_positions=progress.num_positions,
-            training_minutes=round(progress.seconds / 60, 2),
-            total_minutes=round((time.monotonic() - begun) / 60, 2),
-            held_out_chain=found,
-            plan={**asdict(plan.training), "answers": _json_of(plan.answers)},
-            curve=progress.acceptance,
-        )
+    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state)
+    untrained = TrainReport(
+        provenance=collect_provenance({"target": plan.answers.target}),
+        method=plan.method,
+        target=head.spec.target_name or "",
+        feature_layers=layers,
+        started_from=str(plan.start_from or "the target's last layer"),
+        learns_prompts=plan.learn_prompts,
+        draft_vocab_size=head.spec.draft_vocab_size,
+        share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
+        prompts_sha256=data_hash,
+        answers_sha256=hash_token_ids([answer.token_ids for answer in answers]),
+        data_licence=plan.data_licence,
+        num_prompts=len(prompts),
+        num_answers=len(answers),
+        num_answer_tokens=sum(len(answer.answer_ids) for answer in answers),
+        num_held_out=len(held_out),
+        plan={**asdict(plan.training), "answers": _json_of(plan.answers)},
+    )
 
     def saved(progress: Progress) -> None:
         found = None
         if held_out:
             found = chain_acceptance(head, held_out, target.embedding, target.lm_head, draft_token_ids, CHAIN)
-            progress.acceptance.append((progress.step, round(found.length, 4)))
-        reports.append(report_on(progress, found))
-        _export(plan.out, head, draft_token_ids, reports[-1], progress)
+            progress.note_acceptance(round(found.length, 4))
+        report = replace(
+            untrained,
+            steps=progress.step,
+            num_positions=progress.num_positions,
+            training_minutes=round(progress.seconds / 60, 2),
+            total_minutes=round((time.monotonic() - begun) / 60, 2),
+            held_out_chain=found,
+            curve=progress.acceptance,
+        )
+        reports.append(report)
+        _export(plan.out, head, draft_token_ids, report, progress)
 
     reports = list[TrainReport]()
     trainer.run(saved, lambda: advance("training", round(1000 * trainer.share_done), 1000))
     return reports[-1]
 
 
-def _made_for(plan: HeadPlan, data_hash: str) -> dict[str, object]:
-    """What answers, features and the optimizer's state depend on."""
-    return {
+@dataclass(frozen=True, slots=True)
+class _Folders:
+    answers: Path
+    features: Path
+    state: Path
+
+
+def _folders(plan: HeadPlan, data_hash: str, layers: Sequence[int]) -> _Folders:
+    """Each stage depends on what the one before does, and on more."""
+    said = {
         "target": plan.answers.target,
         "prompts": data_hash,
-        "method": plan.method,
         "max_new_tokens": plan.answers.max_new_tokens,
+    }
+    read = said | {"feature_layers": layers}
+    learnt = read | {
+        "method": plan.method,
         "draft_vocab_size": plan.draft_vocab_size,
-        "feature_layers": plan.feature_layers,
         "learn_prompts": plan.learn_prompts,
         "start_from": plan.start_from and str(plan.start_from),
         "seed": plan.training.seed,
     }
+    work = plan.out / "work"
+    return _Folders(
+        stage_folder(work / "answers", said),
+        stage_folder(work / "features", read),
+        stage_folder(work / "state", learnt),
+    )
 
 
 def _split(texts: Sequence[Text], held_out_every: int) -> tuple[list[Text], list[Text]]:
@@ -187,10 +184,10 @@ def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) 
     return frequent_tokens(answers, size, vocab_size)
 
 
-def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_token_ids: Tensor | None) -> EagleHead:
+def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_token_ids: Tensor | None) -> TrainedHead:
     num_drafted = target.config.vocab_size if draft_token_ids is None else len(draft_token_ids)
     name = plan.target_name or plan.answers.target
-    head = EagleHead(head_spec(plan.method, target.config, name, num_drafted, layers)).to(target.embedding.device)
+    head = TrainedHead(head_spec(plan.method, target.config, name, num_drafted, layers)).to(target.embedding.device)
     if plan.start_from is None:
         begin_like_target(head, target.model)
     else:
@@ -207,12 +204,17 @@ def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) ->
 
 
 def _export(
-    out: Path, head: EagleHead, draft_token_ids: Tensor | None, report: TrainReport, progress: Progress
+    out: Path, head: TrainedHead, draft_token_ids: Tensor | None, report: TrainReport, progress: Progress
 ) -> None:
     """Effects: checkpoint, card and curves; each file is renewed in one go."""
     write_head(out, head.weights(draft_token_ids), _json_of(report))
-    (out / "README.md").write_text(card_text(report))
-    draw_curves(progress, out / "training.png")
+    for name, write in (
+        ("README.md", lambda path: path.write_text(card_text(report))),
+        ("training.png", lambda path: draw_curves(progress, path)),
+    ):
+        unfinished = out / f".unfinished-{name}"
+        write(unfinished)
+        unfinished.replace(out / name)
 
 
 def _json_of(thing: object) -> dict[str, object]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
-from starspec.models.eagle_spec import HeadSpec
+from starspec.models.eagle_spec import HeadSpec, HeadWeights
 from starspec.train.answers import Answer
-from starspec.train.head import EagleHead
+from starspec.train.head import TrainedHead
 
 ZIPF_OFFSET, PRIOR_WEIGHT = 500, 0.5
 
@@ -67,7 +67,7 @@ def frequent_tokens(answers: Iterable[Answer], num: int, vocab_size: int) -> Ten
 
 
 @torch.no_grad()
-def begin_like_target(head: EagleHead, model: Any) -> None:
+def begin_like_target(head: TrainedHead, model: Any) -> None:
     """Start from the target's last layer, reading its last feature: a training of minutes has little time to waste.
 
     Effects: the head's weights; those that have no counterpart in the target stay small and random.
@@ -82,25 +82,29 @@ def begin_like_target(head: EagleHead, model: Any) -> None:
         weight[:, : weight.shape[1] - size].normal_(0, 0.02)
         weight[:, -size:] = own[f"self_attn.{name}.weight"]
     head.fc.weight.normal_(0, 0.002)
-    head.fc.weight[:, -size:] += torch.eye(size)
+    head.fc.weight[:, -size:] += torch.eye(size, device=head.fc.weight.device)
     if spec.method == "eagle3":
         layer.hidden_norm.weight.copy_(own["input_layernorm.weight"])
         head.norm.weight.copy_(model.model.norm.weight)
 
 
-def begin_like_head(head: EagleHead, folder: Path) -> None:
-    """Go on from a head that was trained before, on whatever data and with whatever vocabulary.
+def begin_like_head(head: TrainedHead, folder: Path) -> None:
+    """Go on from a head that was trained before. Effects: the head's weights. Raises: as `earlier_head`."""
+    earlier, own = earlier_head(folder, head.spec), head.state_dict()
+    if missing := own.keys() - earlier.tensors.keys():
+        raise ConfigError(f"'{folder}' cannot be started from: it has no {min(missing)}")
+    head.load_state_dict({name: earlier.tensors[name].to(value.dtype) for name, value in own.items()})
 
-    Effects: the head's weights.
+
+def earlier_head(folder: Path, spec: HeadSpec) -> HeadWeights:
+    """A head of this shape that was trained on whatever data and with whatever vocabulary.
+
     Raises: ModelError if it cannot be read; ConfigError if it has another shape.
     """
     earlier = read_head(folder)
     free = {"draft_vocab_size", "target_name", "max_position_embeddings"}
     for name in (each.name for each in fields(HeadSpec) if each.name not in free):
-        theirs, ours = getattr(earlier.spec, name), getattr(head.spec, name)
+        theirs, ours = getattr(earlier.spec, name), getattr(spec, name)
         if theirs != ours:
             raise ConfigError(f"'{folder}' cannot be started from: its {name} is {theirs}, here it is {ours}")
-    own = head.state_dict()
-    if missing := own.keys() - earlier.tensors.keys():
-        raise ConfigError(f"'{folder}' cannot be started from: it has no {min(missing)}")
-    head.load_state_dict({name: earlier.tensors[name].to(value.dtype) for name, value in own.items()})
+    return earlier

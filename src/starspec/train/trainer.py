@@ -19,7 +19,7 @@ from torch import Tensor
 
 from starspec.errors import ConfigError
 from starspec.train.features import Text, batches_of, collate
-from starspec.train.head import EagleHead
+from starspec.train.head import TrainedHead
 from starspec.train.loss import soft_cross_entropy, step_weights, target_says
 from starspec.train.unroll import Batch, unroll
 
@@ -37,8 +37,8 @@ class TrainPlan:
     minutes: float | None = None  # of this stage; what ends first ends it
     learning_rate: float = 1e-3
     warmup: int = 60  # steps
-    batch_tokens: int = 4096  # of prompts and answers, padding included
-    ttt_steps: int = 3  # further steps that a head makes on what it said itself
+    batch_tokens: int = 2048  # of prompts and answers, padding included
+    ttt_steps: int = 2  # further steps that a head makes on what it said itself
     step_decay: float = 0.8
     save_every: int = 100
     seed: int = 1
@@ -56,8 +56,13 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     num_positions: int = 0  # answer tokens that were learnt from, repetitions included
-    losses: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, share right in step 0
+    losses: list[tuple[int, float, float]] = field(default_factory=list)
+    """step, loss, share of first tokens that are the target's choice among those that the head can say"""
     acceptance: list[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
+
+    def note_acceptance(self, length: float) -> None:
+        """Of this step; a training that was at its end already measures it again."""
+        self.acceptance = [each for each in self.acceptance if each[0] != self.step] + [(self.step, length)]
 
 
 class Trainer:
@@ -70,7 +75,7 @@ class Trainer:
 
     def __init__(
         self,
-        head: EagleHead,
+        head: TrainedHead,
         texts: Sequence[Text],
         embedding: Tensor,
         lm_head: Tensor,
@@ -101,6 +106,7 @@ class Trainer:
             advance: called after each step.
         """
         self.resume()
+        saved_at = -1
         for batch in self._batches():
             if self.share_done >= 1:
                 break
@@ -111,8 +117,10 @@ class Trainer:
             if self.progress.step % self.plan.save_every == 0:
                 saving(self.progress)
                 self.save()
-        saving(self.progress)
-        self.save()
+                saved_at = self.progress.step
+        if saved_at != self.progress.step:
+            saving(self.progress)
+            self.save()
         return self.progress
 
     def _step(self, batch: Batch) -> None:
@@ -121,6 +129,8 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss, share_right, num = self.loss(batch)
+        if not bool(loss.isfinite()):
+            raise ConfigError(f"the loss of step {self.progress.step + 1} is no number: give a lower --learning-rate")
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), MAX_GRADIENT)
         self.optimizer.step()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from starspec.train.head import EagleHead
+from starspec.train.head import TrainedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Batch:
         return torch.arange(self.num_anchors, device=ends.device) + step < ends[:, None]
 
 
-def unroll(head: EagleHead, batch: Batch, embedding: Tensor, num_steps: int) -> list[Tensor]:
+def unroll(head: TrainedHead, batch: Batch, embedding: Tensor, num_steps: int) -> list[Tensor]:
     """Run `num_steps` steps from every anchor at once.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a training leaves behind for its next start, and the plan that it was made for."""
+"""What a training leaves behind for its next start: a folder for each stage, and what each was made for."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from pathlib import Path
 from starspec.errors import ConfigError
 
 
-class WorkFolder:
-    """`OUT/work`: answers, features and the optimizer's state. Whoever deletes it starts anew.
+def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
+    """The folder of one stage. Whoever deletes it begins that stage anew.
 
     Args:
         made_for: what all of it depends on; another training must not take it up.
+    Effects: makes the folder.
     Raises: ConfigError if it is there and was made for something else, or cannot be written.
     """
-
-    def __init__(self, path: Path, made_for: Mapping[str, object]) -> None:
-        self.answers, self.features, self.state = path / "answers", path / "features", path
-        file = path / "made_for.json"
-        wanted = json.loads(json.dumps(made_for))
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if not file.exists():
-                file.write_text(json.dumps(wanted, indent=2) + "\n")
-            found = json.loads(file.read_text())
-        except OSError as error:
-            raise ConfigError(f"'{path}' cannot be used: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"'{file}' is damaged; delete '{path}' to start anew") from error
-        other = [name for name in wanted if found.get(name) != wanted[name]]
-        if other:
-            raise ConfigError(
-                f"'{path}' is of a training with another {other[0].replace('_', ' ')}; "
-                "delete it to start anew, or give another --out"
-            )
+    file = path / "made_for.json"
+    wanted = json.loads(json.dumps(made_for))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.write_text(json.dumps(wanted, indent=2) + "\n")
+        found = json.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"'{file}' is damaged; delete '{path}' to start anew") from error
+    other = [name for name in wanted if found.get(name) != wanted[name]]
+    if other:
+        raise ConfigError(
+            f"'{path}' is of a training with another {other[0].replace('_', ' ')}; "
+            "delete it to start anew, or give another --out"
+        )
+    return path

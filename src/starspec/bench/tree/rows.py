@@ -91,9 +91,12 @@ def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[
     for row in rows:
         if row.stage == "final" and row.num_nodes:
             kind = [shape for shape in shapes if shape.is_chain == (row.eagle_topk == 1)]
-            deepest = max(shape.num_steps for shape in kind)
-            largest = max(shape.num_draft_tokens for shape in kind)
-            if row.num_steps == deepest or row.num_nodes == largest:
+            sides = [
+                (row.num_steps, {shape.num_steps for shape in kind}),
+                (row.eagle_topk, {shape.top_k for shape in kind}),
+                (row.num_nodes, {shape.num_draft_tokens for shape in kind}),
+            ]
+            if any(len(tried) > 1 and value == max(tried) for value, tried in sides):
                 found.append(f"{row.shape} at T={row.temperature:g}")
     return found
 

@@ -1,0 +1,91 @@
+"""What a training is to do, and all that can be known to be wrong with it before the target has said a word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from starspec.errors import ConfigError, ModelError
+from starspec.models.foreign import reading
+from starspec.models.locate import is_synthetic, locate
+from starspec.train.answers import AnswerPlan
+from starspec.train.start import default_layers, earlier_head, head_spec
+from starspec.train.trainer import TrainPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlan:
+    """One head."""
+
+    method: Literal["eagle", "eagle3"]
+    prompts: Path
+    out: Path
+    answers: AnswerPlan  # names the target
+    training: TrainPlan
+    start_from: Path | None = None  # a head that was trained before; None = the target's last layer
+    draft_vocab_size: int | None = 8192  # None = the target's own; EAGLE-1 has no other
+    feature_layers: tuple[int, ...] | None = None  # None = those of the method
+    target_name: str | None = None  # as the checkpoint is to name the target
+    data_licence: str = "not stated"
+    learn_prompts: bool = False  # what the target would say at every place of a prompt, too
+    held_out_every: int = 33  # prompts whose answers are kept for measuring
+    num_threads: int | None = None
+
+
+def check_plan(plan: HeadPlan) -> tuple[int, ...]:
+    """Look at everything but the data: a mistake should cost seconds, and not the hours of answering.
+
+    Returns: the feature layers.
+    Raises: ConfigError or ModelError in one sentence.
+    """
+    answers = plan.answers
+    if answers.max_new_tokens >= answers.max_model_len:
+        raise ConfigError(
+            f"answers of {answers.max_new_tokens} tokens leave no room for a prompt in {answers.max_model_len}: "
+            "give a smaller --max-new-tokens or a larger --max-model-len"
+        )
+    if (plan.out / "README.md").exists() and not (plan.out / "provenance.json").exists():
+        raise ConfigError(f"'{plan.out}' has a README.md that is no model card of ours: give another --out")
+    config = _read_config(answers.target)
+    layers = plan.feature_layers or default_layers(plan.method, config.num_hidden_layers)
+    _check_layers(plan.method, layers, config.num_hidden_layers)
+    _check_family(answers.target, config)
+    if plan.start_from is not None:
+        earlier_head(plan.start_from, head_spec(plan.method, config, answers.target, config.vocab_size, layers))
+    return layers
+
+
+def _read_config(target: str) -> Any:
+    from transformers import AutoConfig  # noqa: PLC0415 (seconds)
+
+    if is_synthetic(target):
+        raise ConfigError(f"'{target}' has no weights, so nothing can be learnt from it")
+    folder = locate(target)
+    with reading(f"'{target}' cannot be read"):
+        return AutoConfig.from_pretrained(str(folder))
+
+
+def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None:
+    if not all(0 <= layer <= num_layers for layer in layers):
+        raise ModelError(f"feature layers {layers}: this target has 0 (embeddings) to {num_layers}")
+    if any(later <= layer for layer, later in pairwise(layers)):
+        raise ModelError(f"feature layers {layers} should be increasing")
+    if method == "eagle" and len(layers) != 1:
+        raise ModelError(f"feature layers {layers}: an EAGLE-1 head reads one hidden state")
+
+
+def _check_family(target: str, config: Any) -> None:
+    """Features and first weights are taken where the Llama and Qwen families have them."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    with torch.device("meta"), reading(f"'{target}' cannot be read"):
+        model = AutoModelForCausalLM.from_config(config)
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    names = {name for name, _ in layers[-1].named_parameters()} if layers else set()
+    needed = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "post_attention_layernorm")
+    if any(f"{name}.weight" not in names for name in needed):
+        raise ModelError(f"'{target}' ({config.model_type}): heads can be trained for the Llama and Qwen families")
