@@ -1,22 +1,18 @@
 """The walking star: one draft server speeds up two targets, token for token what they would have said alone.
 
 `make demo` runs this. It starts `starspec up` as a user would, streams eight prompts at once through the `openai`
-client, asks the same targets again without speculation, and compares the answers token for token.
+client, asks the same targets again without speculation, and compares the answers token for token. Then it races: one
+stream at a time on one target, with the EAGLE head that ships with starspec, and with a coarse copy of the target.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -24,6 +20,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from race import HEAD, SELF_DRAFT, race
+from star_process import star
 from starspec.models.embedded import embedded_model_folder
 from starspec.observe.status import StatusWatch
 from starspec.observe.table import star_line, star_table
@@ -41,8 +39,6 @@ PROMPTS: list[tuple[str, dict[str, Any]]] = [
     ("Write a short poem about a lighthouse in winter.", SAMPLED),
     ("Invent a name and a slogan for a bakery run by robots.", SAMPLED),
 ]
-START_LIMIT_S = 300.0
-STOP_LIMIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -73,49 +69,6 @@ class Pass:
     @property
     def block_efficiency(self) -> float:
         return self.num_emitted / self.num_forwards
-
-
-@contextmanager
-def star(model: Path, num_targets: int) -> Iterator[dict[str, str]]:
-    """Run `starspec up` until the block ends. Yields: name of a process -> its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready_file, log = Path(folder, "ready.json"), Path(folder, "up.log")
-        command = [sys.executable, "-m", "starspec", "up", "--port", "0", "--no-table", "--ready-file", str(ready_file)]
-        command += ["--target", str(model), "--targets", str(num_targets), "--max-num-seqs", "8"]
-        command += ["--draft", str(model), "--draft-quantization", "int4", "--max-model-len", "1024"]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
-        try:
-            yield _addresses(process, ready_file, log)
-        finally:
-            _stop(process, log)
-
-
-def _addresses(process: subprocess.Popen[bytes], ready_file: Path, log: Path) -> dict[str, str]:
-    limit_s = time.monotonic() + START_LIMIT_S
-    with Console().status("starting one draft server, two targets and a gateway"):
-        while not ready_file.is_file():
-            if process.poll() is not None or time.monotonic() > limit_s:
-                sys.exit(f"demo: the star did not start; the end of its log:\n{_tail(log)}")
-            time.sleep(0.1)
-    addresses: dict[str, str] = json.loads(ready_file.read_text())
-    return addresses
-
-
-def _stop(process: subprocess.Popen[bytes], log: Path) -> None:
-    """As Ctrl-C would; a star that does not stop is an error."""
-    process.send_signal(signal.SIGINT)
-    try:
-        code = process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = process.wait()
-    if code != 0:
-        sys.exit(f"demo: the star stopped with code {code}; the end of its log:\n{_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
 
 async def answer_all(
@@ -251,7 +204,7 @@ async def converse(addresses: dict[str, str], started_s: float) -> bool:
     )
     print(f"first token after {first_s:.1f} s | {line}")
     if with_drafts.tokens_per_s < plainly.tokens_per_s:
-        print("Drafting did not pay here: this draft is as large as its targets, and all of them share one CPU.")
+        print("Eight streams at once keep these cores busy: tokens verified in vain then cost as much as decoded ones.")
     return is_identical
 
 
@@ -259,8 +212,14 @@ def main() -> None:
     """Exits 0 if every answer was the same with and without drafts."""
     started_s = time.monotonic()
     model = embedded_model_folder()
-    with star(model, num_targets=2) as addresses:
+    with star(model, HEAD.options(model), num_targets=2) as addresses:
         is_identical = asyncio.run(converse(addresses, started_s))
+    prompts = [prompt for prompt, sampling in PROMPTS if sampling is GREEDY]
+    for draft in (HEAD, SELF_DRAFT):
+        with star(model, draft.options(model), num_targets=1) as addresses:
+            result = asyncio.run(race(addresses["gateway"], prompts))
+        print(f"one stream, drafts by {draft.name}: {result.line}")
+        is_identical &= result.is_identical
     sys.exit(0 if is_identical else 1)
 
 

@@ -31,6 +31,11 @@ def embedded_model_folder() -> Path:
     return made_once(cache_folder() / NAME, _make)
 
 
+def embedded_head_folder() -> Path:
+    """The EAGLE head for the demo model, which ships with starspec."""
+    return Path(__file__).parents[1] / "heads" / "smollm2-135m"
+
+
 def _make(folder: Path) -> None:
     with progress_steps(NAME, 5) as advance, tempfile.TemporaryDirectory(dir=folder) as scratch:
         advance("downloading (93 MB)")
