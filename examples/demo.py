@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from race import HEAD, SELF_DRAFT, race
+from race import HEAD, SELF_DRAFT, race, race_line
 from star_process import star
 from starspec.models.embedded import embedded_model_folder
 from starspec.observe.status import StatusWatch
@@ -214,12 +214,11 @@ def main() -> None:
     model = embedded_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
         is_identical = asyncio.run(converse(addresses, started_s))
-    prompts = [prompt for prompt, sampling in PROMPTS if sampling is GREEDY]
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
-            result = asyncio.run(race(addresses["gateway"], prompts))
-        print(f"one stream, drafts by {draft.name}: {result.line}")
-        is_identical &= result.is_identical
+            results = asyncio.run(race(addresses["gateway"]))
+        print(race_line(draft.name, results))
+        is_identical &= all(each.is_identical for each in results.values())
     sys.exit(0 if is_identical else 1)
 
 

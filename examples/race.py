@@ -13,9 +13,18 @@ from rich.console import Console
 
 from starspec.models.embedded import embedded_head_folder
 
-NUM_PROMPTS = 4
+KINDS = {
+    "code": (
+        "Write a Python function that tells whether a number is prime.",
+        "Write a Python function that counts how often each word occurs in a text.",
+    ),
+    "conversation": (
+        "Explain in three sentences why the sky is blue.",
+        "List five things to pack for a week in the mountains.",
+    ),
+}
 NUM_REPEATS = 3
-MAX_TOKENS = 96
+MAX_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """Pairs of turns, with drafts and plainly."""
+    """Pairs of turns over prompts of one kind, with drafts and plainly."""
 
     pairs: list[tuple[Turn, Turn]]
 
@@ -54,34 +63,36 @@ class RaceResult:
         return all(drafted.token_ids == plain.token_ids and all(plain.token_ids) for drafted, plain in self.pairs)
 
     @property
-    def speed_up(self) -> float:
-        """Median of the repeats."""
-        return median(drafted.tokens_per_s / plain.tokens_per_s for drafted, plain in self.pairs)
-
-    @property
     def line(self) -> str:
+        speed_up = median(drafted.tokens_per_s / plain.tokens_per_s for drafted, plain in self.pairs)
         drafted, plain = (median(turn.tokens_per_s for turn in turns) for turns in zip(*self.pairs, strict=True))
-        same = "identical" if self.is_identical else "DIFFERENT"
-        rates = f"{drafted:.1f} against {plain:.1f} tokens/s"
-        return f"{self.speed_up:.2f}x plain ({rates}, median of {len(self.pairs)}), {same}"
+        return f"{speed_up:.2f}x ({drafted:.1f} against {plain:.1f} tokens/s)"
 
 
-async def race(gateway: str, prompts: Sequence[str]) -> RaceResult:
-    """Answer the first prompts greedily, plainly and with drafts in turns; one answer each warms up."""
+async def race(gateway: str) -> dict[str, RaceResult]:
+    """Answer prompts of each kind greedily, plainly and with drafts in turns; one answer each warms up."""
     client = AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
-    chosen, pairs = prompts[:NUM_PROMPTS], []
+    pairs: dict[str, list[tuple[Turn, Turn]]] = {kind: [] for kind in KINDS}
     try:
         model = (await client.models.list()).data[0].id
         for is_speculative in (True, False):
-            await _turn(client, model, chosen[:1], is_speculative=is_speculative)
+            await _turn(client, model, KINDS["code"][:1], is_speculative=is_speculative)
         for repeat in range(NUM_REPEATS):
             with Console().status(f"one stream at a time: {repeat + 1} of {NUM_REPEATS}"):
-                plain = await _turn(client, model, chosen, is_speculative=False)
-                drafted = await _turn(client, model, chosen, is_speculative=True)
-            pairs.append((drafted, plain))
+                for kind, prompts in KINDS.items():
+                    plain = await _turn(client, model, prompts, is_speculative=False)
+                    drafted = await _turn(client, model, prompts, is_speculative=True)
+                    pairs[kind].append((drafted, plain))
     finally:
         await client.close()
-    return RaceResult(pairs)
+    return {kind: RaceResult(each) for kind, each in pairs.items()}
+
+
+def race_line(name: str, results: dict[str, RaceResult]) -> str:
+    """One line for what drafted, medians of the repeats."""
+    same = "identical" if all(each.is_identical for each in results.values()) else "DIFFERENT"
+    told = "; ".join(f"{kind} {each.line}" for kind, each in results.items())
+    return f"one stream, drafts by {name}, against plain decoding: {told}; median of {NUM_REPEATS}, {same}"
 
 
 async def _turn(client: AsyncOpenAI, model: str, prompts: Sequence[str], *, is_speculative: bool) -> Turn:
