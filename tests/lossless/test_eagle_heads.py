@@ -18,7 +18,7 @@ from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig
 
 pytestmark = pytest.mark.model
-PROMPTS = spread(own_prompts(), 24)
+PROMPTS = spread(own_prompts(), 16)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
 BATCHES = {
