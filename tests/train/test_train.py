@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -152,6 +153,18 @@ def test_another_family_is_refused_at_once(prompt_file, tmp_path, capsys):
     )
     assert train(tmp_path / "gpt2", prompt_file, tmp_path / "head") == 2
     assert "(gpt2): heads can be trained for the Llama and Qwen families" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_without_matplotlib_there_are_no_curves_and_all_else(target_folder, prompt_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert train(target_folder, prompt_file, tmp_path / "head") == 0
+    assert {each.name for each in (tmp_path / "head").iterdir()} == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "provenance.json",
+        "work",
+    }
 
 
 def test_a_readme_of_others_is_not_replaced(target_folder, prompt_file, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The first stage: the target's own continuations, which are all that a head learns from.
+"""The first stage: the target's own continuations, from which a head learns.
 
 They go into `answers/worker-N.jsonl` as they come, a line an answer; a run that was killed goes on where it was.
 """

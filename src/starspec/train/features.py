@@ -1,6 +1,6 @@
 """The second stage: the target reads each prompt with its answer, and its hidden states go to disk.
 
-`features/shard-N.safetensors` holds some hundred texts end to end; a shard that is there is not made again. Shards
+`features/shard-N.safetensors` holds some hundred texts end to end; a shard of the same texts is not made again. Shards
 are mapped into memory, so a training needs room on disk (4.6 KB a token for SmolLM2-135M), not in memory.
 """
 

@@ -214,7 +214,8 @@ def _export(
     ):
         unfinished = out / f".unfinished-{name}"
         write(unfinished)
-        unfinished.replace(out / name)
+        if unfinished.exists():  # without matplotlib there are no curves
+            unfinished.replace(out / name)
 
 
 def _json_of(thing: object) -> dict[str, object]:

@@ -55,7 +55,7 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
-    num_positions: int = 0  # answer tokens that were learnt from, repetitions included
+    num_positions: int = 0  # tokens that were learnt from, repetitions included
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     """step, loss, share of first tokens that are the target's choice among those that the head can say"""
     acceptance: list[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
