@@ -252,13 +252,18 @@ def test_a_tag_that_is_opened_anew_brings_all_of_its_tail(is_killed: bool) -> No
     assert star.stats.acceptance.num_accepted_tokens > before
 
 
-def test_a_hub_that_comes_back_with_another_head_is_sent_what_that_one_reads() -> None:
+def star_whose_hub_is_killed() -> FeatureStar:
     star = FeatureStar()
     star.submit("a", prompt_of(11), 70)
     for _ in range(9):
         star.step()
     star.reader.kill()
     star.step()
+    return star
+
+
+def test_a_hub_that_comes_back_with_another_head_is_sent_what_that_one_reads() -> None:
+    star = star_whose_hub_is_killed()
     star.reader.become(OTHER_LAYERS)
     star.reader.revive()
     before, num_frames = star.stats.acceptance.num_accepted_tokens, len(star.reader.frames)
@@ -268,12 +273,7 @@ def test_a_hub_that_comes_back_with_another_head_is_sent_what_that_one_reads() -
 
 
 def test_a_hub_that_comes_back_without_a_head_is_sent_nothing_more() -> None:
-    star = FeatureStar()
-    star.submit("a", prompt_of(11), 70)
-    for _ in range(9):
-        star.step()
-    star.reader.kill()
-    star.step()
+    star = star_whose_hub_is_killed()
     star.reader.become((), 0)
     star.reader.revive()
     before = star.stats.acceptance.num_accepted_tokens

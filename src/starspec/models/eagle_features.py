@@ -55,8 +55,13 @@ def _read(config: HeadConfig, target: TargetShape | None) -> FeatureReading:
     num_layers = target.num_layers
     if config.method == "eagle":
         return FeatureReading((num_layers,), "EAGLE-1 reads the last hidden state", None)
-    layers = (2, num_layers // 2, num_layers - 3)
+    layers = eagle3_layers(num_layers)
     return FeatureReading(layers, "its config.json lists none, so EAGLE-3's own", _one_later(layers))
+
+
+def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
+    """The three of EAGLE-3's own code; not increasing for a target of a few layers."""
+    return (2, num_layers // 2, num_layers - 3)
 
 
 def _listed(config: HeadConfig, listed: object) -> FeatureReading:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
+from starspec.models.eagle_features import eagle3_layers
 from starspec.models.eagle_spec import HeadSpec, HeadWeights
 from starspec.train.answers import Answer
 from starspec.train.head import TrainedHead
@@ -24,7 +25,7 @@ def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple
     """EAGLE-3's three, or those of them that a shallow target has; the last for EAGLE-1."""
     if method == "eagle":
         return (num_layers,)
-    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
+    return tuple(sorted({min(max(layer, 0), num_layers) for layer in eagle3_layers(num_layers)}))
 
 
 def head_spec(
