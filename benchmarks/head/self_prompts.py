@@ -1,8 +1,8 @@
-"""Prompts that a chat model makes up itself: `python benchmarks/head/self_prompts.py MODEL OUT.jsonl [NUM] [SEED]`.
+"""Prompts that a chat model makes up itself: `python benchmarks/head/self_prompts.py MODEL OUT.jsonl NUM SEED [chat]`.
 
 Given only the beginning of a user's turn, it writes what it believes that users ask (Magpie, Xu et al., 2024). That is
 as varied as what it was tuned on, and nobody's text: neither a benchmark nor a data set is looked at. Some turns are
-begun with a few words, so that functions and tasks are asked for more often than they come by chance.
+begun with a few words, so that functions (not with `chat`) and tasks are asked for more often than they come by chance.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ MARK = "@@@"
 CODE = ("def ", "def ", "from typing import List\n\n\ndef ", "from typing import ", "import math\n\n\ndef ")
 WORDS = ("Write a", "Write a", "Explain", "Imagine", "Pretend", "Given", "Describe", "Draft", "Suppose", "Compose")
 WORDS += ("What is", "How many", "Compare", "Implement", "Provide", "Discuss", "Help me", "Read the", "Please", "A")
-BEGINNINGS = ("",) * 20 + WORDS + CODE + CODE
+CHAT = ("",) * 20 + WORDS
+BEGINNINGS = {"all": CHAT + CODE + CODE, "chat": CHAT}
 
 
-def main(model: str, out: Path, num: int, seed: int) -> None:
+def main(model: str, out: Path, num: int, seed: int, kind: str = "all") -> None:
     """Write the prompts as they come; those that do not end, or come twice, are left out."""
     llm = LLM(model=model, dtype="bfloat16", num_threads=1, numerics="fast", max_num_seqs=AT_ONCE, max_model_len=256)
     chat = llm.tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
     opening = chat[: chat.index(MARK)]
-    begun = {each: llm.tokenizer.encode(opening + each.rstrip(" "), add_special_tokens=False) for each in BEGINNINGS}
+    begun = {
+        each: llm.tokenizer.encode(opening + each.rstrip(" "), add_special_tokens=False) for each in BEGINNINGS[kind]
+    }
     seen = set[str]()
     with out.open("w") as file:
         for start in range(0, num, 4 * AT_ONCE):
             places = range(start, min(num, start + 4 * AT_ONCE))
-            beginnings = [BEGINNINGS[place % len(BEGINNINGS)] for place in places]
+            beginnings = [BEGINNINGS[kind][place % len(BEGINNINGS[kind])] for place in places]
             params = [
                 SamplingParams(temperature=1.0, min_p=MIN_P, max_tokens=MAX_TOKENS, seed=1_000_000 * seed + place)
                 for place in places
@@ -58,5 +61,5 @@ def asked(beginning: str, said: str, *, has_ended: bool) -> str | None:
 
 
 if __name__ == "__main__":
-    model, out, *numbers = sys.argv[1:]
-    main(model, Path(out), *([int(each) for each in numbers] + [2000, 1][len(numbers) :]))
+    model, out, num, seed, *kind = sys.argv[1:]
+    main(model, Path(out), int(num), int(seed), *kind)

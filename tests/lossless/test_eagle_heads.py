@@ -18,7 +18,7 @@ from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig
 
 pytestmark = pytest.mark.model
-PROMPTS = spread(own_prompts(), 16)
+PROMPTS = spread(own_prompts(), 24)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
 BATCHES = {
@@ -48,4 +48,6 @@ def test_float32_says_what_plain_decoding_says_with_eagle_heads(
     rows = compare_with_plain(bench, PROMPTS, [sampling], contenders, 9)
     assert [row.first_divergence for row in rows] == [None] * len(contenders)
     assert all(row.num_identical == len(PROMPTS) for row in rows)
-    assert all(row.acceptance_length > 1.5 for row in rows if row.contender == "shipped")  # it was really at work
+    at_work = {name: min(row.acceptance_length for row in rows if row.contender == name) for name in heads}
+    assert at_work["random"] < 1.1
+    assert at_work.get("shipped", 2.0) > 1.3
