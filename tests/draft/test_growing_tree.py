@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ def children(path: Path, top_k: int) -> Children:
 def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
     """Grow until nothing is missing. Returns: the number of layers."""
     num_layers = 0
-    while nodes := tree.to_forward(budget.num_steps, budget.top_k):
+    while nodes := tree.to_forward(budget):
         num_layers += 1
         for node in nodes:
             tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.top_k)
@@ -52,20 +54,35 @@ budgets = st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integ
 def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_of_all() -> None:
     tree = GrowingTree()
     tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), 2)
-    assert tree.to_forward(3, 2) == [0, 1]
+    assert tree.to_forward(DraftBudget(6, 3, 2)) == [0, 1]
     tree.expand(0, Children([Guess(3, -0.2), Guess(4, -2.0)]), 2)
     tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), 2)
-    assert tree.to_forward(2, 2) == []
-    assert [tree.token_ids[node] for node in tree.to_forward(3, 2)] == [3, 5], "-0.3 and -1.3, before -2.1"
+    assert tree.to_forward(DraftBudget(6, 2, 2)) == []
+    assert [tree.token_ids[node] for node in tree.to_forward(DraftBudget(6, 3, 2))] == [3, 5], (
+        "-0.3 and -1.3, before -2.1"
+    )
     assert tree.best(DraftBudget(4, 2, 2)) == DraftTree((1, 3, 2, 5), (-1, 0, -1, 2)), "the best path first"
     assert tree.segment([2]) == ([1, 2, 3], [-1, -1, 0])
+
+
+def test_a_node_that_is_too_unlikely_to_have_a_proposed_child_is_not_expanded() -> None:
+    tree = GrowingTree()
+    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), 2)
+    assert tree.to_forward(DraftBudget(1, 3, 2)) == [0]
+    tree.expand(0, Children([Guess(3, -1.1), Guess(4, -2.0)]), 2)
+    assert tree.to_forward(DraftBudget(1, 3, 2)) == []
+    assert tree.to_forward(DraftBudget(2, 3, 2)) == [1], "-1.0 is ahead of what hangs from its sibling"
+    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), 2)
+    assert tree.to_forward(DraftBudget(2, 3, 2)) == []
+    assert tree.to_forward(DraftBudget(3, 3, 2)) == [2]
+    assert tree.to_forward(DraftBudget(4, 3, 2)) == [2, 4]
 
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:
     tree = GrowingTree([END])
     tree.expand(ROOT, Children([Guess(END, -0.1), Guess(2, -1.0)]), 2)
-    assert [tree.token_ids[node] for node in tree.to_forward(2, 2)] == [2]
-    assert tree.to_forward(2, 1) == []
+    assert [tree.token_ids[node] for node in tree.to_forward(DraftBudget(6, 2, 2))] == [2]
+    assert tree.to_forward(DraftBudget.chain(2)) == []
 
 
 def test_chains_that_are_known_at_once_have_no_slots() -> None:
@@ -90,6 +107,15 @@ def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_child
     assert drafts(tree.best(DraftBudget(1, 2, 2))) == {(): drawn[0], (1,): drawn[1]}
     tree.reroot([1])
     assert drafts(tree.best(DraftBudget(1, 1, 2))) == {(): drawn[1]}
+
+
+@given(budgets)
+def test_what_is_not_expanded_would_not_have_changed_the_proposal(budget: DraftBudget) -> None:
+    tree, whole = GrowingTree([END]), GrowingTree([END])
+    grow(tree, (), budget)
+    grow(whole, (), replace(budget, num_draft_tokens=1000))
+    assert set(paths(tree.best(budget))) == set(paths(whole.best(budget)))
+    assert drafts(tree.best(budget)) == drafts(whole.best(budget))
 
 
 @given(budgets)

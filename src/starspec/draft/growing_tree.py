@@ -35,8 +35,7 @@ class Survivors(NamedTuple):
 class _Walk(NamedTuple):
     """What a walk along the layers found."""
 
-    num_steps: int
-    top_k: int
+    budget: DraftBudget
     scores: dict[int, float]  # nodes with their log-confidences, layer by layer
     to_expand: list[int]  # nodes that must be expanded to go on
 
@@ -45,7 +44,8 @@ class GrowingTree:
     """Nodes below the last committed token, in the order in which they were guessed.
 
         guessed            a b │ c d e f │ ...        parents of c, d: a; of e, f: b
-        forwarded              a b   c e   ...        the `top_k` likeliest of each layer, in the order of their slots
+        forwarded              a b   c e   ...        the `top_k` likeliest of each layer, in the order of their slots;
+                                                      but none whose children would be too unlikely to be proposed
 
     A node is *expanded* (its children are known) when it has been forwarded, and its K/V then lies in the slots behind
     the committed prefix. Which nodes are expanded and proposed is computed anew from the root each time, so that the
@@ -75,9 +75,9 @@ class GrowingTree:
         """Whether the root has been expanded."""
         return ROOT in self._children
 
-    def to_forward(self, num_steps: int, top_k: int) -> list[int]:
-        """Nodes whose children must be known next; [ROOT] at first, [] when the tree is as deep as it can get."""
-        return self._grown(num_steps, top_k).to_expand
+    def to_forward(self, budget: DraftBudget) -> list[int]:
+        """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""
+        return self._grown(budget).to_expand
 
     def segment(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token ids and parents of the forwarded nodes and then of `nodes`, as a `Segment` wants them."""
@@ -127,12 +127,11 @@ class GrowingTree:
 
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
-        scores = self._grown(budget.num_steps, budget.top_k).scores
+        scores = self._grown(budget).scores
         if budget.is_chain:
             order = list(scores)[: budget.num_draft_tokens]
-        else:  # a stable sort
-            chosen = set(sorted(scores, key=scores.__getitem__, reverse=True)[: budget.num_draft_tokens])
-            order = list(self._depth_first(chosen))
+        else:
+            order = list(self._depth_first(_likeliest(scores, budget.num_draft_tokens)))
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
@@ -169,26 +168,33 @@ class GrowingTree:
         if any(self._parents[node] not in (ROOT, *self.forwarded[:slot]) for slot, node in enumerate(self.forwarded)):
             raise OurBug(f"forwarded {self.forwarded} before their parents")
 
-    def _grown(self, num_steps: int, top_k: int) -> _Walk:
+    def _grown(self, budget: DraftBudget) -> _Walk:
         """Walk EAGLE-2's layers from the root as far as they are known; once, until something changes."""
-        if self._walk is None or (self._walk.num_steps, self._walk.top_k) != (num_steps, top_k):
-            self._walk = _Walk(num_steps, top_k, *self._walked(num_steps, top_k))
+        if self._walk is None or self._walk.budget != budget:
+            self._walk = _Walk(budget, *self._walked(budget))
         return self._walk
 
-    def _walked(self, num_steps: int, top_k: int) -> tuple[dict[int, float], list[int]]:
-        if top_k == 1:
-            return self._walked_chain(num_steps)
+    def _walked(self, budget: DraftBudget) -> tuple[dict[int, float], list[int]]:
+        """EAGLE-2's rule, less what it expands in vain.
+
+        Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
+        layers so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
+        the drafter is at a loss it is complete after fewer layers.
+        """
+        if budget.is_chain:
+            return self._walked_chain(budget.num_steps)
         scores: dict[int, float] = {}
         to_expand = [ROOT]
-        for _ in range(num_steps):
+        for _ in range(budget.num_steps):
             unknown = [node for node in to_expand if node not in self._children]
             if unknown:
                 return scores, unknown
-            layer = [child for node in to_expand for child in self._children[node][:top_k]]
+            layer = [child for node in to_expand for child in self._children[node][: budget.top_k]]
             for child in layer:
                 scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
-            open_ended = [node for node in layer if self.token_ids[node] not in self._end_token_ids]
-            to_expand = sorted(open_ended, key=scores.__getitem__, reverse=True)[:top_k]
+            likely = _likeliest(scores, budget.num_draft_tokens)
+            hopeful = [node for node in layer if node in likely and self.token_ids[node] not in self._end_token_ids]
+            to_expand = sorted(hopeful, key=scores.__getitem__, reverse=True)[: budget.top_k]
         return scores, []
 
     def _walked_chain(self, num_steps: int) -> tuple[dict[int, float], list[int]]:
@@ -242,3 +248,8 @@ class GrowingTree:
         self.token_ids = [self.token_ids[node] for node in nodes]
         self._log_confidences = [self._log_confidences[node] for node in nodes]
         return kept
+
+
+def _likeliest(scores: Mapping[int, float], num: int) -> set[int]:
+    """The `num` nodes with the highest scores; of equals the first ones."""
+    return set(sorted(scores, key=scores.__getitem__, reverse=True)[:num])

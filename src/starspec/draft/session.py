@@ -95,8 +95,7 @@ class DraftSession:
     @property
     def to_forward(self) -> list[int]:
         """Nodes that the proposal that is owed misses; [ROOT] at first, [] when nothing is missing."""
-        budget = self.budget
-        return [] if self.is_exhausted else self.tree.to_forward(budget.num_steps, budget.top_k)
+        return [] if self.is_exhausted else self.tree.to_forward(self.budget)
 
     @property
     def is_complete(self) -> bool:
