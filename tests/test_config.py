@@ -19,6 +19,8 @@ from starspec.speculation.budget import DraftBudget
         ({"num-steps": 4, "eagle-topk": 3, "num-draft-tokens": 13}, DraftBudget(12, 4, 3)),
         ({"num_speculative_tokens": 5, "eagle_topk": 2}, DraftBudget(18, 5, 2)),
         ({"num_steps": 9, "eagle_topk": 8}, DraftBudget(64, 9, 8)),
+        ({"num_speculative_tokens": 9, "draft-p-min": 0.3}, DraftBudget.chain(9, 0.3)),
+        ({"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 13, "draft_p_min": 0.3}, DraftBudget(12, 4, 3, 0.3)),
         ({"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 60}, DraftBudget(6, 2, 2)),
     ],
 )
@@ -37,6 +39,9 @@ def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudg
         ({"eagle_topk": 2, "num_draft_tokens": 1}, "must be 2 to 65"),
         ({"num_steps": 3, "num_draft_tokens": 12}, "a chain of 3 steps has 4 with its root"),
         ({"method": "ngram", "eagle_topk": 2}, "method 'ngram' drafts chains"),
+        ({"draft_p_min": 1.5}, "draft_p_min is a probability, 0 to 1, got 1.5"),
+        ({"draft_p_min": float("nan")}, "draft_p_min is a probability"),
+        ({"method": "ngram", "draft_p_min": 0.5}, "method 'ngram' knows no probabilities"),
         ({"rejection_sample_method": "strict"}, "rejection_sample_method"),
     ],
 )
@@ -47,7 +52,7 @@ def test_a_tree_that_cannot_be_grown_is_refused_in_one_sentence(values: dict, se
 
 def test_a_requests_own_length_makes_a_tree_less_deep_and_a_chain_shorter() -> None:
     assert DraftBudget(12, 4, 3).with_steps(2) == DraftBudget(12, 2, 3)
-    assert DraftBudget.chain(4).with_steps(2) == DraftBudget.chain(2)
+    assert DraftBudget.chain(4, 0.5).with_steps(2) == DraftBudget.chain(2, 0.5)
     assert DraftBudget(12, 4, 3).with_steps(0).num_draft_tokens == 0
     assert DraftBudget(12, 4, 3).limited(num_draft_tokens=6, num_steps=9) == DraftBudget(6, 4, 3)
-    assert DraftBudget.chain(9).limited(num_draft_tokens=6, num_steps=4) == DraftBudget.chain(4)
+    assert DraftBudget.chain(9, 0.5).limited(num_draft_tokens=6, num_steps=4) == DraftBudget.chain(4, 0.5)

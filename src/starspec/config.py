@@ -94,6 +94,7 @@ class SpeculativeConfig:
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
     num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
+    draft_p_min: float = 0.0  # drafting ends where the draft gives the path to a token less than this; 0 = never
     max_model_len: int | None = None  # of the draft
     feature_layers: tuple[int, ...] | None = None  # hidden states that an EAGLE head reads; None = as it says itself
     prompt_lookup_min: int = 2  # shortest n-gram that method ngram looks up
@@ -119,9 +120,9 @@ class SpeculativeConfig:
         """What a round asks for. `num_draft_tokens` counts the root here, as in SGLang, and not there."""
         num_steps = self.num_speculative_tokens if self.num_steps is None else self.num_steps
         if self.eagle_topk == 1 or num_steps == 0:
-            return DraftBudget.chain(num_steps)
+            return DraftBudget.chain(num_steps, self.draft_p_min)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
-        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk)
+        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, self.draft_p_min)
         return replace(tree, num_draft_tokens=min(num_nodes, tree.num_guessed))
 
     def _check_tree(self) -> None:
@@ -137,6 +138,10 @@ class SpeculativeConfig:
             )
         if self.method == "ngram" and not budget.is_chain:
             raise ConfigError("method 'ngram' drafts chains: leave eagle_topk at 1")
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise ConfigError(f"draft_p_min is a probability, 0 to 1, got {self.draft_p_min}")
+        if self.method == "ngram" and self.draft_p_min:
+            raise ConfigError("method 'ngram' knows no probabilities: leave draft_p_min out")
         if self.num_draft_tokens is None:
             return
         if not 2 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS + 1:

@@ -15,7 +15,7 @@ from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
 from starspec.errors import ConfigError
 from starspec.speculation.budget import DraftBudget
 
-GRID = Grid(chains=(1, 3), depths=(2, 3), top_ks=(2,), nodes=(2, 4, 6, 100))
+GRID = Grid(chains=(1, 3), depths=(2, 3), top_ks=(2,), nodes=(2, 4, 6, 100), p_mins=(0.0,))
 ROW = TreeRow(
     stage="final",
     temperature=0.0,
@@ -41,6 +41,7 @@ def row(shape: DraftBudget, rate: float, stage: str = "final") -> TreeRow:
         num_steps=shape.num_steps,
         eagle_topk=shape.top_k,
         num_nodes=shape.num_draft_tokens,
+        p_min=shape.p_min,
         tokens_per_s=Spread(rate, rate, rate),
         vs_plain=rate / 10.0,
     )
@@ -54,6 +55,27 @@ def test_the_grid_holds_no_tree_that_is_a_chain_and_none_that_cannot_be_filled()
         DraftBudget(6, 2, 2),
         DraftBudget(4, 3, 2),
         DraftBudget(6, 3, 2),
+    ]
+
+
+def test_the_grid_holds_each_shape_with_each_p_min() -> None:
+    grid = replace(GRID, chains=(3,), depths=(2,), nodes=(4,), p_mins=(0.0, 0.5))
+    chains = [DraftBudget.chain(3), DraftBudget.chain(3, 0.5)]
+    assert grid.shapes() == [*chains, DraftBudget(4, 2, 2), DraftBudget(4, 2, 2, 0.5)]
+    assert [name_of(shape) for shape in chains] == ["chain of 3", "chain of 3, p_min 0.5"]
+    with pytest.raises(ConfigError, match="a p_min is a probability, 0 to 1"):
+        Grid(p_mins=(0.0, 30.0))
+
+
+def test_trees_are_compared_with_chains_of_a_fixed_length_and_with_those_that_doubt() -> None:
+    chain, doubting, tree = DraftBudget.chain(3), DraftBudget.chain(8, 0.3), DraftBudget(6, 3, 2, 0.3)
+    rows = [ROW, row(chain, 15.0), row(doubting, 20.0), row(tree, 18.0)]
+    ratios = ratios_of(rows, StepSeconds(draft_s=0.001, target_s=[0.008], giving_s=0.0081))
+    assert ratios["best_tree_vs_best_chain_t0"] == 1.2
+    assert ratios["best_tree_vs_best_doubting_chain_t0"] == 0.9
+    assert ratios["speculative_vs_plain"] == 2.0
+    assert losing_regimes(rows) == [
+        "T=0: chain of 8, p_min 0.3 beats every tree, tree 3 x 2, 6 nodes, p_min 0.3 comes to 0.90x of it"
     ]
 
 
@@ -81,7 +103,7 @@ def test_a_losing_regime_is_told() -> None:
 
 def test_the_grid_for_heads_has_the_smallest_trees() -> None:
     sizes = {shape.num_draft_tokens for shape in HEAD_GRID.shapes() if not shape.is_chain}
-    assert {3, 4, 5, 6, 8, 24} <= sizes
+    assert {3, 4, 6, 8, 12, 24} <= sizes
     assert min(shape.num_draft_tokens for shape in CAUSAL_GRID.shapes() if not shape.is_chain) == 6
 
 
@@ -102,21 +124,25 @@ def report(tiny_folder: Path):
     models = TreeModels(
         target=folder, draft=folder, quantization="none", dtype="float32", num_threads=1, max_model_len=512
     )
-    plan = TreePlan(only=asdict(GRID), num_trial_prompts=1, num_prompts=2, max_tokens=8, num_repeats=2)
+    plan = TreePlan(
+        only=asdict(GRID) | {"p_mins": (0.0, 0.5)}, num_trial_prompts=1, num_prompts=2, max_tokens=8, num_repeats=2
+    )
     return measure_tree(models, [own_prompts()], plan, lambda _what, _turns: None)
 
 
 def test_every_shape_is_tried_at_every_temperature_and_the_best_are_measured(report) -> None:
     assert [(each.stage, each.temperature) for each in report.rows] == [
-        *[("trial", 0.0)] * 7,
-        *[("final", 0.0)] * 3,
-        *[("trial", 1.0)] * 7,
-        *[("final", 1.0)] * 3,
+        *[("trial", 0.0)] * 13,
+        *[("final", 0.0)] * 4,
+        *[("trial", 1.0)] * 13,
+        *[("final", 1.0)] * 4,
     ]
     assert report.outputs_identical
     assert report.ratios.keys() == {
         "best_tree_vs_best_chain_t0",
         "best_tree_vs_best_chain_t1",
+        "best_tree_vs_best_doubting_chain_t0",
+        "best_tree_vs_best_doubting_chain_t1",
         "speculative_vs_plain",
         "speculative_vs_plain_t1",
         "head_step_vs_target_step",
@@ -140,7 +166,7 @@ def test_a_head_drafts_trees_whose_features_are_counted(headed: tuple[str, str])
     models = TreeModels(
         target=target, draft=head, quantization="none", dtype="float32", num_threads=1, max_model_len=256
     )
-    grid = Grid(chains=(1, 2), depths=(2,), top_ks=(2,), nodes=(3, 4))
+    grid = Grid(chains=(1, 2), depths=(2,), top_ks=(2,), nodes=(3, 4), p_mins=(0.0,))
     plan = TreePlan(grid=grid, temperatures=(0.0,), num_trial_prompts=1, num_prompts=1, max_tokens=8, num_repeats=1)
     report = measure_tree(models, [own_prompts()], plan, lambda _what, _turns: None)
     assert report.outputs_identical

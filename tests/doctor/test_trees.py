@@ -73,7 +73,9 @@ def test_the_best_of_each_temperature_is_recommended_in_keys_of_a_speculative_co
 
 
 def test_a_chain_is_named_by_its_length() -> None:
-    assert SpeculativeConfig(**keys_of(row(0.0, 12.0, 3, 3))).budget == DraftBudget.chain(3)
+    chain = row(0.0, 12.0, 3, 3)
+    assert SpeculativeConfig(**keys_of(chain)).budget == DraftBudget.chain(3)
+    assert SpeculativeConfig(**keys_of(replace(chain, p_min=0.3))).budget == DraftBudget.chain(3, 0.3)
 
 
 def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path) -> None:

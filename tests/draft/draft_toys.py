@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from math import exp
 from typing import NamedTuple
 
 import torch
@@ -73,7 +74,8 @@ def reference_tree(
             for token_id, log_confidence in children:
                 layer.append((*path, token_id))
                 scores[layer[-1]] = scores[path] + log_confidence
-        open_ended = [path for path in layer if path[-1] not in law.end_token_ids]
+        likely = [path for path in layer if exp(scores[path]) >= budget.p_min]
+        open_ended = [path for path in likely if path[-1] not in law.end_token_ids]
         to_expand = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
     del scores[()]
     nodes = set(sorted(scores, key=lambda path: -scores[path])[: budget.num_draft_tokens])

@@ -80,6 +80,15 @@ def test_after_a_hole_the_row_begins_anew_behind_it(num_lost: int) -> None:
     assert star.head.num_read - before == 2
 
 
+def test_a_row_that_began_too_far_ahead_follows_features_that_come_before() -> None:
+    star, tag = EagleStar("a", feature_window=8), EagleTag(1, PROMPT[:2])
+    star.say("a", tag.open(TREE), tag.past())
+    propose(star, "a", tag)
+    star.say("a", tag.features(1, 2), tag.features(1, 10))  # the last ones are of tokens that are not there yet
+    star.say("a", *tag.told(tag.verdict([5], 3)))
+    assert paths_of(propose(star, "a", tag)) == tag.alone(first=1)
+
+
 def test_features_that_come_again_change_nothing() -> None:
     star, tag = EagleStar("a"), EagleTag(1, PROMPT)
     star.say("a", tag.open(4), tag.past(), tag.past(), tag.features(1, 3))

@@ -35,8 +35,9 @@ HEADS = {method: make_head(method, NUM_ROWS) for method in FEATURE_SIZES}  # wha
 FAR = 2**31 - 2
 
 dice = st.integers(0, 2**16)
-chains = st.integers(0, 5).map(DraftBudget.chain)
-trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3))
+doubts = st.sampled_from((0.0, 0.0, 0.02, 0.3, 1.0))  # p_min
+chains = st.builds(DraftBudget.chain, st.integers(0, 5), doubts)
+trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3), doubts)
 wanted = chains | trees
 
 

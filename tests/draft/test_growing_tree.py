@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starspec.draft.growing_tree import Children, GrowingTree, Guess
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.tree import ROOT, DraftTree
 
 END = 9
+PAIR = Opinion(2)
 Path = tuple[int, ...]
 
 
@@ -31,7 +34,7 @@ def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
     while nodes := tree.to_forward(budget):
         num_layers += 1
         for node in nodes:
-            tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.top_k)
+            tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.opinion)
         tree.check_integrity()
     return num_layers
 
@@ -48,15 +51,17 @@ def drafts(tree: DraftTree) -> dict[Path, NodeDraft]:
     return {(() if node == ROOT else paths(tree)[node]): draft for node, draft in tree.drafts.items()}
 
 
-budgets = st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integers(1, 4))
+doubts = st.sampled_from((0.0, 0.0, 0.1, 0.5))  # p_min
+trees = st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integers(2, 4), doubts)
+budgets = trees | st.builds(DraftBudget.chain, st.integers(1, 5), doubts)
 
 
 def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_of_all() -> None:
     tree = GrowingTree()
-    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), 2)
+    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), PAIR)
     assert tree.to_forward(DraftBudget(6, 3, 2)) == [0, 1]
-    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -2.0)]), 2)
-    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), 2)
+    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -2.0)]), PAIR)
+    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), PAIR)
     assert tree.to_forward(DraftBudget(6, 2, 2)) == []
     assert [tree.token_ids[node] for node in tree.to_forward(DraftBudget(6, 3, 2))] == [3, 5], (
         "-0.3 and -1.3, before -2.1"
@@ -67,20 +72,31 @@ def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_o
 
 def test_a_node_that_is_too_unlikely_to_have_a_proposed_child_is_not_expanded() -> None:
     tree = GrowingTree()
-    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), 2)
+    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), PAIR)
     assert tree.to_forward(DraftBudget(1, 3, 2)) == [0]
-    tree.expand(0, Children([Guess(3, -1.1), Guess(4, -2.0)]), 2)
+    tree.expand(0, Children([Guess(3, -1.1), Guess(4, -2.0)]), PAIR)
     assert tree.to_forward(DraftBudget(1, 3, 2)) == []
     assert tree.to_forward(DraftBudget(2, 3, 2)) == [1], "-1.0 is ahead of what hangs from its sibling"
-    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), 2)
+    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), PAIR)
     assert tree.to_forward(DraftBudget(2, 3, 2)) == []
     assert tree.to_forward(DraftBudget(3, 3, 2)) == [2]
     assert tree.to_forward(DraftBudget(4, 3, 2)) == [2, 4]
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_node_that_is_hardly_reached_is_proposed_and_not_expanded(top_k: int) -> None:
+    tree, half = GrowingTree(), DraftBudget(4 if top_k > 1 else 3, 3, top_k, p_min=0.5)
+    tree.expand(ROOT, Children([Guess(1, log(0.8)), Guess(2, log(0.2))][:top_k]), half.opinion)
+    assert tree.to_forward(half) == [0]
+    tree.expand(0, Children([Guess(3, log(0.6)), Guess(4, log(0.3))][:top_k]), half.opinion)
+    assert tree.to_forward(half) == [], "0.8 * 0.6 is less than a half"
+    assert tree.to_forward(replace(half, p_min=0.4)) != []
+    assert set(paths(tree.best(half))) == {(1,), (1, 3)} | ({(2,), (1, 4)} if top_k > 1 else set())
+
+
 def test_an_end_token_is_proposed_and_never_expanded() -> None:
     tree = GrowingTree([END])
-    tree.expand(ROOT, Children([Guess(END, -0.1), Guess(2, -1.0)]), 2)
+    tree.expand(ROOT, Children([Guess(END, -0.1), Guess(2, -1.0)]), PAIR)
     assert [tree.token_ids[node] for node in tree.to_forward(DraftBudget(6, 2, 2))] == [2]
     assert tree.to_forward(DraftBudget.chain(2)) == []
 
@@ -97,10 +113,10 @@ def test_chains_that_are_known_at_once_have_no_slots() -> None:
 def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_children_is_proposed() -> None:
     tree = GrowingTree()
     drawn = [NodeDraft(ids, ids, (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT) for ids in ((1, 2), (3, 4), (5, 6), (7, 8))]
-    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)], drawn[0]), 2)
-    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -5.0)], drawn[1]), 2)
-    tree.expand(1, Children([Guess(5, -3.0), Guess(6, -4.0)], drawn[2]), 2)
-    tree.expand(2, Children([Guess(7, -0.1), Guess(8, -9.0)], drawn[3]), 2)  # for a deeper tree than those below
+    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)], drawn[0]), PAIR)
+    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -5.0)], drawn[1]), PAIR)
+    tree.expand(1, Children([Guess(5, -3.0), Guess(6, -4.0)], drawn[2]), PAIR)
+    tree.expand(2, Children([Guess(7, -0.1), Guess(8, -9.0)], drawn[3]), PAIR)  # for a deeper tree than those below
     wide = tree.best(DraftBudget(3, 2, 2))
     assert set(paths(wide)) == {(1,), (1, 3), (2,)}
     assert drafts(wide) == {(): drawn[0], (1,): drawn[1], (2,): drawn[2]}
@@ -113,7 +129,7 @@ def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_child
 def test_what_is_not_expanded_would_not_have_changed_the_proposal(budget: DraftBudget) -> None:
     tree, whole = GrowingTree([END]), GrowingTree([END])
     grow(tree, (), budget)
-    grow(whole, (), replace(budget, num_draft_tokens=1000))
+    grow(whole, (), budget if budget.is_chain else replace(budget, num_draft_tokens=1000))
     assert set(paths(tree.best(budget))) == set(paths(whole.best(budget)))
     assert drafts(tree.best(budget)) == drafts(whole.best(budget))
 
@@ -138,7 +154,9 @@ def test_whatever_a_verdict_leaves_the_next_proposal_is_that_of_a_fresh_tree(
     slots: list[Path] = []  # what lies in the slots behind the prefix, as absolute paths
     for _ in range(4):
         deeper = data.draw(st.integers(1, 5))
-        budget = DraftBudget(budget.num_draft_tokens, deeper, budget.top_k)
+        budget = replace(
+            budget, num_draft_tokens=deeper if budget.is_chain else budget.num_draft_tokens, num_steps=deeper
+        )
         grow(tree, prefix, budget)
         slots += [(*prefix, *tree.path(node)) for node in tree.forwarded[len(slots) :]]
         assert slots == [(*prefix, *tree.path(node)) for node in tree.forwarded]

@@ -22,8 +22,9 @@ NUM_ROWS = 3
 LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
 
 dice = st.integers(0, 2**16)
-chains = st.integers(0, 5).map(DraftBudget.chain)
-trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3))
+doubts = st.sampled_from((0.0, 0.0, 0.02, 0.3, 1.0))  # p_min
+chains = st.builds(DraftBudget.chain, st.integers(0, 5), doubts)
+trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3), doubts)
 wanted = chains | trees
 methods = st.sampled_from(("coupled", "rejection"))
 MAX_NODES = 6

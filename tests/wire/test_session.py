@@ -1,9 +1,11 @@
 """One tag at both ends: what is legal, what is stale, and what heals."""
 
+import msgspec
 import pytest
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import Close, Drawn, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import TRANSITIONS, Event, Role, TagSession, TagState
@@ -247,3 +249,16 @@ def test_probabilities_that_were_not_asked_for_are_refused() -> None:
         with pytest.raises(PeerProtocolError, match="none were wanted"):
             target.receive(proposed)
         assert target.state is TagState.DRAFTING
+
+
+@pytest.mark.parametrize("budget", [DraftBudget.chain(5, 0.3), DraftBudget(12, 4, 3), DraftBudget(12, 4, 3, 0.3)])
+def test_what_is_asked_for_arrives_as_it_was_asked_for(budget: DraftBudget) -> None:
+    opened = Open(TAG, Epoch(1), [1, 2, 3], 3, TokenLaw(), budget.num_draft_tokens, TreeShape.of(budget))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(opened), type=Open).budget == budget
+    assert TreeShape.of(DraftBudget.chain(5)) is None, "a plain chain needs no shape"
+
+
+@pytest.mark.parametrize("p_min", [-0.1, 1.1, float("nan"), float("inf")])
+def test_a_probability_that_is_none_is_refused(p_min: float) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(TreeShape(2, 4, p_min)), type=TreeShape)

@@ -119,11 +119,17 @@ def tree(
     nodes: Annotated[
         str | None, typer.Option(help="Of trees, without their roots.", show_default=SUITABLE, rich_help_panel=GRID)
     ] = None,
+    p_mins: Annotated[
+        str | None,
+        typer.Option(
+            help="Of chains and trees, as 0,0.3: drafting ends where the draft gives the path less; 0 = never.",
+            show_default=SUITABLE,
+            rich_help_panel=GRID,
+        ),
+    ] = None,
     num_prompts: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Of each file, for the best chain and the best tree.", show_default="8", rich_help_panel=MEASURE
-        ),
+        typer.Option(min=1, help="Of each file, for the best of each kind.", show_default="8", rich_help_panel=MEASURE),
     ] = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
@@ -153,10 +159,11 @@ def tree(
             dtype=dtype,
             num_threads=num_threads,
         )
-        given = {
+        given: dict[str, tuple[float, ...] | None] = {
             name: opt.numbers(text, f"--{name.replace('_', '-')}")
             for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
         }
+        given["p_mins"] = opt.probabilities(p_mins, "--p-mins")
         plan = QUICK if quick else TreePlan()
         plan = replace(
             plan,

@@ -28,6 +28,7 @@ def generate(
     draft_quantization: opt.DraftQuantization = None,
     spec_method: opt.SpecMethod = None,
     spec_tokens: opt.SpecTokens = None,
+    draft_p_min: opt.DraftPMin = None,
     speculative_config: opt.SpeculativeJson = None,
     chat: Annotated[
         bool,
@@ -73,6 +74,7 @@ def generate(
         model=draft,
         quantization=draft_quantization,
         num_tokens=spec_tokens,
+        p_min=draft_p_min,
     ).to_config()
     params = SamplingParams(
         temperature=temperature,

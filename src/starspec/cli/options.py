@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -107,6 +108,15 @@ SpecTokens = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+DraftPMin = Annotated[
+    float | None,
+    typer.Option(
+        help="Draft no further where the draft gives the path to a token less than this probability, 0 to 1."
+        " The same as 'draft_p_min' of --speculative-config.",
+        show_default="0",
+        rich_help_panel=SPECULATION,
+    ),
+]
 SpeculativeJson = Annotated[
     str | None,
     typer.Option(
@@ -194,12 +204,23 @@ LogLevel = Annotated[
     typer.Option(help="Least severe log lines to print on stderr.", rich_help_panel=PROCESS),
 ]
 
+Number = TypeVar("Number", int, float)
+
 
 def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
     """What was given as 2,15,27. Raises: BadParameter naming the option."""
+    return _numbers(text, option, int, "2,15,27")
+
+
+def probabilities(text: str | None, option: str) -> tuple[float, ...] | None:
+    """What was given as 0,0.3. Raises: BadParameter naming the option."""
+    return _numbers(text, option, float, "0,0.3")
+
+
+def _numbers(text: str | None, option: str, read: Callable[[str], Number], example: str) -> tuple[Number, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(int(each) for each in text.split(","))
+        return tuple(read(each) for each in text.split(","))
     except ValueError as error:
-        raise typer.BadParameter("numbers with commas between, as 2,15,27", param_hint=option) from error
+        raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error

@@ -117,6 +117,7 @@ def target(
     hub: opt.HubEndpoint = None,
     spec_method: opt.SpecMethod = None,
     spec_tokens: opt.SpecTokens = None,
+    draft_p_min: opt.DraftPMin = None,
     speculative_config: opt.SpeculativeJson = None,
     name: Annotated[
         str | None,
@@ -149,6 +150,7 @@ def target(
             json_text=speculative_config,
             method=spec_method,
             num_tokens=spec_tokens,
+            p_min=draft_p_min,
             hub=hub,
             keys=str(keys) if keys else None,
             insecure=insecure,

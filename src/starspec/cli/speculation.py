@@ -22,6 +22,7 @@ class DraftOptions:
     model: str | None = None
     quantization: str | None = None
     num_tokens: int | None = None
+    p_min: float | None = None
     hub: str | None = None
     keys: str | None = None  # given for the whole process; the JSON may name others for the link to the hub
     insecure: bool = False
@@ -36,6 +37,7 @@ class DraftOptions:
             ("--draft", "model"): self.model,
             ("--draft-quantization", "quantization"): self.quantization,
             ("--spec-tokens", "num_speculative_tokens"): self.num_tokens,
+            ("--draft-p-min", "draft_p_min"): self.p_min,
         }
         if all(said is None for said in (self.json_text, self.hub, *short_forms.values())):
             return None

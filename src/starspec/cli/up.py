@@ -39,6 +39,7 @@ def up(
     draft_quantization: opt.DraftQuantization = None,
     spec_method: opt.SpecMethod = None,
     spec_tokens: opt.SpecTokens = None,
+    draft_p_min: opt.DraftPMin = None,
     speculative_config: opt.SpeculativeJson = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     device: opt.Device = opt.MODEL.device,
@@ -103,6 +104,7 @@ def up(
         model=draft,
         quantization=draft_quantization,
         num_tokens=spec_tokens,
+        p_min=draft_p_min,
     ).to_config()
     served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:

@@ -46,6 +46,7 @@ def verify(
     draft_quantization: opt.DraftQuantization = None,
     spec_method: opt.SpecMethod = None,
     spec_tokens: opt.SpecTokens = None,
+    draft_p_min: opt.DraftPMin = None,
     speculative_config: opt.SpeculativeJson = None,
     batch: Annotated[int, typer.Option(min=1, max=64, help="Sequences decoded at once.", rich_help_panel=MEASURE)] = 4,
     prompts: PromptFile = None,
@@ -70,6 +71,7 @@ def verify(
         model=draft,
         quantization=draft_quantization,
         num_tokens=spec_tokens,
+        p_min=draft_p_min,
     ).to_config()
     if drafting is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")

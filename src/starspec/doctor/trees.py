@@ -26,7 +26,7 @@ class TreeAdvice:
     temperature: float
     shape: str
     vs_plain: float
-    speculative_config: Mapping[str, int]  # its keys; empty: do not speculate
+    speculative_config: Mapping[str, float]  # its keys; empty: do not speculate
 
 
 def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
@@ -72,10 +72,11 @@ def _advice(best: TreeRow) -> TreeAdvice:
     )
 
 
-def keys_of(row: TreeRow) -> dict[str, int]:
+def keys_of(row: TreeRow) -> dict[str, float]:
     """The shape as keys of a speculative config; none for plain decoding."""
     if row.num_nodes == 0:
         return {}
+    doubt = {"draft_p_min": row.p_min} if row.p_min else {}
     if row.eagle_topk == 1:
-        return {"num_speculative_tokens": row.num_steps}
-    return {"num_steps": row.num_steps, "eagle_topk": row.eagle_topk, "num_draft_tokens": row.num_nodes + 1}
+        return {"num_speculative_tokens": row.num_steps} | doubt
+    return {"num_steps": row.num_steps, "eagle_topk": row.eagle_topk, "num_draft_tokens": row.num_nodes + 1} | doubt

@@ -103,13 +103,13 @@ class EagleDrafter:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
         for (session, node), guesses, said in zip(points, children, output.hidden, strict=True):
-            session.tree.expand(node, guesses, session.budget.top_k)
+            session.tree.expand(node, guesses, session.budget.opinion)
             if session.row is not None:
                 self._hidden[session.row][node] = said
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
-        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.top_k != budget.top_k:
+        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != budget.opinion:
             session.tree.clear()
             if session.row is not None:  # the root's logits are gone: its slot is read anew
                 self._cache.truncate(session.row, self._cache.lengths[session.row] - 1)
@@ -133,8 +133,10 @@ class EagleDrafter:
                 raise OurBug(f"row {row} misses {num_unread} slots of a session whose tree is {session.tree}")
 
     def _close_hole(self, session: DraftSession) -> None:
-        """Begin the row anew if what it would read next is not known any more."""
-        if session.row is not None and session.features.start > self._next(session.row):
+        """Begin the row anew if what it would read next is not known any more; an empty one begins where they do."""
+        if session.row is None:
+            return
+        if session.features.start > self._next(session.row) or not self._cache.lengths[session.row]:
             self._cache.truncate(session.row, 0)
             self._first[session.row] = session.features.start
             session.tree.clear()

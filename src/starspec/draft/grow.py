@@ -12,7 +12,7 @@ from starspec.draft.growing_tree import Children, Guess
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.runner import ModelRunner, Segment
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.drawing import draw_children
 from starspec.speculation.sampling import propose_token, propose_tokens
 from starspec.wire.messages import Features
@@ -151,11 +151,11 @@ class CausalDrafter:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
         for point, grown in zip(points, children, strict=True):
-            point.session.tree.expand(point.node, grown, point.session.budget.top_k)
+            point.session.tree.expand(point.node, grown, point.session.budget.opinion)
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
-        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.top_k != budget.top_k:
+        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != budget.opinion:
             self._restart(session)
 
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
@@ -211,20 +211,21 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     if not points:
         return []
     is_plain = [session.law.is_plain_argmax for session, _ in points]
-    top_k = max(session.budget.top_k for session, _ in points)
-    likeliest = _likeliest(logits, top_k, token_ids) if any(is_plain) else []
+    opinions = [session.budget.opinion for session, _ in points]
+    most = Opinion(max(each.top_k for each in opinions), any(each.is_rated for each in opinions))
+    likeliest = _likeliest(logits, most, token_ids) if any(is_plain) else []
     return [
         _children(point, logits[index], likeliest[index] if is_plain[index] else [], token_ids)
         for index, point in enumerate(points)
     ]
 
 
-def _likeliest(logits: Tensor, top_k: int, token_ids: Tensor | None) -> list[list[Guess]]:
+def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> list[list[Guess]]:
     """The `top_k` largest of each row [B, V], of equals mostly the lowest id first, in one go for all rows."""
-    if top_k == 1:  # max is five times as fast as argmax on a CPU, and finds the same index
+    if opinion == Opinion(1, is_rated=False):  # max is five times as fast as argmax on a CPU, and finds the same index
         best = logits.max(dim=-1).indices
         return [[Guess(token_id, 0.0)] for token_id in (best if token_ids is None else token_ids[best]).tolist()]
-    top = logits.topk(min(top_k + NUM_SPARE, logits.shape[-1]), dim=-1)
+    top = logits.topk(min(opinion.top_k + NUM_SPARE, logits.shape[-1]), dim=-1)
     indices = top.indices if token_ids is None else token_ids[top.indices]
     log_confidences = (top.values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).tolist()
     return [
@@ -274,7 +275,7 @@ def _guess(point: Point, logits: Tensor) -> list[Guess]:
     session, node = point
     known = logits[: session.target_vocab_size]
     position, counts = session.position_after(node), session.counts_after(node)
-    if session.budget.is_chain:
+    if not session.budget.opinion.is_rated:
         return [Guess(propose_token(known, session.law, position, counts), 0.0)]
     top_k = session.budget.top_k
     return [Guess(*pair) for pair in propose_tokens(known, session.law, position, counts, num_tokens=top_k)]

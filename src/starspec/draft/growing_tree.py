@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import exp
 from typing import NamedTuple
 
 from starspec.errors import OurBug
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.node_draft import NodeDraft
 from starspec.speculation.tree import ROOT, DraftTree
 
@@ -63,7 +64,7 @@ class GrowingTree:
         """Back to a root of which nothing is known."""
         self.token_ids: list[int] = []
         self.forwarded: list[int] = []
-        self.top_k = 0  # children of each expanded node, at most; 0 until one is expanded
+        self.opinion: Opinion | None = None  # what the draft was asked about each expanded node, if there is one
         self._parents: list[int] = []
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
@@ -96,8 +97,8 @@ class GrowingTree:
             node = self._parents[node]
         return tokens[::-1]
 
-    def expand(self, node: int, children: Children, top_k: int) -> None:
-        """Make the children of a node known, at most `top_k`. Raises: OurBug if they are."""
+    def expand(self, node: int, children: Children, opinion: Opinion) -> None:
+        """Make the children of a node known: the draft's answer to `opinion`. Raises: OurBug if they are."""
         if node in self._children:
             raise OurBug(f"node {node} is expanded twice")
         first = len(self.token_ids)
@@ -107,7 +108,7 @@ class GrowingTree:
         if children.draft is not None:
             self._drafts[node] = children.draft
         self._children[node] = list(range(first, len(self.token_ids)))
-        self.top_k = top_k
+        self.opinion = opinion
         self._walk = None
         if node != ROOT:
             self.forwarded.append(node)
@@ -175,13 +176,13 @@ class GrowingTree:
         return self._walk
 
     def _walked(self, budget: DraftBudget) -> tuple[dict[int, float], list[int]]:
-        """EAGLE-2's rule, less what it expands in vain.
+        """EAGLE-2's rule, less what it expands in vain, and what is too unlikely to be reached.
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
         layers so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
         the drafter is at a loss it is complete after fewer layers.
         """
-        if budget.is_chain:
+        if not budget.opinion.is_rated:
             return self._walked_chain(budget.num_steps)
         scores: dict[int, float] = {}
         to_expand = [ROOT]
@@ -193,8 +194,9 @@ class GrowingTree:
             for child in layer:
                 scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
             likely = _likeliest(scores, budget.num_draft_tokens)
-            hopeful = [node for node in layer if node in likely and self.token_ids[node] not in self._end_token_ids]
-            to_expand = sorted(hopeful, key=scores.__getitem__, reverse=True)[: budget.top_k]
+            hopeful = [node for node in layer if node in likely and exp(scores[node]) >= budget.p_min]
+            open_ended = [node for node in hopeful if self.token_ids[node] not in self._end_token_ids]
+            to_expand = sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
         return scores, []
 
     def _walked_chain(self, num_steps: int) -> tuple[dict[int, float], list[int]]:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
+
+
+class Opinion(NamedTuple):
+    """What a draft is asked about the tokens after a node."""
+
+    top_k: int  # how many, at most
+    is_rated: bool = True  # whether it is to say how likely they are, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +24,28 @@ class DraftBudget:
     root ── a ── c ── f                             children each; the likeliest nodes of all are proposed
          │    └─ d
          └─ b ── e                                  (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2)
+
+    Growing ends before where it would hardly help: below no node that the draft itself thinks to be reached with less
+    than `p_min` is anything guessed. (llama.cpp's `p_min` asks as much of one token, this of the whole path to it.)
     """
 
     num_draft_tokens: int  # nodes, at most; never counts the root; 0 = no proposal
     num_steps: int  # depth, at most
     top_k: int = 1
+    p_min: float = 0.0  # of the path to a node that is expanded, 0..1
 
     @classmethod
-    def chain(cls, num_draft_tokens: int) -> DraftBudget:
-        return cls(num_draft_tokens, num_draft_tokens)
+    def chain(cls, num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:
+        return cls(num_draft_tokens, num_draft_tokens, p_min=p_min)
 
     @property
     def is_chain(self) -> bool:
         return self.top_k == 1
+
+    @property
+    def opinion(self) -> Opinion:
+        """What is asked about each node: a chain that no doubt ends needs no probabilities."""
+        return Opinion(self.top_k, is_rated=not self.is_chain or self.p_min > 0.0)
 
     @property
     def num_forwarded(self) -> int:
@@ -43,11 +60,12 @@ class DraftBudget:
     def with_steps(self, num_steps: int) -> DraftBudget:
         """The same width at another depth: a chain of so many tokens; a tree with no more nodes, as deep as fits."""
         if self.is_chain:
-            return DraftBudget.chain(num_steps)
+            return DraftBudget.chain(num_steps, self.p_min)
         return replace(self, num_steps=num_steps).limited(num_draft_tokens=self.num_draft_tokens, num_steps=num_steps)
 
     def limited(self, *, num_draft_tokens: int, num_steps: int) -> DraftBudget:
         """No more nodes and no deeper than this, nor than what fits (MAX_FORWARDED); nothing below 0."""
         nodes = max(0, min(self.num_draft_tokens, num_draft_tokens))
         steps = max(0, min(self.num_steps, num_steps, nodes, 1 + MAX_FORWARDED // self.top_k))
-        return DraftBudget(min(nodes, steps) if self.is_chain else nodes * (steps > 0), steps, self.top_k)
+        nodes = min(nodes, steps) if self.is_chain else nodes * (steps > 0)
+        return replace(self, num_draft_tokens=nodes, num_steps=steps)

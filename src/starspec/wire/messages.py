@@ -88,20 +88,23 @@ class Refused(Message, frozen=True):
 
 
 class TreeShape(msgspec.Struct, frozen=True):
-    """How a proposal's nodes are to be spent when they are not to be a chain; see `DraftBudget`."""
+    """How a proposal's nodes are to be spent when they are not to be a plain chain; see `DraftBudget`."""
 
     num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]
-    top_k: Annotated[int, Meta(ge=2, le=MAX_TOP_K)]
+    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)]
+    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
     @classmethod
     def of(cls, budget: DraftBudget) -> TreeShape | None:
-        return None if budget.is_chain or not budget.num_draft_tokens else cls(budget.num_steps, budget.top_k)
+        if not budget.num_draft_tokens or budget == DraftBudget.chain(budget.num_draft_tokens):
+            return None
+        return cls(budget.num_steps, budget.top_k, budget.p_min)
 
 
 def _budget(num_draft_tokens: int, shape: TreeShape | None) -> DraftBudget:
     if shape is None:
         return DraftBudget.chain(num_draft_tokens)
-    return DraftBudget(num_draft_tokens, shape.num_steps, shape.top_k)
+    return DraftBudget(num_draft_tokens, shape.num_steps, shape.top_k, shape.p_min)
 
 
 class Open(Message, frozen=True):

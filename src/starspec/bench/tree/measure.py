@@ -1,9 +1,10 @@
-"""Every shape on a few prompts, then the best chain and the best tree against plain decoding, in turns."""
+"""Every shape on a few prompts, then the best of each kind against plain decoding, in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from starspec.bench.datasets import Prompt, spread
 from starspec.bench.decode import Job
@@ -11,7 +12,7 @@ from starspec.bench.pair.methods import Method, Work, key, num_turns, our_method
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.step_times import StepSeconds, time_steps
 from starspec.bench.tree.rows import TreeReport, TreeRow, at_the_edge, best_row, losing_regimes, ratios_of, tree_row
-from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
+from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
 from starspec.bench.tree.traffic import CountedTransport
 from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
@@ -32,7 +33,7 @@ class TreePlan:
     """How much to measure."""
 
     grid: Grid | None = None  # None: what suits the kind of draft
-    only: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # sides of the grid, given by hand
+    only: Mapping[str, Any] = field(default_factory=dict)  # sides of the grid, given by hand
     temperatures: tuple[float, ...] = (0.0, 1.0)
     num_trial_prompts: int = 2  # of each file, with every shape
     num_prompts: int = 8  # of each file, with the best
@@ -41,7 +42,7 @@ class TreePlan:
 
 
 QUICK = TreePlan(
-    grid=Grid(chains=(3, 4), depths=(3, 4), top_ks=(3,), nodes=(5, 10)),
+    grid=Grid(chains=(4,), depths=(5,), top_ks=(2,), nodes=(8, 10)),
     num_trial_prompts=1,
     num_prompts=1,
     max_tokens=32,
@@ -119,7 +120,7 @@ def measure_tree(
     Raises: ModelError, VocabularyMismatch.
     """
     advance("loading", None)
-    grid = replace(plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID), **plan.only)
+    grid = replace(plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID), **dict(plan.only))
     shapes = grid.shapes()
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()
@@ -134,7 +135,7 @@ def measure_tree(
             temperature,
             advance,
         )
-        best = [_best(trial, shapes, is_chain) for is_chain in (True, False)]
+        best = _best_of_each_kind(trial, shapes)
         jobs = bench.jobs(prompt_files, plan.num_prompts, temperature, plan.max_tokens)
         rows += trial + _run(bench, "final", best, jobs, plan.num_repeats, temperature, advance)
     return TreeReport(
@@ -152,9 +153,11 @@ def measure_tree(
     )
 
 
-def _best(trial: Sequence[TreeRow], shapes: Sequence[DraftBudget], is_chain: bool) -> DraftBudget:
+def _best_of_each_kind(trial: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[DraftBudget]:
+    """The fastest of each kind that was tried, kinds in the order of `Kind`."""
     rate = {row.shape: row.tokens_per_s.median for row in trial}
-    return max((shape for shape in shapes if shape.is_chain == is_chain), key=lambda shape: rate[name_of(shape)])
+    kinds = [[shape for shape in shapes if kind_of(shape) is kind] for kind in Kind]
+    return [max(tried, key=lambda shape: rate[name_of(shape)]) for tried in kinds if tried]
 
 
 def _run(

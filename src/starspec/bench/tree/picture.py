@@ -1,4 +1,4 @@
-"""The grid as a picture: tokens a second over plain decoding, by depth, width and nodes."""
+"""The grid as a picture: tokens a second over plain decoding, by depth, width, nodes and p_min."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_matplotlib() -> None:
 
 
 def draw(rows: Sequence[TreeRow], path: Path) -> None:
-    """Save a heat map of the trial: a panel for each temperature, a line for each depth and width.
+    """Save a heat map of the trial: a panel for each temperature and p_min, a line for each depth and width.
 
     Raises: ConfigError if matplotlib is not installed or the file cannot be written.
     """
@@ -25,16 +25,16 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
 
     trial = [row for row in rows if row.stage == "trial" and row.num_nodes]
-    temperatures = sorted({row.temperature for row in trial})
+    kinds = sorted({(row.temperature, row.p_min) for row in trial})
     lines = sorted({(row.num_steps, row.eagle_topk) for row in trial if row.eagle_topk > 1})
     lines += [(0, 1)] if any(row.eagle_topk == 1 for row in trial) else []  # all chains in one line
     nodes = sorted({row.num_nodes for row in trial})
-    figure = Figure(figsize=(1.5 + 4.2 * len(temperatures), 1.5 + 0.35 * len(lines)), layout="constrained")
-    panels = figure.subplots(1, len(temperatures), squeeze=False)[0]
+    figure = Figure(figsize=(1.5 + 4.2 * len(kinds), 1.5 + 0.35 * len(lines)), layout="constrained")
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
     highest = max(row.vs_plain for row in trial)
     lowest = min(row.vs_plain for row in trial)
-    for panel, temperature in zip(panels, temperatures, strict=True):
-        values = {_place(row): row.vs_plain for row in trial if row.temperature == temperature}
+    for panel, (temperature, p_min) in zip(panels, kinds, strict=True):
+        values = {_place(row): row.vs_plain for row in trial if (row.temperature, row.p_min) == (temperature, p_min)}
         cells = [[values.get((line, num), float("nan")) for num in nodes] for line in lines]
         image = panel.imshow(cells, aspect="auto", cmap="viridis", vmin=lowest, vmax=highest)
         for (line, num), value in values.items():
@@ -42,7 +42,7 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
         panel.set_xticks(range(len(nodes)), [str(num) for num in nodes])
         panel.set_yticks(range(len(lines)), [_label(line) for line in lines])
         panel.set_xlabel("nodes")
-        panel.set_title(f"T = {temperature:g}: tokens/s over plain")
+        panel.set_title(f"T = {temperature:g}, p_min {p_min:g}: tokens/s over plain")
     figure.colorbar(image, ax=list(panels))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

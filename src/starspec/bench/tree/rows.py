@@ -9,6 +9,7 @@ from starspec.bench.pair.methods import Timed
 from starspec.bench.provenance import Provenance
 from starspec.bench.report import Spread
 from starspec.bench.step_times import StepSeconds
+from starspec.bench.tree.shapes import Kind, kind_of
 from starspec.speculation.budget import DraftBudget
 
 
@@ -22,6 +23,7 @@ class TreeRow:
     num_steps: int
     eagle_topk: int
     num_nodes: int  # without the root; SGLang's num_draft_tokens is one more
+    p_min: float = 0.0
     tokens_per_s: Spread
     vs_plain: float  # of the same stage
     acceptance_length: float | None
@@ -29,6 +31,10 @@ class TreeRow:
     bytes_per_accepted_token: float | None  # verdicts and proposals, as they are encoded for the wire
     num_same_as_plain: int
     num_answers: int
+
+    @property
+    def budget(self) -> DraftBudget:
+        return DraftBudget(self.num_nodes, self.num_steps, self.eagle_topk, self.p_min)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +65,13 @@ def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
         "step_with_features_vs_without": round(steps.giving_vs_target, 3),
     }
     for temperature in _temperatures(rows):
-        chain, tree = (_best_of_kind(rows, temperature, is_chain) for is_chain in (True, False))
+        best = _best_of_each_kind(rows, temperature)
+        for kind in (Kind.CHAIN, Kind.DOUBTING_CHAIN):
+            if kind in best and Kind.TREE in best:
+                name = f"best_tree_vs_best_{kind.value.replace(' ', '_')}_t{temperature:g}"
+                ratios[name] = _ratio(best[Kind.TREE], best[kind])
         name = "speculative_vs_plain" + (f"_t{temperature:g}" if temperature else "")
-        ratios[f"best_tree_vs_best_chain_t{temperature:g}"] = _ratio(tree, chain)
-        ratios[name] = max(tree.vs_plain, chain.vs_plain)
+        ratios[name] = max(each.vs_plain for each in best.values())
     return ratios
 
 
@@ -72,16 +81,16 @@ def best_row(rows: Sequence[TreeRow], temperature: float) -> TreeRow:
 
 
 def losing_regimes(rows: Sequence[TreeRow]) -> list[str]:
-    """A sentence for each temperature at which plain decoding beats every shape, or the best chain the best tree."""
+    """A sentence for each temperature at which plain decoding beats every shape, or a chain the best tree."""
     found = []
     for temperature in _temperatures(rows):
-        chain, tree = (_best_of_kind(rows, temperature, is_chain) for is_chain in (True, False))
-        best = max(chain, tree, key=_rate)
+        kinds = _best_of_each_kind(rows, temperature)
+        best, tree = max(kinds.values(), key=_rate), kinds[Kind.TREE]
         if best.vs_plain < 1.0:
             found.append(f"T={temperature:g}: nothing beats plain decoding, {best.shape} comes to {best.vs_plain:.2f}x")
-        if _rate(tree) < _rate(chain):
-            share = _ratio(tree, chain)
-            found.append(f"T={temperature:g}: {chain.shape} beats every tree, {tree.shape} comes to {share:.2f}x of it")
+        if best is not tree:
+            share = _ratio(tree, best)
+            found.append(f"T={temperature:g}: {best.shape} beats every tree, {tree.shape} comes to {share:.2f}x of it")
     return found
 
 
@@ -90,7 +99,7 @@ def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[
     found = []
     for row in rows:
         if row.stage == "final" and row.num_nodes:
-            kind = [shape for shape in shapes if shape.is_chain == (row.eagle_topk == 1)]
+            kind = [shape for shape in shapes if kind_of(shape) is kind_of(row.budget)]
             sides = [
                 (row.num_steps, {shape.num_steps for shape in kind}),
                 (row.eagle_topk, {shape.top_k for shape in kind}),
@@ -109,9 +118,12 @@ def _final(rows: Sequence[TreeRow], temperature: float) -> list[TreeRow]:
     return [row for row in rows if row.stage == "final" and row.temperature == temperature]
 
 
-def _best_of_kind(rows: Sequence[TreeRow], temperature: float, is_chain: bool) -> TreeRow:
-    kind = [row for row in _final(rows, temperature) if row.num_nodes and (row.eagle_topk == 1) == is_chain]
-    return max(kind, key=_rate)
+def _best_of_each_kind(rows: Sequence[TreeRow], temperature: float) -> dict[Kind, TreeRow]:
+    best = dict[Kind, TreeRow]()
+    for row in sorted(_final(rows, temperature), key=_rate):
+        if row.num_nodes:
+            best[kind_of(row.budget)] = row
+    return best
 
 
 def _ratio(one: TreeRow, other: TreeRow) -> float:
@@ -141,6 +153,7 @@ def tree_row(
         num_steps=shape.num_steps,
         eagle_topk=shape.top_k,
         num_nodes=shape.num_draft_tokens,
+        p_min=shape.p_min,
         tokens_per_s=rate,
         vs_plain=round(rate.median / plain_rate, 3),
         acceptance_length=round(acceptance.acceptance_length, 3) if acceptance else None,
