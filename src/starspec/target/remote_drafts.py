@@ -17,10 +17,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from starspec.cache.features import FeatureTail, to_bytes
 from starspec.config import SampleMethod
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
@@ -31,9 +29,9 @@ from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_liveness import HubLiveness
 from starspec.target.sequence import Emitted, Sequence, SequenceState
+from starspec.target.told_features import FeatureTerms, ToldFeatures
 from starspec.wire.messages import (
     Close,
-    Features,
     HubToTarget,
     Open,
     Ping,
@@ -54,7 +52,6 @@ PING_INTERVAL_S = 0.5  # also what a lost hub is found by
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
 PAUSE_ROUNDS = 16
 NO_DRAFT = DraftBudget.chain(0)
-MAX_FEATURE_BYTES = 512 * 1024  # of one frame
 
 
 @dataclass(slots=True)
@@ -63,6 +60,7 @@ class _TagState:
 
     sequence: Sequence
     session: TagSession
+    features: ToldFeatures
     proposal: Proposal | None = None
     asked_s: float = 0.0  # when the awaited proposal was asked for
     is_awaited: bool = False
@@ -71,8 +69,6 @@ class _TagState:
     num_misses: int = 0  # in a row
     num_pause_rounds: int = 0
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
-    features: FeatureTail = field(default_factory=lambda: FeatureTail(0))
-    told: int = 0  # the hub has the features of positions before this, as far as it wants them
 
 
 class RemoteDrafts:
@@ -110,7 +106,7 @@ class RemoteDrafts:
         self._next_ping_s = 0.0
         self._hub = HubLiveness(clock())
         self._num_connects = 0
-        self._feature_terms: tuple[tuple[int, ...], int] = ((), 0)  # of the hub found last: it may come back
+        self._feature_terms = FeatureTerms()  # of the hub found last: it may come back
         self._is_waiting = False  # in `_await`: what arrives now has just arrived
         self._round, self._verify = Mean(), Mean()  # seconds of recent rounds
 
@@ -131,7 +127,7 @@ class RemoteDrafts:
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
-        state = _TagState(sequence, TagSession(Role.TARGET, tag), features=FeatureTail(self._feature_terms[1]))
+        state = _TagState(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
         self._tags[tag] = state
         self._by_request[sequence.request_id] = tag
         if not self._hub.is_lost:
@@ -139,14 +135,14 @@ class RemoteDrafts:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self._feature_terms[0]
+        return self._feature_terms.layers
 
     def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
         state = self._state(sequence)
         if state is not None:
             state.features.add(start, features)
             if state.session.is_held and not self._hub.is_lost:
-                self._transport.send(self._features(state))
+                self._transport.send(state.features.frames(state.session.tag, len(sequence.token_ids)))
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
         self.poll()
@@ -276,11 +272,11 @@ class RemoteDrafts:
     def _take_terms(self) -> None:
         """Which features this hub reads. Those that were kept for one that read others are of no use."""
         welcome = self._transport.welcome
-        if welcome is None or (welcome.feature_layers, welcome.feature_window) == self._feature_terms:
+        if welcome is None or FeatureTerms.of(welcome) == self._feature_terms:
             return
-        self._feature_terms = (welcome.feature_layers, welcome.feature_window)
+        self._feature_terms = FeatureTerms.of(welcome)
         for state in self._tags.values():
-            state.features = FeatureTail(welcome.feature_window)
+            state.features = ToldFeatures(self._feature_terms)
 
     # ---------------------------------------------------------------- messages
 
@@ -343,8 +339,8 @@ class RemoteDrafts:
         state.session.send(message)
         self._ask(state, wanted)
         state.is_opening, state.untold = state.is_awaited, []
-        state.told = 0
-        return [message, *self._features(state)]
+        state.features.forget_what_was_told()
+        return [message, *state.features.frames(message.tag, len(message.token_ids))]
 
     def _verdict(self, state: _TagState, token_ids: list[int]) -> list[TargetToHub]:
         is_asked = not state.num_pause_rounds and self._is_draftable(state)
@@ -360,7 +356,7 @@ class RemoteDrafts:
         )
         state.session.send(message)
         self._ask(state, wanted)
-        features = self._features(state)
+        features = state.features.frames(message.tag, len(state.sequence.token_ids))
         early = [each for each in features if each.start < message.base_len]
         return [*early, message, *features[len(early) :]]  # none of tokens that the hub has not heard of
 
@@ -368,21 +364,7 @@ class RemoteDrafts:
         """Whether the hub has, or soon gets, all that it needs to draft behind the committed tokens."""
         num_wanted = len(state.sequence.token_ids) - 1  # of the last token there are no features yet
         is_read = state.sequence.state is not SequenceState.PREFILLING
-        return not self.feature_layers or (num_wanted > 0 and not (is_read and state.features.stop < num_wanted))
-
-    def _features(self, state: _TagState) -> list[Features]:
-        """What the hub has not been told of the tag's features and still wants, in frames that it takes."""
-        tail = state.features
-        first = max(state.told, tail.start, len(state.sequence.token_ids) - 1 - self._feature_terms[1])
-        state.told = max(state.told, tail.stop)
-        if first >= tail.stop:
-            return []
-        features = tail.since(first, tail.stop)
-        size = max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))  # positions of one frame
-        return [
-            Features(state.session.tag, first + index * size, len(part), to_bytes(part))
-            for index, part in enumerate(torch.split(features, size))
-        ]
+        return not self.feature_layers or (num_wanted > 0 and (not is_read or state.features.reach(num_wanted)))
 
     def _ask(self, state: _TagState, wanted: DraftBudget) -> None:
         state.proposal = None
