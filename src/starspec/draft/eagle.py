@@ -133,7 +133,7 @@ class EagleDrafter:
                 raise OurBug(f"row {row} misses {num_unread} slots of a session whose tree is {session.tree}")
 
     def _close_hole(self, session: DraftSession) -> None:
-        """Begin the row anew if what it would read next is not known any more; an empty one begins where features do."""
+        """Begin the row anew where features begin, if it is empty or if what it would read next is not known."""
         if session.row is None:
             return
         if session.features.start > self._next(session.row) or not self._cache.lengths[session.row]:
