@@ -78,7 +78,8 @@ def reference_tree(
         open_ended = [path for path in likely if path[-1] not in law.end_token_ids]
         to_expand = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
     del scores[()]
-    nodes = set(sorted(scores, key=lambda path: -scores[path])[: budget.num_draft_tokens])
+    likely = [path for path in scores if exp(scores[path]) >= budget.p_min / 4]
+    nodes = set(sorted(likely, key=lambda path: -scores[path])[: budget.num_draft_tokens])
     return ReferenceTree(nodes, {path: draft for path, draft in drafts.items() if path in nodes | {()}})
 
 

@@ -263,8 +263,7 @@ class Life(RuleBasedStateMachine):
                 self._open_anew(name, tag, asked, WINDOW, [])
 
     def _check(self, name: str, tag: EagleTag, proposal: Proposal) -> None:
-        if not proposal.token_ids:
-            assert len(tag.token_ids) >= MAX_LEN
+        if not proposal.token_ids and len(tag.token_ids) >= MAX_LEN:
             return
         first = self.star.first_position(name, tag)
         assert first is not None

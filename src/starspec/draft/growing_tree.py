@@ -128,16 +128,17 @@ class GrowingTree:
 
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
-        scores = self._grown(budget).scores
+        walked = self._grown(budget).scores
+        likely = {node: score for node, score in walked.items() if exp(score) >= budget.p_proposed}
         if budget.is_chain:
-            order = list(scores)[: budget.num_draft_tokens]
+            order = list(likely)[: budget.num_draft_tokens]
         else:
-            order = list(self._depth_first(_likeliest(scores, budget.num_draft_tokens)))
+            order = list(self._depth_first(_likeliest(likely, budget.num_draft_tokens)))
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
             tuple(place[self._parents[node]] for node in order),
-            self._told(scores, place),
+            self._told(walked, place),
         )
 
     def reroot(self, token_ids: Sequence[int]) -> Survivors:

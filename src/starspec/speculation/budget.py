@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
+PROPOSED_SHARE = 0.25
 
 
 class Opinion(NamedTuple):
@@ -26,7 +27,8 @@ class DraftBudget:
          └─ b ── e                                  (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2)
 
     Growing ends before where it would hardly help: below no node that the draft itself thinks to be reached with less
-    than `p_min` is anything guessed. (llama.cpp's `p_min` asks as much of one token, this of the whole path to it.)
+    than `p_min` is anything guessed, and no node is proposed that it gives less than `p_proposed`. (llama.cpp's
+    `p_min` asks as much of one token, this of the whole path to it.)
     """
 
     num_draft_tokens: int  # nodes, at most; never counts the root; 0 = no proposal
@@ -41,6 +43,11 @@ class DraftBudget:
     @property
     def is_chain(self) -> bool:
         return self.top_k == 1
+
+    @property
+    def p_proposed(self) -> float:
+        """Of the path to a node that is proposed: to verify one costs a row of a forward, to expand it a forward."""
+        return self.p_min * PROPOSED_SHARE
 
     @property
     def opinion(self) -> Opinion:
