@@ -29,7 +29,7 @@ BUDGETS = {
     "chain": DraftBudget.chain(2),
     "tree": DraftBudget(num_draft_tokens=3, num_steps=2, top_k=2),  # of 6 nodes that are drawn
     "deep tree": DraftBudget(num_draft_tokens=9, num_steps=3, top_k=3),
-    "doubting chain": DraftBudget.chain(2, p_min=1.0),  # what is drawn with less than 1/4 has no node
+    "doubting tree": DraftBudget(num_draft_tokens=9, num_steps=3, top_k=3, p_min=0.5),
 }
 LAWS = {
     "free": TokenLaw(temperature=1.0),
@@ -38,7 +38,7 @@ LAWS = {
     ),
 }
 CASES = [(shape, law, batch_size) for shape in ("chain", "tree") for law in LAWS for batch_size in (1, 4)]
-CASES += [("deep tree", "free", 4), ("doubting chain", "free", 4)]
+CASES += [("deep tree", "free", 4), ("doubting tree", "free", 4)]
 Answer = tuple[int, ...]
 
 
