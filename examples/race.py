@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from statistics import median
 
@@ -51,6 +53,9 @@ class Turn:
     def tokens_per_s(self) -> float:
         return sum(map(len, self.token_ids)) / self.seconds
 
+    def __add__(self, other: Turn) -> Turn:
+        return Turn(self.token_ids + other.token_ids, self.seconds + other.seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
@@ -63,10 +68,18 @@ class RaceResult:
         return all(drafted.token_ids == plain.token_ids and all(plain.token_ids) for drafted, plain in self.pairs)
 
     @property
+    def speed_up(self) -> float:
+        return median(drafted.tokens_per_s / plain.tokens_per_s for drafted, plain in self.pairs)
+
+    @property
     def line(self) -> str:
-        speed_up = median(drafted.tokens_per_s / plain.tokens_per_s for drafted, plain in self.pairs)
         drafted, plain = (median(turn.tokens_per_s for turn in turns) for turns in zip(*self.pairs, strict=True))
-        return f"{speed_up:.2f}x ({drafted:.1f} against {plain:.1f} tokens/s)"
+        return f"{self.speed_up:.2f}x ({drafted:.1f} against {plain:.1f} tokens/s)"
+
+    def __add__(self, other: RaceResult) -> RaceResult:
+        """The prompts of both kinds, one after the other, repeat by repeat."""
+        both = zip(self.pairs, other.pairs, strict=True)
+        return RaceResult([(one[0] + two[0], one[1] + two[1]) for one, two in both])
 
 
 async def race(gateway: str) -> dict[str, RaceResult]:
@@ -91,8 +104,12 @@ async def race(gateway: str) -> dict[str, RaceResult]:
 def race_line(name: str, results: dict[str, RaceResult]) -> str:
     """One line for what drafted, medians of the repeats."""
     same = "identical" if all(each.is_identical for each in results.values()) else "DIFFERENT"
-    told = "; ".join(f"{kind} {each.line}" for kind, each in results.items())
-    return f"one stream, drafts by {name}, against plain decoding: {told}; median of {NUM_REPEATS}, {same}"
+    overall = reduce(add, results.values())
+    kinds = ", ".join(f"{kind} {each.speed_up:.2f}x" for kind, each in results.items())
+    return (
+        f"one stream, drafts by {name}, against plain decoding: {overall.line}; {kinds};"
+        f" median of {NUM_REPEATS}, {same}"
+    )
 
 
 async def _turn(client: AsyncOpenAI, model: str, prompts: Sequence[str], *, is_speculative: bool) -> Turn:
