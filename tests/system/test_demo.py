@@ -27,4 +27,5 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path) -> None:
     assert float(match[2]) > 1.3  # the head's drafts are no noise
     races = [line for line in done.stdout.splitlines() if line.startswith("one stream, drafts by ")]
     assert ["the EAGLE head" in races[0], "int4" in races[1]] == [True, True]
-    assert all(re.search(r": \d\.\d\dx \(.*\); code \d\.\d\dx, conversation \d\.\d\dx;.*, identical$", race) for race in races)
+    told = re.compile(r": \d\.\d\dx \(.*\); code \d\.\d\dx, conversation \d\.\d\dx;.*, identical$")
+    assert all(told.search(race) for race in races)
