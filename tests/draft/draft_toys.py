@@ -21,7 +21,7 @@ from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import NodeDraft
-from starspec.speculation.sampling import propose_token, propose_tokens
+from starspec.speculation.proposing import propose_token, propose_tokens
 from starspec.wire.channel import VirtualClock
 from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
@@ -70,7 +70,8 @@ def reference_tree(
                 drafts[path], confidences = draw_children(*at, num_tokens=budget.top_k, dice=dice)
                 children = list(zip(drafts[path].candidates, confidences, strict=True))
             else:
-                children = propose_tokens(*at, num_tokens=budget.top_k)
+                logits, law, position, seen = at
+                (children,) = propose_tokens(logits[None], law, position, [seen], num_tokens=budget.top_k)
             for token_id, log_confidence in children:
                 layer.append((*path, token_id))
                 scores[layer[-1]] = scores[path] + log_confidence

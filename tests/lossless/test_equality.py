@@ -15,7 +15,8 @@ from torch import Tensor
 from starspec.speculation import reference
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.sampling import next_token, propose_token
+from starspec.speculation.proposing import propose_token
+from starspec.speculation.sampling import next_token
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 from starspec.speculation.verify import verify_tree, verify_trees
 

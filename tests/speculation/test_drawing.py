@@ -16,7 +16,7 @@ from starspec.speculation import reference
 from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT
-from starspec.speculation.sampling import propose_token
+from starspec.speculation.proposing import propose_token
 
 V = 12
 COUNTS_FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}

@@ -15,7 +15,8 @@ from starspec.speculation import reference
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.noise import gumbel
-from starspec.speculation.sampling import Support, draw, next_token, propose_token, propose_tokens, support
+from starspec.speculation.proposing import propose_token
+from starspec.speculation.sampling import Support, draw, next_token, support
 
 BIG_LAWS = {
     "unfiltered": TokenLaw(temperature=0.7, seed=1),
@@ -142,77 +143,3 @@ def test_half_precision_is_read_exactly():
     row = big_row("normal", 5000, torch.bfloat16)
     for law in BIG_LAWS.values():
         assert next_token(row, law, 3) == next_token(row.float(), law, 3) == next_token(row.double(), law, 3)
-
-
-@given(data=st.data(), vocab_size=st.integers(1, 9))
-def test_a_guess_among_all_tokens_is_the_draw(data, vocab_size):
-    (row,) = data.draw(tensors(1, vocab_size))
-    law, position = data.draw(laws(vocab_size)), data.draw(st.integers(3, 50))
-    counts = TokenCounts([0, 0, 0], [0] * (position - 3))
-    assert propose_token(row, law, position, counts) == next_token(row, law, position, counts)
-
-
-def test_a_guess_is_nearly_always_the_draw_when_the_logits_are_the_targets():
-    row = big_row("peaked", 5000, torch.float32)
-    law = TokenLaw(temperature=1.0, top_p=0.9, seed=8)
-    row[:20] += 6
-    same = [propose_token(row, law, position) == next_token(row, law, position) for position in range(50)]
-    assert sum(same) >= 45
-
-
-@given(data=st.data(), num_candidates=st.integers(1, 4))
-def test_a_guess_is_the_draw_among_the_likeliest_tokens(data, num_candidates):
-    values = torch.tensor(data.draw(st.lists(st.integers(-9, 9), min_size=4, max_size=9, unique=True))).float()
-    law = data.draw(laws(len(values)).map(lambda law: TokenLaw(temperature=0.9, top_p=law.top_p, seed=law.seed)))
-    others = values.argsort(descending=True)[num_candidates:]
-    masked = values.index_fill(0, others, -inf)
-    assert propose_token(values, law, 6, num_candidates=num_candidates) == next_token(masked, law, 6)
-
-
-@given(data=st.data(), vocab_size=st.integers(1, 12), num_tokens=st.integers(1, 14))
-@settings(max_examples=300)
-def test_the_first_of_several_guesses_is_the_guess_and_their_order_is_that_of_the_perturbed_logits(
-    data, vocab_size, num_tokens
-):
-    (row,) = data.draw(tensors(1, vocab_size))
-    law, position = data.draw(laws(vocab_size)), data.draw(positions)
-    counts = TokenCounts([0], [0])
-    guesses = propose_tokens(row, law, position, counts, num_tokens=num_tokens)
-    token_ids = [token_id for token_id, _ in guesses]
-    confidences = [exp(log_confidence) for _, log_confidence in guesses]
-    assert token_ids[0] == propose_token(row, law, position, counts)
-    assert 1 <= len(set(token_ids)) == len(token_ids) <= num_tokens
-    assert confidences == sorted(confidences, reverse=True)
-    assert fsum(confidences) <= 1 + 1e-9
-
-
-def test_without_temperature_confidence_is_the_softmax_of_the_logits():
-    row = torch.tensor([0.5, 2.0, 1.0, -1.0])
-    guesses = propose_tokens(row, TokenLaw(temperature=0.0), 3, num_tokens=2)
-    assert [token_id for token_id, _ in guesses] == [1, 2]
-    assert [exp(each) for _, each in guesses] == pytest.approx(row.softmax(0)[[1, 2]].tolist())
-
-
-def test_confidence_is_how_often_a_target_whose_logits_differ_by_gumbel_noise_says_the_token():
-    law = TokenLaw(temperature=0.7, seed=11)
-    row = torch.tensor([1.0, 1.5, 0.2, -0.3], dtype=torch.float64)
-    guesses = dict(propose_tokens(row, law, 5, num_tokens=4))
-    rate = torch.distributions.Gumbel(torch.zeros(100_000, 4, dtype=torch.float64), 1.0)
-    torch.manual_seed(0)
-    perturbed = row + rate.sample() + law.temperature * gumbel(law.seed, 5, torch.arange(4))
-    shares = perturbed.argmax(1).bincount(minlength=4) / 100_000
-    for token_id, log_confidence in guesses.items():
-        assert exp(log_confidence) == pytest.approx(float(shares[token_id]), abs=0.006)  # 4 standard errors
-
-
-def test_what_the_law_rules_out_at_the_draft_is_guessed_after_what_it_lets_pass():
-    row = torch.tensor([2.0, 2.1, -3.0, 1.9])
-    for law in (TokenLaw(temperature=1.0, top_p=0.3, seed=5), TokenLaw(temperature=1.0, top_k=1, seed=5)):
-        guesses = propose_tokens(row, law, 5, num_tokens=3)
-        assert guesses[0][0] == propose_token(row, law, 5)
-        assert len(guesses) == 3
-
-
-def test_rows_and_laws_without_probabilities_give_one_guess():
-    assert propose_tokens(torch.tensor([nan, 1.0]), TokenLaw(temperature=1.0), 0, num_tokens=8) == [(0, 0.0)]
-    assert len(propose_tokens(torch.randn(50), TokenLaw(temperature=1e308, seed=1), 0, num_tokens=8)) == 1

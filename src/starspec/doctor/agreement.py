@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starspec.bench.decode import Answer, Job
 from starspec.doctor.reading import AnswerReader
-from starspec.speculation.sampling import propose_tokens
+from starspec.speculation.proposing import propose_tokens
 
 NUM_BRANCHES = 4  # first choices of the draft that are looked at: what a tree with so many branches would propose
 
@@ -62,7 +62,7 @@ def measure_agreement(reader: AnswerReader, sample: Sample) -> Agreement:
         logits = reader.answer_logits(job.prompt_token_ids, answer.token_ids)
         for index, token_id in enumerate(answer.token_ids):
             position = len(job.prompt_token_ids) + index
-            guesses = propose_tokens(logits[index], job.law, position, num_tokens=NUM_BRANCHES)
+            (guesses,) = propose_tokens(logits[index : index + 1], job.law, position, [None], num_tokens=NUM_BRANCHES)
             choices = [guess for guess, _ in guesses]
             is_right.append(choices[0] == token_id)
             agreement.num_in_branches += token_id in choices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count, groupby
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.runner import ModelRunner, Segment
 from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.drawing import draw_children
-from starspec.speculation.sampling import propose_token, propose_tokens
+from starspec.speculation.proposing import propose_token, propose_tokens
 from starspec.wire.messages import Features
 
 NUM_SPARE = 4  # looked at beyond those wanted: of equal logits the lowest ids are to be taken
@@ -210,14 +211,20 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     """
     if not points:
         return []
-    is_plain = [session.law.is_plain_argmax for session, _ in points]
     opinions = [session.budget.opinion for session, _ in points]
     most = Opinion(max(each.top_k for each in opinions), any(each.is_rated for each in opinions))
+    is_plain = [session.law.is_plain_argmax for session, _ in points]
     likeliest = _likeliest(logits, most, token_ids) if any(is_plain) else []
-    return [
-        _children(point, logits[index], likeliest[index] if is_plain[index] else [], token_ids)
-        for index, point in enumerate(points)
-    ]
+    children: list[Children] = []
+    for session, group in groupby(zip(count(), points), lambda pair: pair[1].session):
+        indices, nodes = zip(*((index, point.node) for index, point in group), strict=True)
+        plain = [_of_target(session, likeliest[index]) if is_plain[index] else [] for index in indices]
+        if all(plain):
+            children += map(Children, plain)
+            continue
+        known = _of_all_tokens(logits[indices[0] : indices[-1] + 1], token_ids, session.target_vocab_size)
+        children += _drawn(session, nodes, known) if session.is_drawn else _guessed(session, nodes, known)
+    return children
 
 
 def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> list[list[Guess]]:
@@ -234,48 +241,42 @@ def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> li
     ]
 
 
-def _children(point: Point, logits: Tensor, likeliest: list[Guess], token_ids: Tensor | None) -> Children:
-    if guesses := _plain_guess(point, likeliest):
-        return Children(guesses)
-    logits = _of_all_tokens(logits, token_ids, point.session.target_vocab_size)
-    return _drawn(point, logits) if point.session.is_drawn else Children(_guess(point, logits))
-
-
-def _plain_guess(point: Point, likeliest: list[Guess]) -> list[Guess]:
-    """For a law that is the argmax of the logits. Empty if the draft would say nothing but padding."""
-    session, _ = point
-    # the draft's embedding may be padded further than the target's
+def _of_target(session: DraftSession, likeliest: list[Guess]) -> list[Guess]:
+    """Those that the target can say: the draft's embedding may be padded further than the target's."""
     known = [guess for guess in likeliest if guess.token_id < session.target_vocab_size]
     return known[: session.budget.top_k]
 
 
 def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [V] of a draft that knows only some tokens [Vd]: it never says the others."""
+    """Logits [B, V] of the target's tokens, of a draft that may know only some [B, Vd]: it never says the others."""
     if token_ids is None:
-        return logits
+        return logits[:, :vocab_size]
     num_tokens = max(vocab_size, int(token_ids[-1]) + 1)
-    return logits.new_full((num_tokens,), float("-inf")).index_put_((token_ids,), logits)
+    every = logits.new_full((len(logits), num_tokens), float("-inf"))
+    return every.index_copy_(1, token_ids, logits)[:, :vocab_size]
 
 
-def _drawn(point: Point, logits: Tensor) -> Children:
-    session, node = point
-    known = logits[: session.target_vocab_size]
-    draft, log_confidences = draw_children(
-        known,
-        session.law,
-        session.position_after(node),
-        session.counts_after(node),
-        num_tokens=session.budget.top_k,
-        dice=session.dice_after(node),
-    )
-    return Children([Guess(*pair) for pair in zip(draft.candidates, log_confidences, strict=True)], draft)
+def _drawn(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[Children]:
+    children = []
+    for node, row in zip(nodes, logits, strict=True):
+        draft, log_confidences = draw_children(
+            row,
+            session.law,
+            session.position_after(node),
+            session.counts_after(node),
+            num_tokens=session.budget.top_k,
+            dice=session.dice_after(node),
+        )
+        pairs = zip(draft.candidates, log_confidences, strict=True)
+        children.append(Children([Guess(*pair) for pair in pairs], draft))
+    return children
 
 
-def _guess(point: Point, logits: Tensor) -> list[Guess]:
-    session, node = point
-    known = logits[: session.target_vocab_size]
-    position, counts = session.position_after(node), session.counts_after(node)
+def _guessed(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[Children]:
+    """For nodes of one depth, as those of a layer are."""
+    position, counts = session.position_after(nodes[0]), [session.counts_after(node) for node in nodes]
     if not session.budget.opinion.is_rated:
-        return [Guess(propose_token(known, session.law, position, counts), 0.0)]
-    top_k = session.budget.top_k
-    return [Guess(*pair) for pair in propose_tokens(known, session.law, position, counts, num_tokens=top_k)]
+        rows = zip(logits, counts, strict=True)
+        return [Children([Guess(propose_token(row, session.law, position, seen), 0.0)]) for row, seen in rows]
+    proposed = propose_tokens(logits, session.law, position, counts, num_tokens=session.budget.top_k)
+    return [Children([Guess(*pair) for pair in each]) for each in proposed]

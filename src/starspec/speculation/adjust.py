@@ -23,7 +23,7 @@ def adjust(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | N
     Returns: float64 [V] on the same device; not a copy if it needs none.
     Raises: ValueError if the law needs counts and there are none.
     """
-    if not (law.min_tokens or law.logit_bias or law.needs_counts):
+    if not law.adjusts_logits:
         return logits.to(torch.float64)
     adjusted = logits.to(torch.float64, copy=True)
     if law.min_tokens and position - _known(counts).prompt_len < law.min_tokens:

@@ -19,7 +19,7 @@ from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
 from starspec.speculation.noise import stream_bits, stream_key, to_gumbel, to_uniform
-from starspec.speculation.sampling import HOTTEST, likely_support
+from starspec.speculation.proposing import HOTTEST, likely_support
 
 DRAFT_STREAM = 0x44726166  # not the target's: a draft that knew its dice would no longer be tested by them
 
@@ -48,7 +48,7 @@ def draw_children(
     That law is the request's own over the draft's logits, cut to its MAX_SUPPORT likeliest tokens and renormalised
     before anything is drawn: any law is as exact, and this one fits into a message.
 
-    Args: as propose_tokens.
+    Args: as propose_token; at most `num_tokens` children.
         dice: `dice_after` the tokens before `position`.
     Raises: as next_token.
     """
@@ -61,7 +61,7 @@ def draw_children(
         token_ids, probs = tokens.token_ids[probs > 0], probs[probs > 0]
     perturbed = _perturbed(token_ids, probs, dice, position)
     best = perturbed.topk(min(num_tokens, len(perturbed))).indices
-    # as in propose_tokens: the target's logits are taken to differ by Gumbel noise of scale 1
+    # as in `proposing`: the target's logits are taken to differ by Gumbel noise of scale 1
     log_confidences = perturbed.mul(min(law.temperature, HOTTEST)).log_softmax(0)[best]
     candidates = tuple(token_ids[best].tolist())
     draft = NodeDraft(candidates, tuple(token_ids.tolist()), tuple(probs.tolist()), Drawing.WITHOUT_REPLACEMENT)

@@ -55,6 +55,16 @@ class TokenLaw:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def adjusts_logits(self) -> bool:
+        """Whether it draws from other logits than the model's."""
+        return bool(self.needs_counts or self.logit_bias or self.min_tokens)
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether it rules out tokens that have a probability."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def is_plain_argmax(self) -> bool:
         """Whether the next token is the argmax of the raw logits, whatever came before."""
-        return self.is_greedy and not (self.needs_counts or self.logit_bias or self.min_tokens)
+        return self.is_greedy and not self.adjusts_logits

@@ -89,6 +89,33 @@ def next_token(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int]
     return min(perturbed, key=lambda token_id: (-perturbed[token_id], token_id))
 
 
+def propose_tokens(
+    logits: Sequence[float],
+    law: TokenLaw,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    num_tokens: int,
+    num_candidates: int,
+) -> list[tuple[int, float]]:
+    """Tokens and how likely a target says them whose logits differ from these by Gumbel noise; the likeliest first."""
+    adjusted = adjust(logits, law, prompt_ids, output_ids)
+    order = sorted(range(len(adjusted)), key=lambda token_id: (-adjusted[token_id], token_id))
+    known = {token_id: adjusted[token_id] for token_id in order if adjusted[token_id] > -inf}
+    if law.temperature > 0:
+        position = len(prompt_ids) + len(output_ids)
+        candidates = sorted(list(known)[: max(num_tokens, num_candidates)])
+        inside = support([known[token_id] for token_id in candidates], law)
+        allowed = {candidates[place] for place in inside}
+        known = {each: known[each] + law.temperature * gumbel(law.seed, position, each) for each in candidates}
+        first = max(allowed, key=lambda token_id: known[token_id])
+        known = {each: value - (each not in allowed) for each, value in known.items()}
+        known[first] = max(known.values())
+        order = sorted(known, key=lambda token_id: (-known[token_id], token_id != first, token_id))
+    total = sum(exp(value - max(known.values())) for value in known.values())
+    found = [token_id for token_id in order if token_id in known][:num_tokens]
+    return [(token_id, exp(known[token_id] - max(known.values())) / total) for token_id in found]
+
+
 def verify_tree(
     tree: DraftTree,
     logits: Sequence[Sequence[float]],

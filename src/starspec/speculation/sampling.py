@@ -28,9 +28,6 @@ from starspec.speculation.noise import UNIFORM_BITS, stream_bits, stream_key, to
 FLOAT32_SLACK = 1e-3  # the float32 bounds that matter in `draw` are within +-100, so off by less than 1e-4
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
 BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
-RULED_OUT = 1.0  # logits by which a guess that the law rules out is less likely than its logit says
-TIE_BREAK = 1e-6  # by so much the likeliest guess is ahead
-HOTTEST = 1e6  # temperature
 NUM_BINS = 2048  # of which the last takes all below -32, whose mass rounds to 0
 
 
@@ -63,81 +60,6 @@ def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts
     if law.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.argmax())
     return draw(support(adjusted.sub(largest).div_(law.temperature), law), law.seed, position)
-
-
-def propose_token(
-    logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None = None, num_candidates: int = 64
-) -> int:
-    """Guess what a target with similar logits draws at `position`: the same rule over the likeliest tokens only.
-
-    Args: as next_token; no more than `num_candidates` >= 1 tokens are considered.
-    Returns, raises: as next_token.
-    """
-    adjusted = adjust(logits, law, position, counts)
-    if law.is_greedy or not isfinite(largest := float(adjusted.max())):
-        return int(adjusted.argmax())
-    candidates = likely_support(adjusted, largest, law, num_candidates)
-    return draw(candidates, law.seed, position)
-
-
-def propose_tokens(
-    logits: Tensor,
-    law: TokenLaw,
-    position: int,
-    counts: TokenCounts | None = None,
-    *,
-    num_tokens: int,
-    num_candidates: int = 64,
-) -> list[tuple[int, float]]:
-    """The likeliest of what a target with similar logits draws at `position`: the top of the perturbed logits.
-
-    The target takes the largest of its own logits + temperature * noise, and the noise is known. What is not known is
-    by how much its logits differ from these. If each differs by Gumbel noise of scale 1, the draw is distributed as
-    the softmax of these perturbed logits; without temperature that is EAGLE-2's confidence, the softmax of the logits.
-
-    Args: as propose_token.
-    Returns: at most `num_tokens` pairs (token id, log of its probability), likeliest first; one at least. The first
-        token is that of propose_token.
-    Raises: as next_token.
-    """
-    adjusted = adjust(logits, law, position, counts)
-    if not isfinite(largest := float(adjusted.max())):
-        return [(int(adjusted.argmax()), 0.0)]
-    if law.is_greedy:
-        return _best_first(torch.arange(len(adjusted), device=adjusted.device), adjusted, num_tokens)
-    if law.temperature > HOTTEST:  # all but uniform, and no number is large enough to tell by how much
-        return [(propose_token(logits, law, position, counts, num_candidates), 0.0)]
-    candidates = adjusted.topk(min(max(num_tokens, num_candidates), len(adjusted))).indices.sort().values
-    candidates = candidates[adjusted[candidates].isfinite()]
-    scaled = adjusted[candidates].sub_(largest).div_(law.temperature)
-    noise = to_gumbel(stream_bits(stream_key(law.seed, position), candidates))
-    perturbed = (scaled + noise) * law.temperature
-    # What the law rules out here it may let pass at the target, whose logits differ: less likely, but not impossible.
-    inside = support(scaled, law).token_ids
-    best = inside[perturbed[inside].argmax()]
-    perturbed -= RULED_OUT
-    perturbed[inside] += RULED_OUT
-    perturbed[best] = max(float(perturbed[best]), float(perturbed.max()) + TIE_BREAK)
-    return _best_first(candidates, perturbed, num_tokens)
-
-
-def likely_support(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:
-    """The support among the `num_candidates` likeliest tokens."""
-    candidates = adjusted.topk(min(num_candidates, len(adjusted))).indices.sort().values
-    within = support(adjusted[candidates].sub_(largest).div_(law.temperature), law)
-    return Support(candidates[within.token_ids], within.scaled)
-
-
-def _best_first(token_ids: Tensor, logits: Tensor, num_tokens: int) -> list[tuple[int, float]]:
-    """The tokens with the largest logits and their log-probabilities; of equals the lowest token id first.
-
-    Args:
-        token_ids, logits: [S] each, ids ascending, the largest logit finite.
-    """
-    floor = logits.topk(min(num_tokens, len(logits))).values[-1]  # topk chooses freely among equals, so all are taken
-    index = ((logits >= floor) & logits.isfinite()).nonzero().squeeze(1)
-    index = index[logits[index].sort(descending=True, stable=True).indices][:num_tokens]
-    return list(zip(token_ids[index].tolist(), (logits[index] - logits.logsumexp(0)).tolist(), strict=True))
 
 
 def support(scaled: Tensor, law: TokenLaw) -> Support:
