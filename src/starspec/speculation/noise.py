@@ -38,10 +38,12 @@ def stream_bits(keys: Tensor | int, token_ids: Tensor) -> Tensor:
         token_ids: int64.
     Returns: int64 in [0, 2**52) of the broadcast shape.
     """
-    bits = token_ids * _signed(GOLDEN_GAMMA) + keys
-    bits = _xor_shift_(bits, 30).mul_(_signed(MIX_A))
-    bits = _xor_shift_(bits, 27).mul_(_signed(MIX_B))
-    return _shift(_xor_shift_(bits, 31), 64 - UNIFORM_BITS)
+    bits = (token_ids * _signed(GOLDEN_GAMMA)).add(keys)
+    shifted = torch.empty_like(bits)  # one buffer for all: a fresh megabyte costs more than the arithmetic on it
+    for num, factor in ((30, MIX_A), (27, MIX_B)):
+        bits.bitwise_xor_(_shift(bits, num, out=shifted)).mul_(_signed(factor))
+    bits.bitwise_xor_(_shift(bits, 31, out=shifted))
+    return _shift(bits, 64 - UNIFORM_BITS, out=bits)
 
 
 def to_uniform(bits: Tensor) -> Tensor:
@@ -76,10 +78,6 @@ def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-def _shift(bits: Tensor, num: int) -> Tensor:
+def _shift(bits: Tensor, num: int, out: Tensor) -> Tensor:
     """Logical right shift: int64's own shift drags the sign bit in, the mask takes it out."""
-    return (bits >> num).bitwise_and_((1 << (64 - num)) - 1)
-
-
-def _xor_shift_(bits: Tensor, num: int) -> Tensor:
-    return bits.bitwise_xor_(_shift(bits, num))
+    return torch.bitwise_right_shift(bits, num, out=out).bitwise_and_((1 << (64 - num)) - 1)
