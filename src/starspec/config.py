@@ -19,6 +19,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 METHODS = ("draft_model", "eagle", "eagle3", "ngram")
 EAGLE_METHODS = ("eagle", "eagle3")  # drafts that read the target's hidden states
 QUANTIZATIONS = ("none", "int8", "int4")
+BATCHINGS = ("ragged", "eqspec", "exspec", "rollback")
+WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
@@ -188,6 +190,32 @@ class HubConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingConfig:
+    """How the sequences of a target share forwards. All methods emit the same tokens; `ragged` costs least."""
+
+    method: Literal["ragged", "eqspec", "exspec", "rollback"] = "ragged"
+    admission: Literal["continuous", "fixed"] = "continuous"  # fixed: nobody joins a batch until all of it have ended
+    window: int | None = None  # exspec: sequences with cache rows, among which one length is sought; None = 4 batches
+    max_passed_over: int | None = 8  # exspec: steps without a sequence before it goes first; None = no bound
+
+    def __post_init__(self) -> None:
+        _one_of("batching", self.method, BATCHINGS)
+        _one_of("admission", self.admission, ("continuous", "fixed"))
+        if self.window is not None:
+            _at_least("window", self.window, 1)
+        if self.max_passed_over is not None:
+            _at_least("max_passed_over", self.max_passed_over, 1)
+        if self.method == "exspec" and self.admission == "fixed":
+            raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
+
+    def num_rows(self, batch_size: int) -> int:
+        """Sequences that hold a cache row at once."""
+        if self.method != "exspec":
+            return batch_size
+        return max(batch_size, WINDOW_BATCHES * batch_size if self.window is None else self.window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
     """A target server."""
 
@@ -196,7 +224,8 @@ class TargetConfig:
     port: int = 7800  # 0 = any free one
     keys: str | None = None
     insecure: bool = False
-    max_num_seqs: int = 8  # sequences decoded at once = cache rows
+    max_num_seqs: int = 8  # sequences decoded at once
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
     max_num_queued_reqs: int = 256  # waiting line; beyond it requests are rejected with 503
     prefill_chunk: int = 256  # prompt tokens of one forward
     lease_s: float = 10.0  # requests of a gateway silent for longer are aborted
@@ -207,6 +236,11 @@ class TargetConfig:
             _at_least(name, getattr(self, name), 1)
         _at_least("lease_s", self.lease_s, MIN_LEASE_S)
         _at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
+
+    @property
+    def num_rows(self) -> int:
+        """Cache rows that the target uses at once."""
+        return self.batching.num_rows(self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from starspec.config import TargetConfig
+from starspec.config import BatchingConfig, TargetConfig
 from starspec.errors import OurBug
 from starspec.ids import RequestId
-from starspec.models.runner import ModelRunner
+from starspec.models.runner import BatchRunner
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import RequestStats, TargetStats
 from starspec.target.drafts import Drafts
@@ -47,10 +47,27 @@ class Answer:
 
 
 def make_engine(
-    runner: ModelRunner, tokenizer: Any, drafts: Drafts, stats: TargetStats | None = None, prefill_chunk: int = 256
+    runner: BatchRunner,
+    tokenizer: Any,
+    drafts: Drafts,
+    stats: TargetStats | None = None,
+    prefill_chunk: int = 256,
+    *,
+    batching: BatchingConfig | None = None,
+    max_num_seqs: int | None = None,
 ) -> TargetEngine:
-    """An engine for measuring: nothing in it is bounded but the runner's rows."""
-    config = TargetConfig(name="bench", max_num_seqs=runner.cache.num_rows, prefill_chunk=prefill_chunk)
+    """An engine for measuring: nothing in it is bounded but the runner's rows.
+
+    Args:
+        runner: laid out for the batching method.
+        max_num_seqs: sequences of a round; None = as many as the runner has rows.
+    """
+    config = TargetConfig(
+        name="bench",
+        max_num_seqs=max_num_seqs or runner.cache.num_rows,
+        prefill_chunk=prefill_chunk,
+        batching=batching or BatchingConfig(),
+    )
     return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats())
 
 

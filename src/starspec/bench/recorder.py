@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from starspec.cache.ragged import RaggedCache
+from starspec.cache.sequence_rows import SequenceRows
 from starspec.ids import RequestId
-from starspec.models.runner import ForwardOutput, ModelInfo, ModelRunner, Segment
+from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.target.drafts import Drafts
 from starspec.target.sequence import Emitted
@@ -25,8 +25,8 @@ class DecisionRecorder:
         runner, drafts: the originals.
     """
 
-    def __init__(self, runner: ModelRunner, drafts: Drafts) -> None:
-        self.runner: ModelRunner = _WatchedRunner(runner, self)
+    def __init__(self, runner: BatchRunner, drafts: Drafts) -> None:
+        self.runner: BatchRunner = _WatchedRunner(runner, self)
         self.drafts: Drafts = _WatchedDrafts(drafts, self)
         self._decisions: dict[RequestId, list[Tensor]] = {}
         self._logits: Tensor | None = None  # of the last forward that gave some
@@ -63,7 +63,7 @@ def walked_nodes(tree: DraftTree, token_ids: Sequence[int]) -> list[int]:
 
 
 class _WatchedRunner:
-    def __init__(self, runner: ModelRunner, recorder: DecisionRecorder) -> None:
+    def __init__(self, runner: BatchRunner, recorder: DecisionRecorder) -> None:
         self._runner = runner
         self._recorder = recorder
 
@@ -72,7 +72,7 @@ class _WatchedRunner:
         return self._runner.info
 
     @property
-    def cache(self) -> RaggedCache:
+    def cache(self) -> SequenceRows:
         return self._runner.cache
 
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:

@@ -26,17 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from starspec.cache.rows import RowPool
-from starspec.errors import CacheRangeError, OurBug
+from starspec.cache.sequence_rows import SequenceRows, check_increasing
 
 KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
 
 
-class RaggedCache:
+class RaggedCache(SequenceRows):
     """Keys and values of `num_rows` sequences of different lengths, allocated once.
-
-    A sequence of L tokens has length L - 1 between rounds: the keys and values of its last token are computed
-    by the next forward, as token 0 of the segment.
 
     Args:
         num_layers: L; 0 makes a cache that only counts (a runner without weights).
@@ -57,6 +53,7 @@ class RaggedCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        super().__init__(num_rows, max_len)
         num_slots = -(-max_len // KEY_BLOCK) * KEY_BLOCK
         shape = (num_layers, 2, num_rows, num_kv_heads, num_slots, head_dim)
         self._storage = _lazy_zeros(shape, dtype, torch.device(device))
@@ -67,17 +64,6 @@ class RaggedCache:
         self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
         self._row_size = num_kv_heads * num_slots * head_dim  # elements from one row to the next
         self._window_stride = (0, num_slots * head_dim, head_dim, 1)
-        self.lengths = [0] * num_rows  # committed slots of each row
-        self.max_len = max_len
-        self.rows = RowPool(num_rows)
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows.num_rows
-
-    @property
-    def num_free_rows(self) -> int:
-        return self.rows.num_free
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,31 +77,6 @@ class RaggedCache:
     def num_bytes(self) -> int:
         """Bytes when every slot of every row has been used."""
         return self._storage.numel() * self._storage.element_size()
-
-    def lease(self) -> int:
-        """Take a row, empty.
-
-        Raises: NoFreeRow if every row is leased.
-        """
-        row = self.rows.lease()
-        self.lengths[row] = 0
-        return row
-
-    def free(self, row: int) -> None:
-        """Give a row back; its content is forgotten.
-
-        Raises: OurBug if the row is not leased.
-        """
-        self.rows.free(row)
-        self.lengths[row] = 0
-
-    def check_fits(self, row: int, num_new: int) -> None:
-        """Raises: CacheRangeError unless `row` is leased and `num_new` more slots fit behind its length."""
-        if not self.rows.is_leased(row):
-            raise CacheRangeError(f"row {row} is not leased")
-        if not 0 <= num_new <= self.max_len - self.lengths[row]:
-            length = self.lengths[row]
-            raise CacheRangeError(f"{num_new} tokens behind {length} do not fit a row of {self.max_len} slots")
 
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
         """Put new keys and values [H, T, D] of one row into the T slots behind its length.
@@ -158,15 +119,6 @@ class RaggedCache:
         """A view of a row's keys and values in slots `start..stop`: [stop - start, 2, H, D]."""
         return self._by_slot[layer][row, start:stop]
 
-    def append(self, row: int, num_tokens: int) -> None:
-        """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.
-
-        Raises: CacheRangeError if the row has no such slots.
-        Effects: lengths[row].
-        """
-        self.check_fits(row, num_tokens)
-        self.lengths[row] += num_tokens
-
     def commit(self, row: int, path: Sequence[int], kept: Sequence[int] = ()) -> None:
         """Commit the tokens on one path of the segment just forwarded, ancestors first.
 
@@ -179,8 +131,7 @@ class RaggedCache:
         Raises: CacheRangeError if the path is not increasing or either leaves the row.
         Effects: the slots behind the length, lengths[row].
         """
-        if any(index <= previous for previous, index in zip((-1, *path), path, strict=False)):
-            raise CacheRangeError(f"path {tuple(path)} is not strictly increasing")
+        check_increasing(path)
         order = [*path, *kept]
         self.check_fits(row, max(order, default=-1) + 1)
         in_place = 0
@@ -188,26 +139,6 @@ class RaggedCache:
             in_place += 1
         self._gather(row, self.lengths[row] + in_place, [self.lengths[row] + index for index in order[in_place:]])
         self.lengths[row] += len(path)
-
-    def truncate(self, row: int, length: int) -> None:
-        """Forget every position of `row` at or after `length`. Idempotent; moves no memory.
-
-        Raises: CacheRangeError if the row is not leased, length < 0 or length > lengths[row]: a rollback never
-            grows a row.
-        Effects: lengths[row].
-        """
-        self.check_fits(row, 0)
-        if not 0 <= length <= self.lengths[row]:
-            raise CacheRangeError(f"cannot truncate row {row} of length {self.lengths[row]} to {length}")
-        self.lengths[row] = length
-
-    def check_integrity(self) -> None:
-        """Raises: OurBug if a row is lost or shared, a length is out of range or a free row has one."""
-        self.rows.check_integrity()
-        for row, length in enumerate(self.lengths):
-            limit = self.max_len if self.rows.is_leased(row) else 0
-            if not 0 <= length <= limit:
-                raise OurBug(f"row {row} has length {length}, which is outside 0..{limit}")
 
     def _gather(self, row: int, start: int, slots: list[int]) -> None:
         """Move the content of `slots` to `start`, `start + 1`, ... in all layers at once."""

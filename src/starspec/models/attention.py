@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,20 @@ from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 
 # Below four query rows MKL picks its kernel by the alignment of a thread's buffer, and bits follow the thread.
 MIN_QUERY_ROWS: Final = 4
+
+
+class BatchAttention(Protocol):
+    """Attention of one forward, for all its layers: where new keys and values go, and which of them a row sees."""
+
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+        """Write the new keys and values of one layer, then attend.
+
+        Args:
+            query: [R, Hq, D], rotated.
+            keys_values: [R, 2, H, D], keys rotated; what is there for padding is written where nothing is read.
+        Returns: [R, Hq D], valid until the next layer; anything but NaN for padding.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

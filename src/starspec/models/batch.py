@@ -12,7 +12,7 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import AttentionCall, Placement, RaggedAttention, plan_calls
+from starspec.models.attention import AttentionCall, BatchAttention, Placement, RaggedAttention, plan_calls
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
@@ -47,15 +47,15 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class RaggedBatch:
+class PackedBatch:
     """One forward: everything that depends on the segments, made once and used by every layer.
 
-    Rows of the batch are the pieces' T tokens in order, then padding, which is written and attended nowhere.
+    Rows of the batch are tokens, and padding that nothing attends.
     """
 
     token_ids: Tensor  # [R] int64
     positions: Tensor  # [R] int64
-    attention: RaggedAttention
+    attention: BatchAttention
     logit_rows: Tensor  # rows whose logits are wanted, then padding up to the lowest row count
     num_logits: int  # wanted ones
 
@@ -76,8 +76,8 @@ def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piec
 
 def build_batch(
     pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, *, in_order: bool
-) -> RaggedBatch:
-    """Pack the pieces of one forward.
+) -> PackedBatch:
+    """Pack the pieces of one forward: their tokens in order, then padding up to the lowest row count.
 
     Args:
         num_heads: Hq, query heads of a layer.
@@ -114,7 +114,7 @@ def build_batch(
     to_tensor = partial(torch.tensor, dtype=torch.int64, device=cache.device)
     num_rows = len(token_ids) + len(padding)
     attention = RaggedAttention(cache, placements, calls, num_rows=num_rows, num_heads=num_heads)
-    return RaggedBatch(
+    return PackedBatch(
         token_ids=to_tensor(token_ids + padding),
         positions=to_tensor(positions + padding),
         attention=attention,

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
-from starspec.models.batch import RaggedBatch, RowRange, build_batch, plan_forwards
+from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.eagle_spec import HeadSpec, HeadWeights
 from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import FusedLayer, Norm
@@ -107,7 +107,7 @@ class EagleHead:
             return outputs[1]
         return HeadOutput(torch.cat([each.logits for each in outputs]), torch.cat([each.hidden for each in outputs]))
 
-    def _run(self, batch: RaggedBatch, hidden: Tensor) -> HeadOutput:
+    def _run(self, batch: PackedBatch, hidden: Tensor) -> HeadOutput:
         embedded = F.embedding(batch.token_ids, self._embedding)  # [R, C]
         residual, joined = self._joined(embedded, hidden)
         rotation = self._shape.rotation(self._rotary, batch.positions)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.batch import RaggedBatch
+from starspec.models.batch import PackedBatch
 from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import own_copy, take_layer, take_norm
 from starspec.models.hf import make_cache
@@ -86,7 +86,7 @@ class FusedRunner(PackedRunner):
         linears = [(linear, size) for layer in self.layers for linear, size in zip(layer.linears, sizes, strict=True)]
         return [StepLinear(linear, size, linear.num_bytes) for linear, size in (*linears, (self._head, hidden_size))]
 
-    def _run(self, batch: RaggedBatch, taps: FeatureTaps) -> Tensor:
+    def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
         hidden = F.embedding(batch.token_ids, self._embedding)  # [R, C]
         rotation = self._shape.rotation(self._rotary, batch.positions)
         for index, layer in enumerate(self.layers):

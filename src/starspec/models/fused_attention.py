@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from starspec.models.attention import RaggedAttention
+from starspec.models.attention import BatchAttention
 from starspec.models.fused_layer import FusedLayer
 from starspec.models.rotary import Rotation
 
@@ -36,7 +36,7 @@ class AttentionShape:
         return Rotation(all_cos, all_sin)
 
     def attend(
-        self, index: int, layer: FusedLayer, qkv: Tensor, rotation: Rotation, attention: RaggedAttention
+        self, index: int, layer: FusedLayer, qkv: Tensor, rotation: Rotation, attention: BatchAttention
     ) -> Tensor:
         """Attention of layer `index` before its output projection.
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import ModelError
-from starspec.models.batch import RaggedBatch
+from starspec.models.batch import PackedBatch
 from starspec.models.linear import StepLinear
 from starspec.models.numerics import settle_numerics
 from starspec.models.packed import FeatureTaps, PackedRunner
@@ -38,7 +38,7 @@ def ragged_attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    starspec_batch: RaggedBatch | None = None,
+    starspec_batch: PackedBatch | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls in every layer.
@@ -86,7 +86,7 @@ class TransformersRunner(PackedRunner):
         if config.numerics == "invariant":
             settle_numerics(self)
 
-    def _run(self, batch: RaggedBatch, taps: FeatureTaps) -> Tensor:
+    def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),

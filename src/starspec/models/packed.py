@@ -10,8 +10,9 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
+from starspec.cache.sequence_rows import SequenceRows
 from starspec.errors import CacheRangeError
-from starspec.models.batch import RaggedBatch, RowRange, build_batch, plan_forwards
+from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.linear import StepLinear
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 
@@ -40,9 +41,9 @@ class FeatureTaps:
         if self.wants(layer):
             self._seen[layer] = hidden
 
-    def joined(self, num_tokens: int) -> list[Tensor]:
-        """[num_tokens, F] of the rows that are no padding, in the order of the layers; [] if none is wanted."""
-        return [torch.cat([self._seen[layer][:num_tokens] for layer in self._layers], dim=-1)] if self._layers else []
+    def joined(self) -> Tensor | None:
+        """[R, F], padding included, in the order of the layers; None if none is wanted."""
+        return torch.cat([self._seen[layer] for layer in self._layers], dim=-1) if self._layers else None
 
 
 class PackedRunner(ABC):
@@ -84,18 +85,29 @@ class PackedRunner(ABC):
         Raises: CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a
             segment that is malformed in itself or layers that are not there. Nothing was written then.
         """
-        self._check(segments)
-        self._check_layers(feature_layers)
+        check_segments(segments, self._cache)
         logits, features = [], []
         for pieces in plan_forwards(segments, self.rows):
             batch = build_batch(pieces, self._cache, self.rows, self._num_heads, in_order=self.is_invariant)
-            taps = FeatureTaps(feature_layers)
-            logits.append(self._run(batch, taps)[: batch.num_logits])
-            features += taps.joined(sum(piece.num_tokens for piece in pieces))
+            output = self.run(batch, feature_layers)
+            logits.append(output.logits)
+            if output.features is not None:
+                features.append(output.features[: sum(piece.num_tokens for piece in pieces)])
         return ForwardOutput(
             logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits]),
             torch.cat(features) if features else None,
         )
+
+    @torch.inference_mode()
+    def run(self, batch: PackedBatch, feature_layers: Sequence[int] = ()) -> ForwardOutput:
+        """One forward over what somebody packed.
+
+        Returns: the logits that the batch wants; features of all its rows [R, F], padding included.
+        Raises: ValueError if the model has no such features. Effects: as the batch's attention says.
+        """
+        self._check_layers(feature_layers)
+        taps = FeatureTaps(feature_layers)
+        return ForwardOutput(self._run(batch, taps)[: batch.num_logits], taps.joined())
 
     @property
     @abstractmethod
@@ -103,7 +115,7 @@ class PackedRunner(ABC):
         """The linears of one step, in the order in which they run."""
 
     @abstractmethod
-    def _run(self, batch: RaggedBatch, taps: FeatureTaps) -> Tensor:
+    def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
         """Logits [len(batch.logit_rows), V]; writes keys and values, and shows the taps what enters each layer."""
 
     def _check_layers(self, feature_layers: Sequence[int]) -> None:
@@ -111,12 +123,14 @@ class PackedRunner(ABC):
         if unknown:
             raise ValueError(f"{self._info.name} has hidden states 0 to {self._info.num_layers}, not {unknown[0]}")
 
-    def _check(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
-            num_tokens, num_new = len(segment.token_ids), segment.num_new
-            if not 1 <= num_new <= num_tokens or not 0 <= segment.num_logits <= num_new:
-                raise ValueError(f"a segment of {num_new} new tokens cannot give {segment.num_logits} logits")
-            depths_of(num_tokens, segment.parents)  # raises if a parent does not come first
-            self._cache.check_fits(segment.row, num_tokens)
-        if len({segment.row for segment in segments}) < len(segments):
-            raise CacheRangeError("two segments of one forward share a row")
+
+def check_segments(segments: Sequence[Segment], cache: SequenceRows) -> None:
+    """Raises: CacheRangeError if a segment does not fit its row or two share one; ValueError if one is malformed."""
+    for segment in segments:
+        num_tokens, num_new = len(segment.token_ids), segment.num_new
+        if not 1 <= num_new <= num_tokens or not 0 <= segment.num_logits <= num_new:
+            raise ValueError(f"a segment of {num_new} new tokens cannot give {segment.num_logits} logits")
+        depths_of(num_tokens, segment.parents)  # raises if a parent does not come first
+        cache.check_fits(segment.row, num_tokens)
+    if len({segment.row for segment in segments}) < len(segments):
+        raise CacheRangeError("two segments of one forward share a row")

@@ -9,13 +9,14 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
+from starspec.cache.sequence_rows import SequenceRows
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """New tokens of one cache row in one forward.
 
-    They sit in the slots `cache.lengths[row] ...`; token i attends the committed slots, its ancestors and
+    They sit behind the row's committed positions, `cache.lengths[row] ...`; token i attends those, its ancestors and
     itself. `parents[i] < i` indexes into the segment; -1 hangs from the committed prefix; None is a chain.
     A token's position is the row's length plus its depth below the prefix (0 for the first).
 
@@ -55,18 +56,18 @@ class ModelInfo:
     hidden_size: int = 0  # C: numbers of one layer's features; 0 = the model gives none
 
 
-class ModelRunner(Protocol):
-    """A causal LM over a ragged cache: the seam between engine and model.
+class BatchRunner(Protocol):
+    """A causal LM over rows of a cache: the seam between a target's engine and its model.
 
-    `forward` writes keys and values of the new tokens into the slots behind each row's committed length and
-    commits nothing: the caller commits with `cache.commit` or rolls back by doing nothing.
+    `forward` writes keys and values of the new tokens behind each row's committed length and commits nothing: the
+    caller commits with `cache.commit` or rolls back by doing nothing.
     """
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
-    def cache(self) -> RaggedCache: ...
+    def cache(self) -> SequenceRows: ...
 
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run the model over the new tokens of several rows.
@@ -75,6 +76,13 @@ class ModelRunner(Protocol):
             feature_layers: hidden states that are wanted, as Hugging Face counts them: i is what enters layer i, L
                 what the final norm gives. They are copies of what is computed anyway.
         Raises: CacheRangeError if a segment does not fit its row; ValueError if the model has no such features.
-        Effects: slots behind each row's length; never `cache.lengths`.
+        Effects: what lies behind each row's length; never `cache.lengths`.
         """
         ...
+
+
+class ModelRunner(BatchRunner, Protocol):
+    """A causal LM over the ragged cache, with what a drafter needs beyond."""
+
+    @property
+    def cache(self) -> RaggedCache: ...

@@ -113,6 +113,51 @@ class RequestStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class BatchStats:
+    """What rounds spent their time on, in sums: the columns of "Batch Speculative Decoding Done Right", table 2.
+
+    Prompts are not in it. A ragged batch has no realignment, no copies and no grouping, and keeps zeros there.
+    """
+
+    num_rounds: int = 0  # verify calls
+    num_sequence_rounds: int = 0  # sequences in them, added up
+    num_realigned_rounds: int = 0  # sequences of different lengths had to be brought to one right edge
+    draft_s: float = 0.0  # waiting for proposals; the drafting itself where the hub runs on the target's thread
+    verify_s: float = 0.0  # forward and verdicts
+    realign_pad_s: float = 0.0  # tokens, positions and masks of rectangles: c_pad
+    realign_kv_s: float = 0.0  # keys and values that moved to be realigned: c_kv
+    copy_s: float = 0.0  # keys and values that moved although nothing was realigned: concatenation, growth
+    schedule_s: float = 0.0  # choosing the sequences of each step
+    grouping_wait_s: float = 0.0  # sequences ready and not in a round, each sequence's seconds added up
+    longest_wait_rounds: int = 0  # rounds that one sequence was passed over in a row, at most
+
+    @property
+    def realign_s(self) -> float:
+        """c_overhead = c_pad + c_kv (section 3.2)."""
+        return self.realign_pad_s + self.realign_kv_s
+
+    @property
+    def moved_s(self) -> float:
+        """Bringing sequences together, realigned or not."""
+        return self.realign_s + self.copy_s
+
+    @property
+    def overhead_s(self) -> float:
+        """All that is neither drafting nor verifying."""
+        return self.moved_s + self.schedule_s
+
+    @property
+    def total_s(self) -> float:
+        """All rounds, without prompts."""
+        return self.draft_s + self.verify_s + self.overhead_s
+
+    @property
+    def grouping_rate(self) -> float:
+        """Rounds that needed no realignment / rounds; 1 before any."""
+        return 1.0 - self.num_realigned_rounds / self.num_rounds if self.num_rounds else 1.0
+
+
+@dataclass(slots=True, kw_only=True)
 class TargetStats:
     """A target's side of StarSD's decomposition."""
 
@@ -121,6 +166,7 @@ class TargetStats:
     t_c: Mean = field(default_factory=Mean)  # a round trip less the hub's queue and service
     wait: Mean = field(default_factory=Mean)  # T_wait: engine waiting for proposals, a round
     round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is read between rounds
+    batch: BatchStats = field(default_factory=BatchStats)
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that went on without an awaited proposal
     num_stale_messages: int = 0  # dropped by epoch

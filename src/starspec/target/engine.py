@@ -9,13 +9,14 @@ from collections.abc import Callable
 from starspec.config import TargetConfig
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
-from starspec.models.runner import ModelRunner, Segment
+from starspec.models.runner import BatchRunner, Segment
 from starspec.observe.trace import Trace
 from starspec.speculation.stats import TargetStats
+from starspec.target.batching import make_scheduler
 from starspec.target.detokenize import Decodes, Detokenizer
 from starspec.target.drafts import Drafts
 from starspec.target.round import RoundRunner
-from starspec.target.scheduler import ScheduleSnapshot, choose_step
+from starspec.target.scheduler import Candidate, ScheduleSnapshot, StepPlan
 from starspec.target.sequence import Emitted, Finish, Sequence, SequenceState
 from starspec.wire.messages import Emission, RequestSpec
 
@@ -23,14 +24,14 @@ RATE_WINDOW_S = 5.0
 
 
 class TargetEngine:
-    """Continuous batching over one model runner.
+    """Batching over one model runner, by the method that the config names.
 
     Every submitted request ends as exactly one of finished, failed or aborted.
     """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: BatchRunner,
         tokenizer: Decodes,
         drafts: Drafts,
         config: TargetConfig,
@@ -46,7 +47,8 @@ class TargetEngine:
         self._config = config
         self._clock = clock
         self._trace = trace
-        self._rounds = RoundRunner(runner, drafts, stats, clock, trace)
+        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=config.batching.method == "rollback")
+        self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestId, Sequence] = {}  # in order of arrival
         self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
 
@@ -65,7 +67,7 @@ class TargetEngine:
     @property
     def has_room(self) -> bool:
         """Whether the waiting line is below its bound; those for whom a row is free do not wait."""
-        num_left_waiting = self.num_waiting - self.runner.cache.rows.num_free
+        num_left_waiting = self.num_waiting - self._num_free_rows
         return num_left_waiting < self._config.max_num_queued_reqs
 
     def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
@@ -115,7 +117,10 @@ class TargetEngine:
 
         Returns: what each sequence of the round gained.
         """
-        plan = choose_step(self._snapshot())
+        started_s = self._clock()
+        plan = self._scheduler.choose(self._snapshot())
+        num_left_out = self._count_passed_over(plan)
+        scheduled_s = self._clock()
         for request_id in plan.admit:
             self._admit(self._sequences[request_id])
         if plan.prefill is not None:
@@ -125,6 +130,8 @@ class TargetEngine:
             return []
         batch = [self._sequences[request_id] for request_id in plan.decode]
         emissions = self._rounds.run(batch)
+        self.stats.batch.schedule_s += scheduled_s - started_s
+        self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
         for sequence in batch:
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
@@ -174,15 +181,43 @@ class TargetEngine:
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
     def _snapshot(self) -> ScheduleSnapshot:
-        by_state: dict[SequenceState, list[RequestId]] = {state: [] for state in SequenceState}
+        by_state: dict[SequenceState, list[Candidate]] = {state: [] for state in SequenceState}
         for request_id, sequence in self._sequences.items():
-            by_state[sequence.state].append(request_id)
+            candidate = Candidate(request_id, len(sequence.token_ids), sequence.num_passed_over)
+            by_state[sequence.state].append(candidate)
         return ScheduleSnapshot(
             tuple(by_state[SequenceState.WAITING]),
             tuple(by_state[SequenceState.PREFILLING]),
             tuple(by_state[SequenceState.RUNNING]),
-            self.runner.cache.rows.num_free,
+            self._num_free_rows,
         )
+
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that this engine may still take: a runner may have more than the engine decodes at once."""
+        return min(self.runner.cache.num_free_rows, self._config.num_rows - self.num_running)
+
+    def _count_passed_over(self, plan: StepPlan) -> int:
+        """Count for each sequence the steps in a row that took others in its place: to a row, or to a round.
+
+        Returns: how many could be in this step's round and are not.
+        """
+        taken = {*plan.admit, *plan.decode}
+        is_overtaken = False  # by one that arrived later, when a row was free
+        num_left_out = 0
+        for request_id, sequence in reversed(self._sequences.items()):
+            is_waiting = sequence.state is SequenceState.WAITING
+            if request_id in taken:
+                sequence.num_passed_over = 0
+                is_overtaken |= is_waiting
+            elif plan.decode and sequence.state is SequenceState.RUNNING:
+                sequence.num_passed_over += 1
+                num_left_out += 1
+                stats = self.stats.batch
+                stats.longest_wait_rounds = max(stats.longest_wait_rounds, sequence.num_passed_over)
+            elif is_waiting and is_overtaken:
+                sequence.num_passed_over += 1
+        return num_left_out
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.row = self.runner.cache.lease()

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from starspec.models.runner import ForwardOutput, ModelRunner, Segment
+from starspec.models.runner import BatchRunner, ForwardOutput, Segment
 from starspec.observe.trace import Trace
 from starspec.speculation.logprobs import top_logprobs
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import DraftTree
 from starspec.speculation.verify import TreeVerdict, verify_trees
+from starspec.target.batching import roll_back
 from starspec.target.drafts import Drafts
 from starspec.target.sequence import Emitted, Sequence
 from starspec.wire.messages import Emission, TokenLogprob
@@ -23,11 +24,12 @@ from starspec.wire.messages import Emission, TokenLogprob
 class RoundRunner:
     """Runs rounds; holds what every round needs and nothing about any sequence."""
 
-    runner: ModelRunner
+    runner: BatchRunner
     drafts: Drafts
     stats: TargetStats
     clock: Callable[[], float]
     trace: Trace | None = None
+    is_even: bool = False  # whether all sequences of a batch commit as many tokens as the one that accepted fewest
 
     def run(self, batch: Rows[Sequence]) -> list[Emission]:
         """One round: every sequence of the batch gains at least one token, or ends.
@@ -36,7 +38,7 @@ class RoundRunner:
         """
         started_s = self.clock()
         trees = self.drafts.collect(batch)  # an empty tree where none came in time
-        collected_s = self.clock()
+        collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         output = self.runner.forward(
             [_segment(each, tree) for each, tree in zip(batch, trees, strict=True)], self.drafts.feature_layers
         )
@@ -47,10 +49,13 @@ class RoundRunner:
             [len(each.token_ids) for each in batch],
             [each.counts for each in batch],
         )
+        if self.is_even:
+            verdicts = roll_back(verdicts)
         emitted = self._commit(batch, trees, verdicts, output)
         verified_s = self.clock()
         self.drafts.report(batch, emitted)
         self._time(started_s, collected_s, verified_s)
+        self._time_batch(len(batch), collected_s - started_s, verified_s - collected_s, moved_s)
         return [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
 
     def _commit(
@@ -80,6 +85,13 @@ class RoundRunner:
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)
             self.trace.slice("verify", "verify", collected_s, verified_s)
+
+    def _time_batch(self, num_sequences: int, draft_s: float, forward_s: float, moved_before_s: float) -> None:
+        stats = self.stats.batch
+        stats.num_rounds += 1
+        stats.num_sequence_rounds += num_sequences
+        stats.draft_s += draft_s
+        stats.verify_s += forward_s - (stats.moved_s - moved_before_s)
 
     def _count(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
         now = self.clock()

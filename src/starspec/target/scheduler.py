@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from starspec.ids import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One sequence, as a scheduler sees it."""
+
+    request_id: RequestId
+    num_tokens: int = 0  # committed
+    num_passed_over: int = 0  # steps in a row that took others instead, although it could have been taken
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSnapshot:
     """The target's sequences, each list oldest first."""
 
-    waiting: tuple[RequestId, ...]
-    prefilling: tuple[RequestId, ...]
-    running: tuple[RequestId, ...]
+    waiting: tuple[Candidate, ...]
+    prefilling: tuple[Candidate, ...]
+    running: tuple[Candidate, ...]
     num_free_rows: int
 
 
@@ -26,8 +36,37 @@ class StepPlan:
     decode: tuple[RequestId, ...]  # one round over these
 
 
-def choose_step(snapshot: ScheduleSnapshot) -> StepPlan:
+class Scheduler(Protocol):
+    """Chooses steps. Implementations hold configuration only."""
+
+    def choose(self, snapshot: ScheduleSnapshot) -> StepPlan: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
     """First come, first served; one prefill chunk beside each round, so that a long prompt delays others little."""
-    admit = snapshot.waiting[: snapshot.num_free_rows]
-    prefilling = (*snapshot.prefilling, *admit)
-    return StepPlan(admit, prefilling[0] if prefilling else None, snapshot.running)
+
+    def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
+        admit = ids_of(snapshot.waiting[: snapshot.num_free_rows])
+        return StepPlan(admit, first_prefill(snapshot, admit), ids_of(snapshot.running))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBatches:
+    """The batches of the paper's algorithm 2: all of a batch begin together, and nobody joins until all have ended."""
+
+    def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
+        is_over = not snapshot.prefilling and not snapshot.running
+        admit = ids_of(snapshot.waiting[: snapshot.num_free_rows]) if is_over else ()
+        prefill = first_prefill(snapshot, admit)
+        return StepPlan(admit, prefill, () if prefill else ids_of(snapshot.running))
+
+
+def ids_of(candidates: tuple[Candidate, ...]) -> tuple[RequestId, ...]:
+    return tuple(each.request_id for each in candidates)
+
+
+def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestId, ...]) -> RequestId | None:
+    """The prompt whose turn it is."""
+    prefilling = (*ids_of(snapshot.prefilling), *admit)
+    return prefilling[0] if prefilling else None

@@ -70,6 +70,7 @@ class Sequence:
         self.stats = RequestStats()
         self.arrived_s = arrived_s
         self.first_token_s: float | None = None
+        self.num_passed_over = 0  # steps in a row that took others instead: to a row, or to a round
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = frozenset(spec.law.end_token_ids)
         self._detokenizer = detokenizer
