@@ -2,7 +2,7 @@
 # make test     the whole test suite
 # make check    format, lint, types, import directions, public API
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
-#               takes hours, PARTS=exact|sampled|bits|pair one of them
+#               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
 # make clean    forget the environment
 
@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALLED := $(VENV)/.installed
-PARTS ?= exact sampled bits $(if $(TARGET),pair)
+PARTS ?= exact sampled bits batch $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples
 
 .PHONY: demo test check certify models format clean

@@ -4,6 +4,8 @@
     sampled   float32, T 0.7 and 1.0, with and without top-p: every token is that of plain decoding with the same seed
     bits      bfloat16, greedy and sampled: every token is that of plain decoding, decided by logits of the same bits
     pair      as bits, for a target and a draft that are different models
+    batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out
+    batch-pair    as batch, for a target and a draft that are different models
 
 Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the first three parts the
 model's own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
@@ -15,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
@@ -23,16 +25,17 @@ from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress, num_turns
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import WINDOW_BATCHES, BatchingConfig, ModelConfig, SpeculativeConfig
 from starspec.target.drafts import Drafts, NoDrafts
 
-PartName = Literal["exact", "sampled", "bits", "pair"]
+PartName = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
 DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
 MAX_MODEL_LEN = 256
 NUM_ROWS = 8
 NUM_DRAFT_TOKENS = 4
+ALL_BATCHINGS = tuple(BatchingConfig(method=method) for method in ("ragged", "eqspec", "exspec", "rollback"))
 CHAIN = SpeculativeConfig(quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN)
 TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 nodes: the root counts here
 
@@ -48,6 +51,10 @@ class Part:
     max_tokens: int
     samplings: tuple[Sampling, ...]
     contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
+    batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
+    num_rows: int = NUM_ROWS
+    max_model_len: int | None = MAX_MODEL_LEN  # None = the model's own
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS
     is_against_transformers: bool = False
     needs_same_bits: bool = False
 
@@ -121,6 +128,21 @@ PAIR = Part(
     ),
     needs_same_bits=True,
 )
+MAX_BATCH_SIZE = 16
+BATCH = Part(
+    name="batch",
+    claim="float32: every token is the one of plain decoding alone, ragged, realigned, grouped or rolled back",
+    dtype="float32",
+    num_prompts=480,
+    max_tokens=64,
+    samplings=(GREEDY, Sampling(temperature=0.7)),
+    contenders=(("draft", 1), ("half-liar", 2), ("draft", 4), ("half-liar", 8), ("draft", MAX_BATCH_SIZE)),
+    batchings=ALL_BATCHINGS,
+    num_rows=WINDOW_BATCHES * MAX_BATCH_SIZE,
+    max_model_len=None,
+    max_prompt_tokens=3072,  # all of Spec-Bench but for a few articles
+)
+BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +178,12 @@ class Subjects:
     model: str  # of the parts with one model
     pair: tuple[str, str] | None = None  # target and draft of one more part; None = there is none
     num_threads: int | None = None
-    part_names: tuple[PartName, ...] = ("exact", "sampled", "bits", "pair")  # those that are tried
+    part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tried
 
     def parts(self) -> list[tuple[Part, str, str]]:
         """Every part with its target and draft."""
-        parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS)]
-        parts += [(PAIR, *self.pair)] if self.pair else []
+        parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS, BATCH)]
+        parts += [(part, *self.pair) for part in (PAIR, BATCH_PAIR)] if self.pair else []
         return [each for each in parts if each[0].name in self.part_names]
 
     def models(self) -> dict[str, str]:
@@ -188,8 +210,8 @@ def certify(
         config = ModelConfig(
             model=target,
             dtype=part.dtype,
-            num_rows=NUM_ROWS,
-            max_model_len=MAX_MODEL_LEN,
+            num_rows=part.num_rows,
+            max_model_len=part.max_model_len,
             num_threads=subjects.num_threads,
         )
         results.append(try_part(part, config, draft, prompt_files, _num_prompts(part, max_prompts), advance))
@@ -206,7 +228,7 @@ def count_turns(subjects: Subjects, max_prompts: int | None) -> int:
         num_turns(
             _num_prompts(part, max_prompts),
             len(part.samplings),
-            len(part.contenders) + part.is_against_transformers,
+            len(part.contenders) * len(part.batchings) + part.is_against_transformers,
         )
         for part, _, _ in subjects.parts()
     )
@@ -223,7 +245,7 @@ def try_part(
     """Try one claim. Effects: loads the models. Raises: as certify."""
     started_s = time.perf_counter()
     bench = Workbench(target)
-    prompts = short_prompts(bench, prompt_files, num_prompts)
+    prompts = short_prompts(bench, prompt_files, num_prompts, part.max_prompt_tokens)
     baseline = None
     if part.is_against_transformers:
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)
@@ -233,7 +255,11 @@ def try_part(
         bench,
         prompts,
         part.samplings,
-        [Contender(kind, batch_size, kinds[kind]) for kind, batch_size in part.contenders],
+        [
+            Contender(kind, batch_size, kinds[kind], batching)
+            for batching in part.batchings
+            for kind, batch_size in part.contenders
+        ],
         part.max_tokens,
         reference=baseline.answer_all if baseline else None,
         truths=truths,
@@ -254,11 +280,13 @@ def try_part(
     )
 
 
-def short_prompts(bench: Workbench, prompt_files: Sequence[Sequence[Prompt]], num: int) -> list[Prompt]:
-    """`num` prompts of at most MAX_PROMPT_TOKENS tokens, in equal shares from each file, one file after the other."""
+def short_prompts(
+    bench: Workbench, prompt_files: Sequence[Sequence[Prompt]], num: int, max_tokens: int = MAX_PROMPT_TOKENS
+) -> list[Prompt]:
+    """`num` prompts of at most `max_tokens` tokens, in equal shares from each file, one file after the other."""
     chosen: list[Prompt] = []
     for index, prompts in enumerate(prompt_files):
-        short = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= MAX_PROMPT_TOKENS]
+        short = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= max_tokens]
         num_left = len(prompt_files) - index
         chosen += spread(short, -(-(num - len(chosen)) // num_left))
     return chosen
@@ -272,7 +300,8 @@ def _drafts(bench: Workbench, kind: DraftKind, draft: str, truths: Truths) -> Dr
         case "ngram":
             return bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS))
         case "draft" | "tree":
-            return bench.drafts(replace(CHAIN if kind == "draft" else TREE, model=draft))
+            shape = CHAIN if kind == "draft" else TREE
+            return bench.drafts(replace(shape, model=draft, max_model_len=bench.config.max_model_len))
         case "liar":
             return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1)
         case "half-liar":

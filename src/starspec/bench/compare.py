@@ -27,6 +27,7 @@ class Divergence:
     expected: int | None  # token ids; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
+    is_near_tie: bool | None  # whether a few rounding steps could have made the difference; None if not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,19 @@ class Comparison:
     num_tokens: int  # of the references
     num_bitwise: int | None  # tokens, of those before any divergence, decided by bitwise equal logits; None: unknown
     num_compared: int  # tokens before any divergence
+    sum_partial: float  # over the answers: share of the reference's tokens before the divergence
+    num_explained: int  # answers that differ, from a near-tie on
     first: Divergence | None  # of the first answer, in the order of the requests, that differs
 
     @property
     def exact_match_rate(self) -> float:
         """Share of answers that are token for token the same."""
         return self.num_identical / self.num_answers if self.num_answers else 1.0
+
+    @property
+    def partial_match_rate(self) -> float:
+        """Share of a reference's tokens before the first divergence, averaged over the answers (EqSpec, section 4.1)."""
+        return self.sum_partial / self.num_answers if self.num_answers else 1.0
 
     @property
     def is_identical(self) -> bool:
@@ -63,6 +71,8 @@ class Comparison:
             num_tokens=self.num_tokens + other.num_tokens,
             num_bitwise=(self.num_bitwise or 0) + (other.num_bitwise or 0) if known else None,
             num_compared=self.num_compared + other.num_compared,
+            sum_partial=self.sum_partial + other.sum_partial,
+            num_explained=self.num_explained + other.num_explained,
             first=self.first or other.first,
         )
 
@@ -81,26 +91,30 @@ def compare(
             without logits counts as decided by other bits.
         found_logits: likewise, for each answer; bits are compared if both are there.
     """
-    first: Divergence | None = None
-    num_identical = num_bitwise = num_compared = 0
+    divergences: list[Divergence] = []
+    num_bitwise = num_compared = 0
+    sum_partial = 0.0
     for index, (job, reference, answer) in enumerate(zip(jobs, expected, found, strict=True)):
         at = first_difference(reference.token_ids, answer.token_ids)
-        num_identical += at is None
         length = len(reference.token_ids) if at is None else at
         num_compared += length
+        sum_partial += length / len(reference.token_ids) if reference.token_ids else float(at is None)
         if expected_logits is not None and found_logits is not None:
             pairs = zip(expected_logits[index][:length], found_logits[index][:length], strict=False)
             num_bitwise += sum(_same_bits(one, other) for one, other in pairs)
-        if at is not None and first is None:
-            first = _divergence(job, reference, answer, at, expected_logits[index] if expected_logits else None)
+        if at is not None:
+            logits = expected_logits[index] if expected_logits else None
+            divergences.append(_divergence(job, reference, answer, at, logits))
     has_bits = expected_logits is not None and found_logits is not None
     return Comparison(
         num_answers=len(jobs),
-        num_identical=num_identical,
+        num_identical=len(jobs) - len(divergences),
         num_tokens=sum(len(each.token_ids) for each in expected),
         num_bitwise=num_bitwise if has_bits else None,
         num_compared=num_compared,
-        first=first,
+        sum_partial=sum_partial,
+        num_explained=sum(each.is_near_tie is True for each in divergences),
+        first=divergences[0] if divergences else None,
     )
 
 
@@ -153,7 +167,9 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def _divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Sequence[Tensor] | None) -> Divergence:
     expected = reference.token_ids[at] if at < len(reference.token_ids) else None
     found = answer.token_ids[at] if at < len(answer.token_ids) else None
-    gap = None
-    if logits is not None and at < len(logits) and expected is not None and found is not None:
-        gap = float(logits[at][expected].double() - logits[at][found].double())
-    return Divergence(job.name, at, expected, found, gap)
+    gap = is_tie = None
+    if logits is not None and at < len(logits):
+        is_tie = is_near_tie(logits[at], job.law, len(job.prompt_token_ids) + at)
+        if expected is not None and found is not None:
+            gap = float(logits[at][expected].double() - logits[at][found].double())
+    return Divergence(job.name, at, expected, found, gap, is_tie)

@@ -16,6 +16,8 @@ from starspec.target.drafts import Drafts
 from starspec.target.engine import TargetEngine
 from starspec.wire.messages import RequestSpec
 
+MAX_QUEUED = 1 << 20  # requests: an offline run submits all it has at once
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -65,6 +67,7 @@ def make_engine(
     config = TargetConfig(
         name="bench",
         max_num_seqs=max_num_seqs or runner.cache.num_rows,
+        max_num_queued_reqs=MAX_QUEUED,
         prefill_chunk=prefill_chunk,
         batching=batching or BatchingConfig(),
     )

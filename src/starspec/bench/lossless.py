@@ -11,6 +11,7 @@ from starspec.bench.datasets import Prompt
 from starspec.bench.decode import Answer, Job
 from starspec.bench.provenance import hash_token_ids
 from starspec.bench.workbench import Recorded, Sampling, Workbench
+from starspec.config import BatchingConfig
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import AcceptanceStats
 from starspec.target.drafts import Drafts, NoDrafts
@@ -34,6 +35,7 @@ class Contender:
     name: str
     batch_size: int
     drafts: Drafts = field(default_factory=NoDrafts)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,13 @@ class LosslessRow:
 
     sampling: str
     contender: str
+    batching: str
     batch_size: int
     num_prompts: int
     num_identical: int
     exact_match_rate: float
+    partial_match_rate: float
+    num_explained: int  # of the answers that differ, those that do from a near-tie on
     num_tokens: int
     num_compared_tokens: int  # before any divergence
     num_bitwise_tokens: int | None  # of those, decided by bitwise the same logits as plain decoding alone
@@ -137,7 +142,9 @@ def compare_with_plain(
             for index, contender in enumerate(rows):
                 started_s = time.perf_counter()
                 is_plain = reference is not None and index == 0
-                found = plain if is_plain else bench.record(jobs, contender.drafts, contender.batch_size)
+                found = plain if is_plain else bench.record(
+                    jobs, contender.drafts, contender.batch_size, contender.batching
+                )
                 tally = tallies.setdefault((sampling.name, index), _Tally())
                 tally.seconds += plain_s if is_plain else time.perf_counter() - started_s
                 _add(tally, compare(jobs, expected, found.answers, plain.logits, found.logits), found, num_near_ties)
@@ -187,10 +194,13 @@ def _row(sampling: str, contender: Contender, tally: _Tally) -> LosslessRow:
     return LosslessRow(
         sampling=sampling,
         contender=contender.name,
+        batching=contender.batching.method,
         batch_size=contender.batch_size,
         num_prompts=comparison.num_answers,
         num_identical=comparison.num_identical,
         exact_match_rate=comparison.exact_match_rate,
+        partial_match_rate=round(comparison.partial_match_rate, 4),
+        num_explained=comparison.num_explained,
         num_tokens=comparison.num_tokens,
         num_compared_tokens=comparison.num_compared,
         num_bitwise_tokens=comparison.num_bitwise,

@@ -10,7 +10,8 @@ from torch import Tensor
 from starspec.bench.datasets import Prompt, prompt_token_ids
 from starspec.bench.decode import Answer, Job, decode, make_engine
 from starspec.bench.recorder import DecisionRecorder
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.load import load_runner
@@ -18,6 +19,7 @@ from starspec.models.locate import is_synthetic
 from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import AcceptanceStats, TargetStats
+from starspec.target.batching import lay_out
 from starspec.target.drafts import Drafts, NoDrafts
 
 
@@ -98,9 +100,27 @@ class Workbench:
             end_token_ids=self.runner.info.eos_token_ids,
         )
 
-    def record(self, jobs: Sequence[Job], drafts: Drafts | None = None, batch_size: int = 1) -> Recorded:
-        """Decode, and keep the deciding logits. Without drafts: plain decoding."""
-        recorder = DecisionRecorder(self.runner, drafts or NoDrafts())
-        engine = make_engine(recorder.runner, self.tokenizer, recorder.drafts)
-        answers = decode(engine, jobs, batch_size=batch_size)
+    def record(
+        self,
+        jobs: Sequence[Job],
+        drafts: Drafts | None = None,
+        batch_size: int = 1,
+        batching: BatchingConfig | None = None,
+    ) -> Recorded:
+        """Decode, and keep the deciding logits. Without drafts: plain decoding.
+
+        Args:
+            batch_size: sequences of a round. At most one more joins in a step.
+            batching: None = ragged.
+        Raises: ConfigError if the model cannot be batched so, or has too few rows for it.
+        """
+        batching, stats = batching or BatchingConfig(), TargetStats()
+        num_rows = batching.num_rows(batch_size)
+        if num_rows > self.runner.cache.num_rows:
+            raise ConfigError(f"batching '{batching.method}' needs {num_rows} rows, and the target has fewer")
+        recorder = DecisionRecorder(lay_out(self.runner, batching, stats.batch), drafts or NoDrafts())
+        engine = make_engine(
+            recorder.runner, self.tokenizer, recorder.drafts, stats, batching=batching, max_num_seqs=batch_size
+        )
+        answers = decode(engine, jobs, batch_size=num_rows)
         return Recorded(answers, [recorder.take(RequestId(f"job-{index}")) for index in range(len(jobs))])

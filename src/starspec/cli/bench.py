@@ -31,7 +31,7 @@ app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this mac
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
-CertifiedPart = Literal["exact", "sampled", "bits", "pair"]
+CertifiedPart = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
 GRID, SUITABLE = "Grid", "what suits the kind of draft"
 Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
 Datasets = Annotated[

@@ -29,15 +29,27 @@ def out() -> Console:
 def lossless_table(rows: Sequence[LosslessRow], title: str) -> Table:
     """One row for each way of sampling and of drafting."""
     table = _table(
-        title, "sampling", "drafts", "batch", "identical", "tokens", "same bits", "near-ties", "acceptance length"
+        title,
+        "sampling",
+        "drafts",
+        "batching",
+        "batch",
+        "identical",
+        "partial match",
+        "tokens",
+        "same bits",
+        "near-ties",
+        "acceptance length",
     )
     for row in rows:
         bits = NOTHING if row.num_bitwise_tokens is None else f"{row.num_bitwise_tokens}/{row.num_compared_tokens}"
         table.add_row(
             row.sampling,
             row.contender,
+            row.batching,
             str(row.batch_size),
             f"{row.num_identical}/{row.num_prompts}",
+            f"{row.partial_match_rate:.1%}",
             str(row.num_tokens),
             bits,
             str(row.num_near_ties),
@@ -174,10 +186,16 @@ def divergence_lines(rows: Sequence[LosslessRow]) -> list[str]:
         if (first := row.first_divergence) is None:
             continue
         gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
+        batching = "" if row.batching == "ragged" else f"{row.batching}, "
+        tie = " (a near-tie)" if first.is_near_tie else ""
         lines.append(
-            f"{row.sampling}, {row.contender}, batch {row.batch_size}: first divergence in prompt {first.prompt} at "
-            f"token {first.position}: {_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}"
+            f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}: first divergence in prompt "
+            f"{first.prompt} at token {first.position}: {_token(first.expected)} expected, {_token(first.found)} found, "
+            f"logit gap {gap}{tie}"
         )
+        if row.num_identical + 1 < row.num_prompts:
+            num_different = row.num_prompts - row.num_identical
+            lines.append(f"  {num_different} answers differ, {row.num_explained} of them from a near-tie on")
     return lines
 
 
@@ -189,7 +207,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column(first)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("drafts", "numerics") else "right")
+        table.add_column(column, justify="left" if column in ("drafts", "batching", "numerics") else "right")
     return table
 
 

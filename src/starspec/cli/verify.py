@@ -12,7 +12,7 @@ from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.speculation import DraftOptions
 from starspec.cli.tables import divergence_lines, lossless_table, out
-from starspec.config import ModelConfig
+from starspec.config import BatchingConfig, ModelConfig
 from starspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ def verify(
     draft_p_min: opt.DraftPMin = None,
     speculative_config: opt.SpeculativeJson = None,
     batch: Annotated[int, typer.Option(min=1, max=64, help="Sequences decoded at once.", rich_help_panel=MEASURE)] = 4,
+    batching: Annotated[
+        str,
+        typer.Option(
+            help="How they share forwards, any of ragged, eqspec, exspec and rollback, with commas between.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = "ragged",
     prompts: PromptFile = None,
     num_prompts: Annotated[
         int, typer.Option(min=1, help="Prompts used, evenly over the file.", rich_help_panel=MEASURE)
@@ -75,13 +82,14 @@ def verify(
     ).to_config()
     if drafting is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")
+    batchings = [BatchingConfig(method=name.strip()) for name in batching.split(",")]  # type: ignore[arg-type]
     model = ModelConfig(
         model=target,
         dtype=dtype,
         device=device,
         numerics=numerics,
         max_model_len=max_model_len,
-        num_rows=batch,
+        num_rows=max(each.num_rows(batch) for each in batchings),
         num_threads=num_threads,
     )
     log_to_stderr("warning")
@@ -93,8 +101,8 @@ def verify(
         from starspec.bench.verify import SAMPLINGS, verify_pair  # noqa: PLC0415
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
-        bar.begin("decoding", num_turns(len(chosen), len(SAMPLINGS), 1 if batch == 1 else 3))
-        report = verify_pair(model, drafting, chosen, max_tokens, batch, bar.turn)
+        bar.begin("decoding", num_turns(len(chosen), len(SAMPLINGS), 1 if batch == 1 else 2 + len(batchings)))
+        report = verify_pair(model, drafting, chosen, max_tokens, batch, bar.turn, batchings=batchings)
     _show(report)
     if json_file is not None:
         write_report(report, json_file)

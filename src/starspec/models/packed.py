@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +17,8 @@ from starspec.errors import CacheRangeError
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.linear import StepLinear
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
+
+FAST_NUMERICS: Final = "numerics are fast: a token's bits may depend on what it is batched with"
 
 
 class FeatureTaps:
@@ -62,7 +66,7 @@ class PackedRunner(ABC):
         self._num_heads = num_heads
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
-        self.numerics_report = "numerics are fast: a token's bits may depend on what it is batched with"
+        self.numerics_report = FAST_NUMERICS
         self.is_invariant = False  # whether the probe showed that they do not
 
     @property
@@ -77,6 +81,12 @@ class PackedRunner(ABC):
     def num_heads(self) -> int:
         """Query heads of a layer."""
         return self._num_heads
+
+    def with_fast_numerics(self) -> Self:
+        """The same model over the same cache, whose forwards are neither padded nor split for the sake of bits."""
+        fast = copy(self)
+        fast.rows, fast.is_invariant, fast.numerics_report = RowRange(lowest=1, highest=None), False, FAST_NUMERICS
+        return fast
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
