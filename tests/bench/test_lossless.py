@@ -5,14 +5,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from starspec.bench.certify import BITS, EXACT, PAIR, SAMPLED_PART, Subjects, certify, count_turns, short_prompts
+from starspec.bench.certify import (
+    BATCH,
+    BATCH_PAIR,
+    BITS,
+    EXACT,
+    PAIR,
+    SAMPLED_PART,
+    Subjects,
+    certify,
+    count_turns,
+    short_prompts,
+)
 from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer
 from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import Contender, Truths, compare_with_plain, num_turns
 from starspec.bench.verify import verify_pair
 from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, ModelConfig, SpeculativeConfig
 from starspec.models.runner import ForwardOutput
 
 PROMPTS = own_prompts()[:10]
@@ -120,10 +131,12 @@ def test_verify_promises_nothing_with_fast_numerics(tiny_folder: Path) -> None:
 
 
 def test_the_certificate_holds_for_a_tiny_model_against_transformers(tiny_folder: Path) -> None:
-    subjects = Subjects(model=str(tiny_folder), pair=(str(tiny_folder), str(tiny_folder)))
+    names = ("exact", "sampled", "bits", "batch", "pair")
+    subjects = Subjects(model=str(tiny_folder), pair=(str(tiny_folder), str(tiny_folder)), part_names=names)
     turns: list[str] = []
     certificate = certify(subjects, [own_prompts()], max_prompts=3, advance=turns.append)
-    assert [part.name for part in certificate.parts] == ["exact", "sampled", "bits", "pair"]
+    assert [part.name for part in certificate.parts] == [*names]
+    assert {row.batching for row in certificate.parts[3].rows} == {"ragged", "eqspec", "exspec", "rollback"}
     assert all(row.is_identical for part in certificate.parts for row in part.rows)
     assert certificate.holds == all(part.holds for part in certificate.parts)
     assert len(turns) == count_turns(subjects, 3)
@@ -142,6 +155,10 @@ def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
     assert {size for _, size in BITS.contenders} == set(range(1, 9))
     assert BITS.needs_same_bits
     assert PAIR.needs_same_bits
+    assert (BATCH.num_prompts, BATCH.max_tokens, BATCH_PAIR.num_prompts) == (480, 64, 100)
+    assert {size for _, size in BATCH.contenders} == {1, 2, 4, 8, 16}
+    assert {each.method for each in BATCH.batchings} == set(BATCHINGS)
+    assert {each.temperature for each in BATCH_PAIR.samplings} == {0.0, 0.7}
 
 
 def test_long_prompts_are_left_out_and_files_give_equal_shares(bench: Workbench) -> None:

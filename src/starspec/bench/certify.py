@@ -183,7 +183,8 @@ class Subjects:
     def parts(self) -> list[tuple[Part, str, str]]:
         """Every part with its target and draft."""
         parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS, BATCH)]
-        parts += [(part, *self.pair) for part in (PAIR, BATCH_PAIR)] if self.pair else []
+        if self.pair:
+            parts += [(part, *self.pair) for part in (PAIR, BATCH_PAIR)]
         return [each for each in parts if each[0].name in self.part_names]
 
     def models(self) -> dict[str, str]:
@@ -245,7 +246,8 @@ def try_part(
     """Try one claim. Effects: loads the models. Raises: as certify."""
     started_s = time.perf_counter()
     bench = Workbench(target)
-    prompts = short_prompts(bench, prompt_files, num_prompts, part.max_prompt_tokens)
+    longest = min(part.max_prompt_tokens, bench.runner.info.max_model_len - part.max_tokens)
+    prompts = short_prompts(bench, prompt_files, num_prompts, longest)
     baseline = None
     if part.is_against_transformers:
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)

@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def partial_match_rate(self) -> float:
-        """Share of a reference's tokens before the first divergence, averaged over the answers (EqSpec, section 4.1)."""
+        """Share of a reference's tokens before the first divergence, averaged over the answers (as EqSpec has it)."""
         return self.sum_partial / self.num_answers if self.num_answers else 1.0
 
     @property
@@ -103,8 +103,8 @@ def compare(
             pairs = zip(expected_logits[index][:length], found_logits[index][:length], strict=False)
             num_bitwise += sum(_same_bits(one, other) for one, other in pairs)
         if at is not None:
-            logits = expected_logits[index] if expected_logits else None
-            divergences.append(_divergence(job, reference, answer, at, logits))
+            logits = expected_logits[index][at : at + 1] if expected_logits else ()
+            divergences.append(divergence(job, reference, answer, at, logits[0] if len(logits) else None))
     has_bits = expected_logits is not None and found_logits is not None
     return Comparison(
         num_answers=len(jobs),
@@ -164,12 +164,18 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def _divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Sequence[Tensor] | None) -> Divergence:
+def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Tensor | None) -> Divergence:
+    """What is known of a divergence.
+
+    Args:
+        at: index of the first token that differs.
+        logits: [V], the reference's there; None = not recorded, or the reference had ended.
+    """
     expected = reference.token_ids[at] if at < len(reference.token_ids) else None
     found = answer.token_ids[at] if at < len(answer.token_ids) else None
     gap = is_tie = None
-    if logits is not None and at < len(logits):
-        is_tie = is_near_tie(logits[at], job.law, len(job.prompt_token_ids) + at)
+    if logits is not None:
+        is_tie = is_near_tie(logits, job.law, len(job.prompt_token_ids) + at)
         if expected is not None and found is not None:
-            gap = float(logits[at][expected].double() - logits[at][found].double())
+            gap = float(logits[expected].double() - logits[found].double())
     return Divergence(job.name, at, expected, found, gap, is_tie)

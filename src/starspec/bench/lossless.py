@@ -142,8 +142,10 @@ def compare_with_plain(
             for index, contender in enumerate(rows):
                 started_s = time.perf_counter()
                 is_plain = reference is not None and index == 0
-                found = plain if is_plain else bench.record(
-                    jobs, contender.drafts, contender.batch_size, contender.batching
+                found = (
+                    plain
+                    if is_plain
+                    else bench.record(jobs, contender.drafts, contender.batch_size, contender.batching)
                 )
                 tally = tallies.setdefault((sampling.name, index), _Tally())
                 tally.seconds += plain_s if is_plain else time.perf_counter() - started_s

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from starspec.cli import options as opt
+from starspec.cli.bench_batch import batch
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
+from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.tables import (
     divergence_lines,
     fault_table,
@@ -24,25 +26,14 @@ from starspec.cli.tables import (
 )
 from starspec.cli.verify import MEASURE, JsonFile
 
-if TYPE_CHECKING:
-    from starspec.bench.datasets import Prompt
-
 app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
+app.command()(batch)
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
 CertifiedPart = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
 GRID, SUITABLE = "Grid", "what suits the kind of draft"
 Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
-Datasets = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--dataset",
-        help='Prompts, as JSON lines with "turns"; may be repeated, each file gives an equal share.',
-        show_default="prompts of our own",
-        rich_help_panel=MEASURE,
-    ),
-]
 
 
 @app.command()
@@ -81,7 +72,7 @@ def pair(
             dtype=dtype,
             num_threads=num_threads,
         )
-        report = measure_pair(models, _prompt_files(dataset), QUICK if quick else PairPlan(), advance)
+        report = measure_pair(models, prompt_files(dataset), QUICK if quick else PairPlan(), advance)
     console = out()
     console.print(pair_table(report.rows))
     if report.steps:
@@ -170,7 +161,7 @@ def tree(
             only={name: each for name, each in given.items() if each is not None},
             num_prompts=num_prompts or plan.num_prompts,
         )
-        report = measure_tree(models, _prompt_files(dataset), plan, advance)
+        report = measure_tree(models, prompt_files(dataset), plan, advance)
     console = out()
     console.print(tree_table(report.rows))
     console.print(f"numerics: {report.numerics}")
@@ -228,7 +219,7 @@ def faults(
         models = FaultModels(
             target=target, draft=draft, quantization=draft_quantization, method=spec_method, dtype=dtype
         )
-        prompts = [prompt.text for prompts in _prompt_files(dataset) for prompt in prompts]
+        prompts = [prompt.text for prompts in prompt_files(dataset) for prompt in prompts]
         report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
     out().print(fault_table(report.rows))
     if json_file is not None:
@@ -275,9 +266,9 @@ def certify(
         names = (part,) if part else get_args(CertifiedPart)
         subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names)
         max_prompts = QUICK_PROMPTS if quick else None
-        prompt_files = _prompt_files(dataset)
+        files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
-        found = run(subjects, prompt_files, max_prompts, bar.turn)
+        found = run(subjects, files, max_prompts, bar.turn)
     console = out()
     for tried in found.parts:
         title = f"{tried.name}: {tried.claim} ({tried.target}, {tried.seconds:.0f} s)"
@@ -290,12 +281,6 @@ def certify(
         write_report(found, json_file)
     if not found.holds:
         raise typer.Exit(1)
-
-
-def _prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
-    from starspec.bench.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
-
-    return [read_prompts(path) for path in paths] if paths else [own_prompts()]
 
 
 def _trial_line(what: str, rates: Mapping[str, float]) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from starspec.bench.batch.rows import BatchRow
     from starspec.bench.faults.measure import FaultRow
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
@@ -106,6 +107,42 @@ def tree_table(rows: Sequence[TreeRow]) -> Table:
     return table
 
 
+def batch_table(rows: Sequence[BatchRow]) -> Table:
+    """One row for each method and batch size."""
+    columns = ("tokens/s", "scaling", "exact", "partial", "verify calls", "ms/verify", "verify", "draft", "overhead")
+    table = _table(
+        "tokens/s: median, prompts included; scaling = over the method's own at batch 1; shares are of rounds' time, "
+        "without prompts",
+        "method",
+        "batch",
+        *columns,
+        "pad + KV ms",
+        "grouped",
+        "wait s",
+        "P50 / P90 / P99 s",
+    )
+    for row in rows:
+        done = row.completion
+        table.add_row(
+            row.method,
+            str(row.batch_size),
+            f"{row.tokens_per_s.median:.1f}",
+            _or_nothing(row.batch_scaling, ".2f"),
+            f"{row.exact_match:.1%}",
+            f"{row.partial_match:.1%}",
+            str(row.num_verify_calls),
+            f"{row.ms_per_verify:.1f}",
+            f"{row.verify_share:.1%}",
+            f"{row.draft_share:.1%}",
+            f"{row.overhead_share:.1%}",
+            f"{row.ms_realign_pad:.2f} + {row.ms_realign_kv:.2f}",
+            f"{row.grouping_rate:.1%}",
+            f"{row.grouping_wait_s:.2f}",
+            NOTHING if done is None else f"{done.p50_s:.1f} / {done.p90_s:.1f} / {done.p99_s:.1f}",
+        )
+    return table
+
+
 def step_table(rows: Sequence[StepRow]) -> Table:
     """One row for each width of step."""
     columns = ("step ms", "linears ms", "other", "GB/s of weights", "GB/s of memory", "limit ms", "step / limit")
@@ -188,11 +225,9 @@ def divergence_lines(rows: Sequence[LosslessRow]) -> list[str]:
         gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
         batching = "" if row.batching == "ragged" else f"{row.batching}, "
         tie = " (a near-tie)" if first.is_near_tie else ""
-        lines.append(
-            f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}: first divergence in prompt "
-            f"{first.prompt} at token {first.position}: {_token(first.expected)} expected, {_token(first.found)} found, "
-            f"logit gap {gap}{tie}"
-        )
+        where = f"first divergence in prompt {first.prompt} at token {first.position}"
+        what = f"{_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}{tie}"
+        lines.append(f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}: {where}: {what}")
         if row.num_identical + 1 < row.num_prompts:
             num_different = row.num_prompts - row.num_identical
             lines.append(f"  {num_different} answers differ, {row.num_explained} of them from a near-tie on")

@@ -1,0 +1,1 @@
+"""`starspec bench batch`: the ways of batching speculation, measured on one engine."""

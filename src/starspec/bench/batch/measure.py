@@ -1,0 +1,192 @@
+"""`starspec bench batch`: every method at every batch size over the same requests, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from starspec.bench.batch.divergences import divergences
+from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
+from starspec.bench.batch.prompts import of_context, of_one_length
+from starspec.bench.batch.rows import BatchReport, Completion, batch_row, completion_of, ratios_of
+from starspec.bench.batch.serving import poisson_arrivals
+from starspec.bench.compare import NEAR_TIE_STEPS
+from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.bench.decode import Job
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Spread
+from starspec.bench.workbench import Sampling, Workbench
+from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError
+from starspec.target.drafts import Drafts
+
+WARM_UP_TOKENS = 4  # of an answer
+GAP_BOUND = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """How much to measure."""
+
+    methods: tuple[str, ...] = ("ragged", "eqspec", "exspec", "rollback", PLAIN)
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)  # window, bound and admission
+    num_prompts: int = 32
+    max_prompt_tokens: int = 512  # longer prompts are left out
+    context: int | None = None  # tokens that prompts are grown to; None = as they are
+    is_one_length: bool = False  # cut to the median's length: what homogeneity does to grouping
+    max_tokens: int = 64
+    temperature: float = 0.0
+    num_draft_tokens: int = 5  # the paper's K
+    num_repeats: int = 3
+    load: float = 0.0  # arrivals a second, as a share of what the slowest drafting method answers; 0 = no arrivals
+
+    def __post_init__(self) -> None:
+        for number in (*self.batch_sizes, self.num_prompts, self.max_tokens, self.num_draft_tokens, self.num_repeats):
+            if number < 1:
+                raise ConfigError(f"sizes and numbers of a measurement must be at least 1, got {number}")
+        if not 0.0 <= self.load < 1.0:
+            raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the line grows for ever")
+
+    @property
+    def max_model_len(self) -> int:
+        return (self.context or self.max_prompt_tokens) + self.max_tokens
+
+    def of_all_sizes(self) -> list[BatchMethod]:
+        return [BatchMethod.named(name, size, self.batching) for size in self.batch_sizes for name in self.methods]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchModels:
+    """What is measured."""
+
+    target: str
+    draft: str
+    quantization: str
+    dtype: str
+    num_threads: int
+    numerics: str = "invariant"
+    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
+
+    def target_config(self, num_rows: int, max_model_len: int) -> ModelConfig:
+        return ModelConfig(
+            model=self.target,
+            dtype=self.dtype,  # type: ignore[arg-type]
+            numerics=self.numerics,  # type: ignore[arg-type]
+            num_rows=num_rows,
+            max_model_len=max_model_len,
+            num_threads=self.num_threads,
+        )
+
+    def speculative(self, num_draft_tokens: int, max_model_len: int) -> SpeculativeConfig:
+        return SpeculativeConfig(
+            method=self.method,  # type: ignore[arg-type]
+            model=self.draft,
+            quantization=self.quantization,  # type: ignore[arg-type]
+            num_speculative_tokens=num_draft_tokens,
+            max_model_len=max_model_len,
+        )
+
+
+Advance = Callable[[str, int | None], None]
+"""(what is about to run, turns of this stage if it begins)"""
+
+
+class _Bench:
+    """Everything loaded, and how one run is made."""
+
+    def __init__(self, models: BatchModels, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
+        num_rows = max(method.num_rows for method in methods)
+        self.plan = plan
+        self.workbench = Workbench(models.target_config(num_rows, plan.max_model_len))
+        self.drafts: Drafts = self.workbench.drafts(models.speculative(plan.num_draft_tokens, plan.max_model_len))
+
+    def run(self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> MethodRun:
+        return run_method(self.workbench, method, self.drafts, jobs, self.plan.num_draft_tokens, arrivals_s)
+
+
+def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
+    """Load the pair, decode plainly and alone for reference, then run all methods in turns.
+
+    Raises: ConfigError if no prompt is short enough, or the model cannot be batched so; ModelError;
+        VocabularyMismatch.
+    """
+    advance("loading", None)
+    methods = plan.of_all_sizes()
+    bench = _Bench(models, plan, methods)
+    chosen, jobs = _jobs(bench.workbench, prompts, plan)
+    advance("decoding", 1 + len(methods) * (plan.num_repeats + (plan.load > 0)))
+    advance("plain, alone", None)
+    reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
+    runs = _run_in_turns(bench, methods, jobs, advance)
+    completions = _arrive(bench, runs, jobs, advance) if plan.load else {}
+    rows = [
+        batch_row(
+            method,
+            runs[method],
+            next((each for other, each in runs.items() if (other.name, other.batch_size) == (method.name, 1)), []),
+            reference,
+            divergences(bench.workbench.runner, jobs, reference, runs[method][-1].served.answers),
+            completions.get(method),
+        )
+        for method in methods
+    ]
+    return BatchReport(
+        provenance=collect_provenance({"target": models.target, "draft": models.draft}),
+        rows=rows,
+        ratios=ratios_of(rows),
+        num_draft_tokens=plan.num_draft_tokens,
+        draft_quantization=models.quantization,
+        dtype=models.dtype,
+        numerics=bench.workbench.numerics_report,
+        is_promised=bench.workbench.promises_equality,
+        max_passed_over=plan.batching.max_passed_over,
+        admission=plan.batching.admission,
+        prompt_tokens=Spread.of([len(job.prompt_token_ids) for job in jobs]),
+        prompts_sha256=hash_prompts(chosen),
+        gap_bound=GAP_BOUND,
+    )
+
+
+def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple[list[Prompt], list[Job]]:
+    """The requests, and the prompts that they are made of."""
+    fitting = prompts
+    if plan.context is None:
+        fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= plan.max_prompt_tokens]
+    if not fitting:
+        raise ConfigError(f"no prompt has at most {plan.max_prompt_tokens} tokens")
+    chosen = spread(fitting, plan.num_prompts)
+    jobs = bench.jobs(chosen, Sampling(temperature=plan.temperature), plan.max_tokens)
+    if plan.context is not None:
+        jobs = of_context(jobs, plan.context)
+    return chosen, of_one_length(jobs) if plan.is_one_length else jobs
+
+
+def _run_in_turns(
+    bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance
+) -> dict[BatchMethod, list[MethodRun]]:
+    """Every method's repeats; the methods of a batch size take turns, so that a slow moment hits all alike."""
+    warm_up = [Job(job.name, job.prompt_token_ids, job.law, WARM_UP_TOKENS) for job in jobs[:1]]
+    for name in dict.fromkeys(method.name for method in methods):
+        bench.run(BatchMethod.named(name, 1, bench.plan.batching), warm_up)
+    runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in methods}
+    for _ in range(bench.plan.num_repeats):
+        for method in methods:
+            advance(f"{method.name}, batch {method.batch_size}", None)
+            runs[method].append(bench.run(method, jobs))
+    return runs
+
+
+def _arrive(
+    bench: _Bench, runs: dict[BatchMethod, list[MethodRun]], jobs: Sequence[Job], advance: Advance
+) -> dict[BatchMethod, Completion]:
+    """The same requests at the same random times to all methods of a batch size."""
+    completions = {}
+    for method in runs:
+        rivals = [other for other in runs if other.batch_size == method.batch_size and not other.is_plain]
+        slowest = max(run.served.seconds for other in rivals or [method] for run in runs[other])
+        rate = bench.plan.load * len(jobs) / slowest
+        advance(f"{method.name}, batch {method.batch_size}, Poisson arrivals", None)
+        run = bench.run(method, jobs, poisson_arrivals(len(jobs), rate, seed=method.batch_size))
+        completions[method] = completion_of(run, rate)
+    return completions

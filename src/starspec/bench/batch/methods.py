@@ -1,0 +1,93 @@
+"""The methods under measurement: a name, what it drafts with, how it batches, and its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from starspec.bench.batch.serving import Served, serve
+from starspec.bench.decode import Job, make_engine
+from starspec.bench.workbench import Workbench
+from starspec.config import BATCHINGS, BatchingConfig
+from starspec.errors import ConfigError
+from starspec.models.packed import PackedRunner
+from starspec.speculation.stats import BatchStats, TargetStats
+from starspec.target.batching import lay_out
+from starspec.target.drafts import Drafts, NoDrafts
+
+PLAIN: Final = "plain"  # no drafts, ragged
+FAST: Final = "-fast"  # behind a ragged method: numerics that do not keep bits
+METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMethod:
+    """One way of decoding a batch.
+
+    Raises: ConfigError if there is no such method.
+    """
+
+    name: str
+    batch_size: int
+    batching: BatchingConfig
+
+    def __post_init__(self) -> None:
+        if self.name not in METHODS:
+            raise ConfigError(f"method '{self.name}' is not one of {', '.join(METHODS)}")
+
+    @classmethod
+    def named(cls, name: str, batch_size: int, batching: BatchingConfig) -> BatchMethod:
+        """Args: batching: window, bound and admission; its method follows the name, exspec never has fixed batches."""
+        base = name.removesuffix(FAST)
+        kind = base if base in BATCHINGS else "ragged"
+        admission = "continuous" if kind == "exspec" else batching.admission
+        return cls(name, batch_size, replace(batching, method=kind, admission=admission))  # type: ignore[arg-type]
+
+    @property
+    def is_plain(self) -> bool:
+        return self.name.removesuffix(FAST) == PLAIN
+
+    @property
+    def num_rows(self) -> int:
+        return self.batching.num_rows(self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRun:
+    """One run of a method over some requests."""
+
+    served: Served
+    stats: BatchStats
+
+
+def run_method(
+    bench: Workbench,
+    method: BatchMethod,
+    drafts: Drafts,
+    jobs: Sequence[Job],
+    num_draft_tokens: int,
+    arrivals_s: Sequence[float] | None = None,
+) -> MethodRun:
+    """Answer the jobs with a fresh engine.
+
+    Args:
+        drafts: of all methods but the plain ones.
+        num_draft_tokens: K.
+    """
+    runner = bench.runner
+    if method.name.endswith(FAST):
+        if not isinstance(runner, PackedRunner):
+            raise ConfigError(f"method '{method.name}' needs a model with weights")
+        runner = runner.with_fast_numerics()
+    stats = TargetStats()
+    engine = make_engine(
+        lay_out(runner, method.batching, stats.batch),
+        bench.tokenizer,
+        NoDrafts() if method.is_plain else drafts,
+        stats,
+        batching=method.batching,
+        max_num_seqs=method.batch_size,
+    )
+    asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
+    return MethodRun(serve(engine, asked, arrivals_s), stats.batch)

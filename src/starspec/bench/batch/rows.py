@@ -1,0 +1,217 @@
+"""From runs to the rows and ratios that are published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from starspec.bench.batch.methods import BatchMethod, MethodRun
+from starspec.bench.compare import Divergence, first_difference
+from starspec.bench.decode import Answer
+from starspec.bench.provenance import Provenance, hash_token_ids
+from starspec.bench.report import Spread
+from starspec.speculation.stats import AcceptanceStats, BatchStats
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """How long requests took that arrived at random, from arrival to last token (the paper's table 3)."""
+
+    arrivals_per_s: float
+    tokens_per_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    longest_wait_rounds: int  # rounds that one sequence was passed over in a row, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRow:
+    """One method at one batch size. Times of rounds exclude prompts; a method's repeats are added up."""
+
+    method: str
+    batch_size: int
+    num_rows: int  # sequences that hold a cache row: ExSpec's window
+    num_answers: int
+    num_tokens: int  # of one repeat
+    exact_match: float  # share of answers that are those of plain decoding alone, token for token
+    partial_match: float  # share of tokens before the first divergence, averaged over answers
+    num_different: int
+    num_explained: int  # of those, answers that differ from a near-tie of the target on
+    largest_gap: float | None  # in logits, between expected and found token at a divergence; None = no divergence
+    first_divergence: Divergence | None
+    tokens_per_s: Spread  # prompts included
+    batch_scaling: float | None  # tokens_per_s over the method's own at batch 1; None = that was not measured
+    ms_per_token: Spread  # of rounds
+    ms_per_token_without_realign: Spread
+    num_verify_calls: int
+    ms_per_verify: float
+    ms_draft: float  # these are per round
+    ms_realign_pad: float
+    ms_realign_kv: float
+    ms_copy: float
+    ms_schedule: float
+    draft_share: float  # these are of the rounds' time
+    verify_share: float
+    overhead_share: float  # realignment, copies and scheduling
+    realign_share: float
+    grouping_rate: float  # rounds that needed no realignment
+    grouping_wait_s: float  # a request's, on average: ready, and passed over
+    longest_wait_rounds: int
+    acceptance_length: float | None
+    completion: Completion | None
+    output_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What `starspec bench batch` saves."""
+
+    provenance: Provenance
+    rows: list[BatchRow]
+    ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ours over theirs
+    num_draft_tokens: int
+    draft_quantization: str
+    dtype: str
+    numerics: str
+    is_promised: bool  # whether these settings promise the tokens of plain decoding, in ragged batches
+    max_passed_over: int | None
+    admission: str
+    prompt_tokens: Spread
+    prompts_sha256: str
+    gap_bound: str  # what counts as explained
+
+    @property
+    def is_broken(self) -> bool:
+        """A promise was not kept."""
+        return self.is_promised and any(row.num_different for row in self.rows if row.method in ("ragged", "plain"))
+
+
+def batch_row(
+    method: BatchMethod,
+    runs: Sequence[MethodRun],
+    alone: Sequence[MethodRun],
+    reference: Sequence[Answer],
+    differing: Sequence[Divergence],
+    completion: Completion | None,
+) -> BatchRow:
+    """Args:
+    runs: the method's repeats.
+    alone: its repeats at batch size 1, if they were run.
+    reference: of plain decoding alone.
+    differing: a divergence for each answer of the last repeat that is not its reference.
+    """
+    answers = runs[-1].served.answers
+    total = sum_of([run.stats for run in runs])
+    rounds, seconds = max(1, total.num_rounds), total.total_s or 1.0
+    acceptance = AcceptanceStats()
+    for answer in answers:
+        acceptance.add(answer.stats.acceptance)
+    rate = Spread.of([round(run.served.tokens_per_s, 3) for run in runs])
+    gaps = [each.logit_gap for each in differing if each.logit_gap is not None]
+    rate_alone = Spread.of([run.served.tokens_per_s for run in alone]).median if alone else 0.0
+    return BatchRow(
+        method=method.name,
+        batch_size=method.batch_size,
+        num_rows=method.num_rows,
+        num_answers=len(answers),
+        num_tokens=runs[-1].served.num_tokens,
+        exact_match=1.0 - len(differing) / len(answers),
+        partial_match=round(partial_match(reference, answers), 4),
+        num_different=len(differing),
+        num_explained=sum(each.is_near_tie is True for each in differing),
+        largest_gap=max(gaps, default=None),
+        first_divergence=differing[0] if differing else None,
+        tokens_per_s=rate,
+        batch_scaling=round(rate.median / rate_alone, 3) if rate_alone else None,
+        ms_per_token=Spread.of([_ms_per_token(run, run.stats.total_s) for run in runs]),
+        ms_per_token_without_realign=Spread.of(
+            [_ms_per_token(run, run.stats.total_s - run.stats.realign_s) for run in runs]
+        ),
+        num_verify_calls=runs[-1].stats.num_rounds,
+        ms_per_verify=_ms(total.verify_s / rounds),
+        ms_draft=_ms(total.draft_s / rounds),
+        ms_realign_pad=_ms(total.realign_pad_s / rounds),
+        ms_realign_kv=_ms(total.realign_kv_s / rounds),
+        ms_copy=_ms(total.copy_s / rounds),
+        ms_schedule=_ms(total.schedule_s / rounds),
+        draft_share=round(total.draft_s / seconds, 4),
+        verify_share=round(total.verify_s / seconds, 4),
+        overhead_share=round(total.overhead_s / seconds, 4),
+        realign_share=round(total.realign_s / seconds, 4),
+        grouping_rate=round(total.grouping_rate, 4),
+        grouping_wait_s=round(total.grouping_wait_s / len(answers) / len(runs), 4),
+        longest_wait_rounds=max(run.stats.longest_wait_rounds for run in runs),
+        acceptance_length=None if method.is_plain else round(acceptance.acceptance_length, 3),
+        completion=completion,
+        output_sha256=hash_token_ids([each.token_ids for each in answers]),
+    )
+
+
+def completion_of(run: MethodRun, arrivals_per_s: float) -> Completion:
+    """Args: run: with arrivals."""
+    p50, p90, p99 = (percentile(run.served.completion_s, each) for each in PERCENTILES)
+    return Completion(
+        arrivals_per_s=round(arrivals_per_s, 4),
+        tokens_per_s=round(run.served.tokens_per_s, 3),
+        p50_s=round(p50, 3),
+        p90_s=round(p90, 3),
+        p99_s=round(p99, 3),
+        longest_wait_rounds=run.stats.longest_wait_rounds,
+    )
+
+
+def ratios_of(rows: Sequence[BatchRow]) -> dict[str, dict[str, float]]:
+    """Tokens a second of rounds: ragged over each of the others, for every batch size at which both were run."""
+    by_key = {(row.method, row.batch_size): row for row in rows}
+    ratios: dict[str, dict[str, float]] = {}
+    for (name, batch_size), row in by_key.items():
+        ragged = by_key.get(("ragged", batch_size))
+        if ragged is None or name == "ragged":
+            continue
+        ratio = _ratio(row.ms_per_token, ragged.ms_per_token)
+        ratios.setdefault(f"ragged_vs_{name.replace('-', '_')}", {})[str(batch_size)] = ratio
+        if name == "eqspec":
+            without = _ratio(row.ms_per_token_without_realign, ragged.ms_per_token)
+            ratios.setdefault("ragged_vs_eqspec_without_realign", {})[str(batch_size)] = without
+    return ratios
+
+
+def partial_match(expected: Sequence[Answer], found: Sequence[Answer]) -> float:
+    """Share of a reference's tokens before the first divergence, averaged over the answers (section 4.1)."""
+    shares = []
+    for reference, answer in zip(expected, found, strict=True):
+        at = first_difference(reference.token_ids, answer.token_ids)
+        shares.append(1.0 if at is None else at / max(1, len(reference.token_ids)))
+    return sum(shares) / len(shares)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that at least `percent` of all values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+
+def sum_of(several: Sequence[BatchStats]) -> BatchStats:
+    """All of them as one; the longest wait is the longest of any."""
+    total = BatchStats()
+    for each in several:
+        for field in fields(BatchStats):
+            setattr(total, field.name, getattr(total, field.name) + getattr(each, field.name))
+    total.longest_wait_rounds = max((each.longest_wait_rounds for each in several), default=0)
+    return total
+
+
+def _ms_per_token(run: MethodRun, seconds: float) -> float:
+    """0 if there are no tokens."""
+    return round(1e3 * seconds / run.served.num_tokens, 4) if run.served.num_tokens else 0.0
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
+
+
+def _ratio(one: Spread, other: Spread) -> float:
+    return round(one.median / other.median, 3) if other.median else 0.0

@@ -1,0 +1,80 @@
+"""Requests through an engine as they arrive: all at once, or one after the other at random times."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from starspec.bench.decode import Answer, Job
+from starspec.errors import OurBug
+from starspec.ids import RequestId
+from starspec.target.engine import TargetEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of some requests, in their order."""
+
+    answers: list[Answer]
+    completion_s: list[float]  # arrival to last token, of each
+    seconds: float  # first arrival to last token of all
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 if there are no tokens: an engine that emits nothing is not fast."""
+        return self.num_tokens / self.seconds if self.num_tokens else 0.0
+
+
+def poisson_arrivals(num: int, rate_per_s: float, seed: int) -> list[float]:
+    """Seconds at which requests arrive: a Poisson process, the first at 0."""
+    draw = random.Random(seed)  # noqa: S311 (arrivals need no secrecy)
+    arrivals = [0.0]
+    while len(arrivals) < num:
+        arrivals.append(arrivals[-1] + draw.expovariate(rate_per_s))
+    return arrivals[:num]
+
+
+def serve(
+    engine: TargetEngine,
+    jobs: Sequence[Job],
+    arrivals_s: Sequence[float] | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    after_step: Callable[[], None] = lambda: None,
+) -> Served:
+    """Answer all jobs; the engine decides who runs when.
+
+    Args:
+        arrivals_s: when each job comes, in seconds from the beginning, not decreasing; None = all at once.
+        after_step: called after each step of the engine.
+    Raises: RequestError if a job can never run; OurBug if the engine was not idle.
+    """
+    if engine.has_work:
+        raise OurBug("an engine that measures must begin idle")
+    arrivals = [0.0] * len(jobs) if arrivals_s is None else arrivals_s
+    answers, ended_s = [Answer() for _ in jobs], [0.0] * len(jobs)
+    num_submitted, started_s = 0, clock()
+    while num_submitted < len(jobs) or engine.has_work:
+        while num_submitted < len(jobs) and arrivals[num_submitted] <= clock() - started_s:
+            engine.submit(RequestId(str(num_submitted)), jobs[num_submitted].spec)
+            num_submitted += 1
+        if not engine.has_work:
+            sleep(max(0.0, arrivals[num_submitted] - (clock() - started_s)))
+            continue
+        for emission in engine.step():
+            index = int(emission.request_id)
+            answers[index].token_ids += emission.token_ids
+            if emission.finish_reason is not None:
+                answers[index].finish_reason = emission.finish_reason
+                answers[index].stats = emission.stats or answers[index].stats
+                ended_s[index] = clock() - started_s
+        after_step()
+    waits = [end - arrival for end, arrival in zip(ended_s, arrivals, strict=True)]
+    return Served(answers, waits, max(ended_s, default=0.0))

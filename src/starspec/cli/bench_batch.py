@@ -1,0 +1,128 @@
+"""`starspec bench batch`: the ways of batching speculation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from starspec.cli import options as opt
+from starspec.cli.process import log_to_stderr
+from starspec.cli.progress import ProgressBar
+from starspec.cli.prompt_files import Datasets, prompt_files
+from starspec.cli.tables import batch_table, out
+from starspec.cli.verify import MEASURE, JsonFile
+from starspec.config import BatchingConfig
+
+
+def batch(
+    target: opt.TargetModel,
+    draft: opt.GivenDraft,
+    draft_quantization: opt.GivenQuantization = "int4",
+    spec_method: opt.GivenMethod = "draft_model",
+    methods: Annotated[
+        str, typer.Option(help="Any of ragged, eqspec, exspec, rollback, plain, ragged-fast and plain-fast.")
+    ] = "ragged,eqspec,exspec,rollback,plain",
+    batch_sizes: Annotated[str, typer.Option(help="Sequences of a round.")] = "1,2,4,8,16",
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of exspec: sequences among which one length is sought.", show_default="4 batches"),
+    ] = None,
+    max_passed_over: Annotated[
+        int, typer.Option(min=0, help="Of exspec: rounds without a sequence before it goes first; 0 = no bound.")
+    ] = 8,
+    fixed_batches: Annotated[
+        bool, typer.Option("--fixed-batches", help="Nobody joins a batch until all of it have ended, as in the paper.")
+    ] = False,
+    dataset: Datasets = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts used.", rich_help_panel=MEASURE)] = 32,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=8, help="Grow prompts to about so many tokens.", show_default="as they are", rich_help_panel=MEASURE
+        ),
+    ] = None,
+    same_length: Annotated[
+        bool, typer.Option("--same-length", help="Cut prompts to one length.", rich_help_panel=MEASURE)
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=MEASURE)] = 64,
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.", rich_help_panel=MEASURE)] = 5,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=MEASURE)] = 0.0,
+    repeats: Annotated[int, typer.Option(min=1, rich_help_panel=MEASURE)] = 3,
+    load: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=0.99,
+            help="Also let requests arrive at random, at this share of what the slowest method answers; 0 = do not.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = 0.0,
+    json_file: JsonFile = None,
+    png_file: Annotated[
+        Path | None,
+        typer.Option("--png", help="Save figures.", show_default="no picture", rich_help_panel=MEASURE),
+    ] = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    numerics: opt.Numerics = opt.MODEL.numerics,
+    num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
+) -> None:
+    """Ragged, realigned, grouped, rolled-back and plain batches: how fast, where the time goes, and whether right.
+
+    Exits 1 if ragged batches changed a token although these settings promise that they do not.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench batch") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch  # noqa: PLC0415 (torch)
+        from starspec.bench.batch.picture import draw  # noqa: PLC0415
+        from starspec.bench.report import write_report  # noqa: PLC0415
+        from starspec.bench.tree.picture import require_matplotlib  # noqa: PLC0415
+
+        if png_file is not None:
+            require_matplotlib()  # before hours of measuring
+
+        def advance(what: str, num_turns: int | None) -> None:
+            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
+
+        plan = BatchPlan(
+            methods=tuple(name.strip() for name in methods.split(",")),
+            batch_sizes=opt.numbers(batch_sizes, "--batch-sizes") or (),
+            batching=BatchingConfig(
+                window=window,
+                max_passed_over=max_passed_over or None,
+                admission="fixed" if fixed_batches else "continuous",
+            ),
+            num_prompts=num_prompts,
+            context=context,
+            is_one_length=same_length,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            num_draft_tokens=num_draft_tokens,
+            num_repeats=repeats,
+            load=load,
+        )
+        models = BatchModels(
+            target=target,
+            draft=draft,
+            quantization=draft_quantization,
+            method=spec_method,
+            dtype=dtype,
+            numerics=numerics,
+            num_threads=num_threads,
+        )
+        prompts = [prompt for prompts in prompt_files(dataset) for prompt in prompts]
+        report = measure_batch(models, prompts, plan, advance)
+    console = out()
+    console.print(batch_table(report.rows))
+    console.print(f"numerics: {report.numerics}")
+    for name, by_batch_size in report.ratios.items():
+        console.print(f"{name}: {', '.join(f'batch {size} {ratio:.2f}x' for size, ratio in by_batch_size.items())}")
+    if json_file is not None:
+        write_report(report, json_file)
+    if png_file is not None:
+        draw(report.rows, png_file)
+    if report.is_broken:
+        console.print("ragged batches changed tokens")
+        raise typer.Exit(1)

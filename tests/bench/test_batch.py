@@ -1,0 +1,162 @@
+"""`bench batch`: the definitions of its figures, and one small run of everything."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from starspec.bench.batch.divergences import divergences
+from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
+from starspec.bench.batch.methods import METHODS, BatchMethod
+from starspec.bench.batch.picture import draw
+from starspec.bench.batch.prompts import of_context, of_one_length
+from starspec.bench.batch.rows import partial_match, percentile, ratios_of, sum_of
+from starspec.bench.batch.serving import poisson_arrivals
+from starspec.bench.datasets import own_prompts
+from starspec.bench.decode import Answer, Job
+from starspec.bench.report import write_report
+from starspec.bench.workbench import GREEDY, Workbench
+from starspec.config import BatchingConfig, ModelConfig
+from starspec.errors import ConfigError
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import BatchStats
+
+PLAN = BatchPlan(
+    methods=METHODS,
+    batch_sizes=(1, 3),
+    num_prompts=5,
+    max_tokens=6,
+    num_draft_tokens=2,
+    num_repeats=1,
+    max_prompt_tokens=60,
+    load=0.9,
+)
+
+
+def jobs_of(*lengths: int) -> list[Job]:
+    return [
+        Job(f"{number}", tuple(range(100 * number, 100 * number + length)), TokenLaw(temperature=0), 4)
+        for number, length in enumerate(lengths)
+    ]
+
+
+@pytest.fixture(scope="module")
+def report(tiny_folder: Path):
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    turns: list[tuple[str, int | None]] = []
+    report = measure_batch(models, own_prompts(), PLAN, lambda what, num: turns.append((what, num)))
+    begun = next(num for what, num in turns if what == "decoding")
+    assert begun == len([what for what, _ in turns if what not in ("loading", "decoding")])
+    return report
+
+
+def test_every_method_is_a_row_at_every_batch_size_and_all_are_exact(report) -> None:
+    assert [(row.method, row.batch_size) for row in report.rows] == [
+        (name, size) for size in (1, 3) for name in METHODS
+    ]
+    assert all(row.exact_match == row.partial_match == 1.0 for row in report.rows)
+    assert len({row.output_sha256 for row in report.rows}) == 1
+    assert not report.is_broken
+
+
+def test_ratios_have_their_names_by_batch_size(report) -> None:
+    names = {"ragged_vs_eqspec", "ragged_vs_eqspec_without_realign", "ragged_vs_exspec", "ragged_vs_plain"}
+    assert names <= report.ratios.keys()
+    assert all(by_size.keys() == {"1", "3"} for by_size in report.ratios.values())
+
+
+def test_shares_add_up_and_ragged_has_no_overhead_of_batching(report) -> None:
+    for row in report.rows:
+        assert row.draft_share + row.verify_share + row.overhead_share == pytest.approx(1, abs=2e-3)
+        assert row.batch_scaling is not None
+        assert row.completion is not None
+        assert row.completion.p50_s <= row.completion.p90_s <= row.completion.p99_s
+        if row.method == "ragged":
+            assert (row.realign_share, row.ms_copy, row.grouping_wait_s, row.grouping_rate) == (0, 0, 0, 1)
+
+
+def test_the_file_and_the_picture_can_be_written(report, tmp_path: Path) -> None:
+    write_report(report, tmp_path / "batch.json")
+    content = msgspec.json.decode((tmp_path / "batch.json").read_bytes())
+    assert content["rows"][0]["exact_match"] == 1.0
+    assert content["provenance"]["models"].keys() == {"target", "draft"}
+    draw(report.rows, tmp_path / "batch.png")
+    assert (tmp_path / "batch.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_ratio_needs_ragged_at_the_same_batch_size(report) -> None:
+    assert ratios_of([row for row in report.rows if row.method != "ragged"]) == {}
+
+
+def test_a_divergence_is_found_with_its_gap(tiny_folder: Path) -> None:
+    bench = Workbench(ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=1, max_model_len=128))
+    jobs = bench.jobs(own_prompts()[:2], GREEDY, 4)
+    expected = bench.record(jobs).answers
+    changed = list(expected[1].token_ids)
+    changed[2] = (changed[2] + 1) % 128
+    (found,) = divergences(bench.runner, jobs, expected, [expected[0], Answer(changed)])
+    assert (found.position, found.expected, found.found) == (2, expected[1].token_ids[2], changed[2])
+    assert found.logit_gap > 0
+    assert bench.runner.cache.num_free_rows == 1
+
+
+def test_partial_match_is_the_share_before_the_first_divergence() -> None:
+    expected = [Answer([1, 2, 3, 4]), Answer([5, 6])]
+    assert partial_match(expected, expected) == 1
+    assert partial_match(expected, [Answer([1, 9, 3, 4]), Answer([5, 6])]) == (0.25 + 1) / 2
+    assert partial_match(expected, [Answer([1, 2]), Answer([])]) == (0.5 + 0) / 2
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert [percentile(values, each) for each in (50, 90, 99)] == [50, 90, 99]
+    assert percentile([3.0], 99) == 3.0
+
+
+def test_poisson_arrivals_begin_at_once_and_keep_their_rate() -> None:
+    arrivals = poisson_arrivals(4000, 2.0, seed=1)
+    assert arrivals[0] == 0
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(2000, rel=0.1)
+    assert arrivals == poisson_arrivals(4000, 2.0, seed=1)
+
+
+def test_contexts_are_as_long_as_asked_and_differ() -> None:
+    jobs = of_context(jobs_of(5, 9, 30, 2, 14), 40)
+    lengths = [len(job.prompt_token_ids) for job in jobs]
+    assert all(35 < length <= 40 for length in lengths)
+    assert len(set(lengths)) > 1
+    assert [job.prompt_token_ids[-1] for job in jobs] == [
+        each.prompt_token_ids[-1] for each in jobs_of(5, 9, 30, 2, 14)
+    ]
+
+
+def test_one_length_keeps_the_ends_of_prompts_that_are_long_enough() -> None:
+    jobs = of_one_length(jobs_of(5, 9, 30, 2, 14))
+    assert [len(job.prompt_token_ids) for job in jobs] == [9, 9, 9]
+    assert [job.name for job in jobs] == ["1", "2", "4"]
+
+
+def test_sums_keep_the_longest_wait() -> None:
+    total = sum_of([BatchStats(num_rounds=2, verify_s=1.0, longest_wait_rounds=5), BatchStats(longest_wait_rounds=3)])
+    assert total == BatchStats(num_rounds=2, verify_s=1.0, longest_wait_rounds=5)
+
+
+def test_a_method_of_exspec_never_has_fixed_batches() -> None:
+    fixed = BatchingConfig(admission="fixed")
+    assert BatchMethod.named("eqspec", 2, fixed).batching == BatchingConfig(method="eqspec", admission="fixed")
+    assert BatchMethod.named("exspec", 2, fixed).batching == BatchingConfig(method="exspec")
+    assert BatchMethod.named("plain-fast", 2, fixed).batching.method == "ragged"
+
+
+@pytest.mark.parametrize("wrong", [{"load": 1.0}, {"batch_sizes": (0,)}, {"num_repeats": 0}])
+def test_a_plan_that_cannot_be_run_is_refused(wrong) -> None:
+    with pytest.raises(ConfigError):
+        BatchPlan(**wrong)
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="one of ragged, eqspec"):
+        BatchMethod.named("dsd", 1, BatchingConfig())
