@@ -16,17 +16,19 @@ from starspec.speculation.stats import BatchStats
 MODEL = make_model("qwen3")
 
 
-def make_runner(kind="fused", dtype="float32"):
-    config = make_config(dtype)
+def make_base(kind="fused", dtype="float32"):
+    config, model = make_config(dtype), make_model("qwen3", getattr(torch, dtype))
     if kind == "fused":
-        runner = FusedRunner(make_model("qwen3"), config, make_info(), make_packer(config, VOCAB_SIZE))
-    else:
-        runner = TransformersRunner(make_model("qwen3"), config, make_info())
+        return FusedRunner(model, config, make_info(), make_packer(config, VOCAB_SIZE))
+    return TransformersRunner(model, config, make_info())
+
+
+BASES = {kind: make_base(kind) for kind in ("fused", "transformers")}
+
+
+def make_runner(base=BASES["fused"]):
     stats = BatchStats()
-    return PaddedRunner(runner, stats), stats
-
-
-RUNNERS = {kind: make_runner(kind)[0] for kind in ("fused", "transformers")}
+    return PaddedRunner(base, stats), stats
 
 
 def prefill(runner, token_ids):
@@ -37,12 +39,12 @@ def prefill(runner, token_ids):
     return row
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
+@pytest.mark.parametrize("kind", BASES)
 @settings(max_examples=12)
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=5), data=st.data())
 def test_ragged_rounds_give_the_logits_of_each_sequence_alone(kind, lengths, data):
     """Three rounds of chains of any sizes, of which any parts are accepted; transformers reads each text anew."""
-    runner = RUNNERS[kind]
+    runner, _ = make_runner(BASES[kind])
     texts = [prompt_ids(length, seed) for seed, length in enumerate(lengths)]
     rows = [prefill(runner, text) for text in texts]
     for _ in range(3):
@@ -57,12 +59,10 @@ def test_ragged_rounds_give_the_logits_of_each_sequence_alone(kind, lengths, dat
             runner.cache.commit(row, range(accepted))
             texts[index] = [*texts[index], *chain[:accepted]]
         runner.cache.check_integrity()
-    for row in rows:
-        runner.cache.free(row)
 
 
 def test_trees_give_each_node_the_logits_of_its_path():
-    runner, text = RUNNERS["fused"], prompt_ids(9, 1)
+    (runner, _), text = make_runner(), prompt_ids(9, 1)
     rows = [prefill(runner, prompt_ids(20, 2)), prefill(runner, text)]
     tree, parents = [5, 6, 7, 8, 9], (-1, 0, 0, 2, 1)
     logits = runner.forward([Segment(rows[0], [3], 1), Segment(rows[1], tree, 5, parents)]).logits[1:]
@@ -71,20 +71,16 @@ def test_trees_give_each_node_the_logits_of_its_path():
     runner.cache.commit(rows[1], (0, 2, 3))
     after = runner.forward([Segment(rows[0], [3], 1), Segment(rows[1], [4], 1)]).logits[1]
     torch.testing.assert_close(after, plain_logits(MODEL, [*text, 5, 7, 8, 4])[-1], atol=2e-4, rtol=1e-4)
-    for row in rows:
-        runner.cache.free(row)
 
 
 def test_features_are_those_of_tokens_and_not_of_padding():
-    runner = RUNNERS["fused"]
+    runner, _ = make_runner()
     texts = [prompt_ids(12, 3), prompt_ids(4, 4)]
     rows = [prefill(runner, text) for text in texts]
     chains = [[7, 8, 9], [10]]
     together = runner.forward([Segment(row, chain, 1) for row, chain in zip(rows, chains, strict=True)], (0, 2))
     alone = [runner.forward([Segment(row, chain, 1)], (0, 2)) for row, chain in zip(rows, chains, strict=True)]
     torch.testing.assert_close(together.features, torch.cat([each.features for each in alone]), atol=1e-4, rtol=1e-4)
-    for row in rows:
-        runner.cache.free(row)
 
 
 def test_masks_are_of_columns_and_positions_begin_at_the_first_content_token():
@@ -103,7 +99,7 @@ def test_prompts_are_not_counted_as_realigned():
 
 
 def test_half_precision_gives_no_nan_for_padding():
-    runner, _ = make_runner(dtype="bfloat16")
+    runner, _ = make_runner(make_base(dtype="bfloat16"))
     rows = [prefill(runner, prompt_ids(length, 6)) for length in (0, 90)]
     logits = runner.forward([Segment(rows[0], [1], 1), Segment(rows[1], [1, 2, 3], 3)]).logits
     assert logits.isfinite().all()

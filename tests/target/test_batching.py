@@ -228,7 +228,7 @@ def test_grouping_realigns_less_often_than_fixed_membership():
 
 def test_a_request_that_never_ends_starves_nobody_and_is_not_starved():
     """A stream of short requests of one length beside a long one of another: trap 20, ExSpec's P99 of 134 s."""
-    jobs = [job(0, 40, 60), *[job(index, 5, 3, seed=1) for index in range(1, 60)]]
+    jobs = [job(0, 40, 40), *[job(index, 5, 20, seed=1) for index in range(1, 16)]]
     expected = alone(jobs)
     for max_passed_over, is_bounded in ((4, True), (None, False)):
         stats = TargetStats()

@@ -171,9 +171,9 @@ class PaddedCache(SequenceRows):
         num_layers, _, num_heads, head_dim = self._shape
         shape = (num_layers, 2, len(rows), num_heads, num_columns, head_dim)
         starts = [width - self.lengths[row] for row in rows]
-        made = Rectangle(
-            torch.empty(shape, dtype=self._dtype, device=self._device), list(rows), starts, [width] * len(rows)
-        )
+        with torch.inference_mode(mode=False):  # forwards make rectangles, and commits change them outside of forwards
+            keys_values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        made = Rectangle(keys_values, list(rows), starts, [width] * len(rows))
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             # zeros, not garbage: attention multiplies what the mask hides by 0, and 0 * NaN is NaN
             made.keys_values[:, :, index, :, :start] = 0
