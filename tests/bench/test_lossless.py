@@ -152,7 +152,7 @@ def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
         (1.0, False),
         (1.0, True),
     }
-    assert {size for _, size in BITS.contenders} == set(range(1, 9))
+    assert {size for _, size in BITS.contenders} >= {*range(1, 9), 12, 16}
     assert BITS.needs_same_bits
     assert PAIR.needs_same_bits
     assert (BATCH.num_prompts, BATCH.max_tokens, BATCH_PAIR.num_prompts) == (480, 64, 100)

@@ -147,6 +147,51 @@ def test_certify_of_a_missing_model_is_one_sentence(starspec) -> None:
     assert "nowhere" in outcome.err.splitlines()[-1]
 
 
+def test_bench_batch_saves_rows_ratios_and_figures_and_verify_takes_the_methods(starspec, tmp_path: Path) -> None:
+    from predictable import write_target
+
+    model = str(write_target(tmp_path / "target"))
+    json_file, png_file = tmp_path / "batch.json", tmp_path / "batch.png"
+    outcome = starspec(
+        *("bench", "batch", "--target", model, "--draft", model, "--draft-quantization", "none", "--dtype", "float32"),
+        *("--batch-sizes", "1,2", "--num-prompts", "3", "--max-tokens", "4", "--repeats", "1", "--num-threads", "1"),
+        *("--same-length", "--load", "0.5", "--json", str(json_file), "--png", str(png_file)),
+    )
+    assert outcome.code == 0
+    assert "ragged_vs_eqspec_without_realign: batch 1" in outcome.out
+    content = msgspec.json.decode(json_file.read_bytes())
+    assert {row["method"] for row in content["rows"]} == {"ragged", "eqspec", "exspec", "rollback", "plain"}
+    assert {row["exact_match"] for row in content["rows"]} == {1.0}
+    assert content["ratios"]["ragged_vs_exspec"].keys() == {"1", "2"}
+    assert png_file.exists()
+
+    receipt = tmp_path / "receipt.json"
+    outcome = starspec(
+        *("verify", "--target", model, "--draft", model, "--dtype", "float32", "--batch", "3", "--num-threads", "1"),
+        *("--num-prompts", "4", "--max-tokens", "4", "--batching", "ragged,eqspec,exspec,rollback"),
+        *("--max-model-len", "256", "--json", str(receipt)),
+    )
+    assert outcome.code == 0
+    rows = msgspec.json.decode(receipt.read_bytes())["rows"]
+    assert {row["batching"] for row in rows} == {"ragged", "eqspec", "exspec", "rollback"}
+    assert all(row["exact_match_rate"] == row["partial_match_rate"] == 1.0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("verify", "--target", TARGET, "--draft", DRAFT, "--batching", "padded"), "batching"),
+        (("verify", "--target", TARGET, "--draft", DRAFT, "--batching", "eqspec"), "needs a model with weights"),
+        (("bench", "batch", "--target", TARGET, "--draft", DRAFT, "--methods", "dsd"), "is not one of ragged"),
+        (("bench", "batch", "--target", TARGET, "--draft", DRAFT, "--batch-sizes", "two"), "--batch-sizes"),
+    ],
+)
+def test_a_way_of_batching_that_cannot_be_is_one_sentence(arguments, sentence, starspec) -> None:
+    outcome = starspec(*arguments)
+    assert outcome.code == 2
+    assert sentence in outcome.err
+
+
 @pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])
 def test_every_measurement_has_a_quick_form_and_a_file(command: str, starspec) -> None:
     outcome = starspec("bench", command, "--help")

@@ -102,11 +102,14 @@ BITS = Part(
         ("half-liar", 6),
         ("liar", 7),
         ("draft", 8),
+        ("half-liar", 12),
+        ("draft", 16),
         ("tree", 1),
         ("lying-tree", 4),
         ("tree", 8),
-        ("off", 8),
+        ("off", 16),
     ),
+    num_rows=16,
     needs_same_bits=True,
 )
 PAIR = Part(

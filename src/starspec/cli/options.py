@@ -173,6 +173,13 @@ ApiKey = Annotated[
 # ---------------------------------------------------------------- limits
 
 MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences decoded at once by a target.", rich_help_panel=LIMITS)]
+Batching = Annotated[
+    Literal["ragged", "eqspec", "exspec", "rollback"],
+    typer.Option(
+        help="How sequences share forwards. The others are for comparison: the same tokens, slower.",
+        rich_help_panel=LIMITS,
+    ),
+]
 MaxNumQueuedReqs = Annotated[
     int, typer.Option(min=1, help="Requests that wait at a target; more get HTTP 503.", rich_help_panel=LIMITS)
 ]

@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import BatchingConfig, GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -135,6 +135,7 @@ def target(
     keys: opt.Keys = None,
     insecure: opt.Insecure = False,
     max_num_seqs: opt.MaxNumSeqs = opt.TARGET.max_num_seqs,
+    batching: opt.Batching = opt.TARGET.batching.method,
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
     lease: Lease = opt.TARGET.lease_s,
@@ -162,6 +163,7 @@ def target(
             keys=str(keys) if keys else None,
             insecure=insecure,
             max_num_seqs=max_num_seqs,
+            batching=BatchingConfig(method=batching),
             max_num_queued_reqs=max_num_queued_reqs,
             prefill_chunk=prefill_chunk,
             lease_s=lease,
@@ -173,7 +175,7 @@ def target(
             device=device,
             numerics=numerics,
             max_model_len=max_model_len,
-            num_rows=max_num_seqs,
+            num_rows=config.num_rows,
             num_threads=num_threads,
         )
         log_to_stderr(log_level)

@@ -11,10 +11,11 @@ from starspec.errors import ConfigError
 from starspec.ids import TargetId
 from starspec.length.policy import make_policy
 from starspec.models.load import load_runner
-from starspec.models.runner import ModelRunner
+from starspec.models.runner import BatchRunner
 from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
 from starspec.observe.trace import Trace
 from starspec.speculation.stats import TargetStats
+from starspec.target.batching import lay_out
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
@@ -39,8 +40,9 @@ def build_server(
     serving = ServingServer(config.host, config.port, keys, config.insecure)
     try:
         tokenizer = load_tokenizer(model.model)
-        runner = load_runner(model)
+        loaded = load_runner(model)
         stats = TargetStats()
+        runner = lay_out(loaded, config.batching, stats.batch)
         drafts = make_drafts(config, speculative, runner, tokenizer, stats)
     except BaseException:
         serving.close()
@@ -50,14 +52,15 @@ def build_server(
         model=runner.info.name,
         rows=runner.cache.num_rows,
         cache_mib=round(runner.cache.num_bytes / 2**20),
-        numerics=getattr(runner, "numerics_report", "exact"),
+        batching=config.batching.method,
+        numerics=getattr(loaded, "numerics_report", "exact"),
     )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
     return TargetServer(config, engine, serving)
 
 
 def make_drafts(
-    config: TargetConfig, speculative: SpeculativeConfig | None, runner: ModelRunner, tokenizer: Any, stats: TargetStats
+    config: TargetConfig, speculative: SpeculativeConfig | None, runner: BatchRunner, tokenizer: Any, stats: TargetStats
 ) -> Drafts:
     """The drafts of a target server: a hub's, prompt lookup in this process, or none."""
     if speculative is None:

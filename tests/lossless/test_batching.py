@@ -1,0 +1,33 @@
+"""No way of laying out a batch changes a token: a sample of the certificate's part `batch`, on SmolLM2 in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from starspec.bench.certify import NUM_DRAFT_TOKENS
+from starspec.bench.datasets import own_prompts
+from starspec.bench.liars import LyingDrafts
+from starspec.bench.lossless import Contender, Truths, compare_with_plain
+from starspec.bench.workbench import GREEDY, Sampling, Workbench
+from starspec.config import BatchingConfig, ModelConfig
+
+pytestmark = pytest.mark.model
+PROMPTS = sorted(own_prompts(), key=lambda prompt: len(prompt.text))[:24]
+MAX_TOKENS = 5
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)], ids=lambda sampling: sampling.name)
+def test_every_way_of_batching_gives_the_tokens_of_plain_decoding_alone(smollm2: Path, sampling: Sampling) -> None:
+    bench = Workbench(ModelConfig(model=str(smollm2), dtype="float32", num_rows=16, max_model_len=128))
+    truths = Truths()
+    drafts = LyingDrafts(bench.runner.info.vocab_size, NUM_DRAFT_TOKENS, seed=4, truth=truths)
+    contenders = [
+        Contender("half-liar", batch_size, drafts, BatchingConfig(method=method))  # type: ignore[arg-type]
+        for method, batch_size in (("ragged", 16), ("eqspec", 8), ("exspec", 4), ("rollback", 3))
+    ]
+    rows = compare_with_plain(bench, PROMPTS, [sampling], contenders, MAX_TOKENS, truths=truths)
+    for row in rows:
+        assert (row.num_prompts, row.exact_match_rate, row.first_divergence) == (24, 1.0, None), row
+        assert row.acceptance_rate > 0
