@@ -7,6 +7,7 @@ import pytest
 
 from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
+from starspec.bench.batch.memory import peak_mib, reset_peak
 from starspec.bench.batch.methods import METHODS, BatchMethod
 from starspec.bench.batch.picture import draw
 from starspec.bench.batch.prompts import of_context, of_one_length
@@ -160,3 +161,15 @@ def test_a_plan_that_cannot_be_run_is_refused(wrong) -> None:
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="one of ragged, eqspec"):
         BatchMethod.named("dsd", 1, BatchingConfig())
+
+
+def test_the_peak_of_memory_is_of_what_ran_since_the_reset() -> None:
+    reset_peak()
+    before = peak_mib()
+    assert before is not None
+    block = bytearray(64 << 20)
+    block[:: 1 << 12] = bytes(len(block) >> 12)
+    assert peak_mib() - before > 60
+    del block
+    reset_peak()
+    assert peak_mib() - before < 30

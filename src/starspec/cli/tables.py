@@ -120,6 +120,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
         "grouped",
         "wait s",
         "P50 / P90 / P99 s",
+        "peak MiB",
     )
     for row in rows:
         done = row.completion
@@ -139,6 +140,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
             f"{row.grouping_rate:.1%}",
             f"{row.grouping_wait_s:.2f}",
             NOTHING if done is None else f"{done.p50_s:.1f} / {done.p90_s:.1f} / {done.p99_s:.1f}",
+            _or_nothing(row.peak_mib, ".0f"),
         )
     return table
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from starspec.bench.batch.memory import peak_mib, reset_peak
 from starspec.bench.batch.serving import Served, serve
 from starspec.bench.decode import Job, make_engine
 from starspec.bench.workbench import Workbench
@@ -59,6 +60,7 @@ class MethodRun:
 
     served: Served
     stats: BatchStats
+    peak_mib: float | None  # resident set of the process, weights included; None = unknown here
 
 
 def run_method(
@@ -89,5 +91,7 @@ def run_method(
         batching=method.batching,
         max_num_seqs=method.batch_size,
     )
+    reset_peak()
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
-    return MethodRun(serve(engine, asked, arrivals_s), stats.batch)
+    served = serve(engine, asked, arrivals_s)
+    return MethodRun(served, stats.batch, peak_mib())

@@ -62,6 +62,7 @@ class BatchRow:
     longest_wait_rounds: int
     acceptance_length: float | None
     completion: Completion | None
+    peak_mib: float | None  # resident set of the process; what earlier methods used of the ragged cache stays in it
     output_sha256: str
 
 
@@ -146,6 +147,7 @@ def batch_row(
         longest_wait_rounds=max(run.stats.longest_wait_rounds for run in runs),
         acceptance_length=None if method.is_plain else round(acceptance.acceptance_length, 3),
         completion=completion,
+        peak_mib=max((run.peak_mib for run in runs if run.peak_mib is not None), default=None),
         output_sha256=hash_token_ids([each.token_ids for each in answers]),
     )
 
