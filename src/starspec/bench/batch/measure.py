@@ -32,7 +32,7 @@ class BatchPlan:
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
     batching: BatchingConfig = field(default_factory=BatchingConfig)  # window, bound and admission
     num_prompts: int = 32
-    max_prompt_tokens: int = 512  # longer prompts are left out
+    max_prompt_tokens: int = 448  # longer prompts are left out
     context: int | None = None  # tokens that prompts are grown to; None = as they are
     is_one_length: bool = False  # cut to the median's length: what homogeneity does to grouping
     max_tokens: int = 64
