@@ -37,7 +37,8 @@ class Draft:
     options: Callable[[Path], list[str]]  # the target's folder -> options of `starspec up`
 
 
-HEAD_OPTIONS = "--spec-tokens 5 --draft-p-min 0.4 --draft-num-threads 1 --draft-quantization int4".split()
+HEAD_LENGTH = ["--spec-tokens", "5", "--draft-p-min", "0.4"]
+HEAD_OPTIONS = [*HEAD_LENGTH, "--draft-num-threads", "1", "--draft-quantization", "int4"]
 HEAD = Draft("the EAGLE head", lambda _: ["--draft", str(embedded_head_folder()), *HEAD_OPTIONS])
 SELF_DRAFT = Draft("the target itself in int4", lambda model: ["--draft", str(model), "--draft-quantization", "int4"])
 
