@@ -90,9 +90,10 @@ async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2:
         await check_star(star, "accepted")
 
 
-async def test_the_same_of_a_hub_with_an_eagle_head(smollm2: Path, random_head: Path) -> None:
-    """Trees. The head has learned nothing, so that hardly anything of it is accepted; all the more is rolled back."""
-    shape = ("--dtype", "float32", "--max-model-len", "512", *TREE)
+@pytest.mark.parametrize("drafts", [CHAIN, TREE], ids=["chain", "tree"])
+async def test_the_same_of_a_hub_with_an_eagle_head(smollm2: Path, random_head: Path, drafts: tuple[str, ...]) -> None:
+    """The head has learned nothing, so that hardly anything of it is accepted; all the more is rolled back."""
+    shape = ("--dtype", "float32", "--max-model-len", "512", *drafts)
     draft_options = (
         "--target",
         str(smollm2),

@@ -98,7 +98,7 @@ def compare(
         at = first_difference(reference.token_ids, answer.token_ids)
         length = len(reference.token_ids) if at is None else at
         num_compared += length
-        sum_partial += length / len(reference.token_ids) if reference.token_ids else float(at is None)
+        sum_partial += share_before(at, reference.token_ids)
         if expected_logits is not None and found_logits is not None:
             pairs = zip(expected_logits[index][:length], found_logits[index][:length], strict=False)
             num_bitwise += sum(_same_bits(one, other) for one, other in pairs)
@@ -116,6 +116,11 @@ def compare(
         num_explained=sum(each.is_near_tie is True for each in divergences),
         first=divergences[0] if divergences else None,
     )
+
+
+def share_before(at: int | None, expected: Sequence[int]) -> float:
+    """Share of a reference's tokens before the first difference (EqSpec, section 4.1: its partial match)."""
+    return 1.0 if at is None else at / max(1, len(expected))
 
 
 def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:

@@ -32,9 +32,8 @@ from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows, check_increasing
 from starspec.errors import OurBug
 
-SPARE_COLUMNS: Final = (
-    64  # of a new rectangle, beyond the forward it is made for: rows that accept evenly grow in place
-)
+# Of a new rectangle, beyond the forward that it is made for: rows that accept evenly grow in place.
+SPARE_COLUMNS: Final = 64
 
 
 class Movement(Enum):

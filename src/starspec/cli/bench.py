@@ -132,9 +132,10 @@ def tree(
     log_to_stderr("warning")
     with ProgressBar("bench tree") as bar:
         bar.begin("loading", None)
+        from starspec.bench.figures import require_matplotlib  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
-        from starspec.bench.tree.picture import draw, require_matplotlib  # noqa: PLC0415
+        from starspec.bench.tree.picture import draw  # noqa: PLC0415
 
         if png_file is not None:
             require_matplotlib()  # before hours of measuring

@@ -77,8 +77,8 @@ def batch(
         bar.begin("loading", None)
         from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch  # noqa: PLC0415 (torch)
         from starspec.bench.batch.picture import draw  # noqa: PLC0415
+        from starspec.bench.figures import require_matplotlib  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
-        from starspec.bench.tree.picture import require_matplotlib  # noqa: PLC0415
 
         if png_file is not None:
             require_matplotlib()  # before hours of measuring

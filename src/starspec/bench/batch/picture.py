@@ -8,8 +8,7 @@ from typing import Any
 
 from starspec.bench.batch.methods import METHODS, PLAIN
 from starspec.bench.batch.rows import BatchRow
-from starspec.bench.tree.picture import require_matplotlib
-from starspec.errors import ConfigError
+from starspec.bench.figures import require_matplotlib, save
 
 
 def draw(rows: Sequence[BatchRow], path: Path) -> None:
@@ -34,11 +33,7 @@ def draw(rows: Sequence[BatchRow], path: Path) -> None:
         panel.set_xlabel("batch size")
         panel.set_xscale("log", base=2)
     scaling.legend()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
+    save(figure, path)
 
 
 def _speculative(rows: Sequence[BatchRow]) -> list[BatchRow]:

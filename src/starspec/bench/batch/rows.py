@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from starspec.bench.batch.methods import BatchMethod, MethodRun
-from starspec.bench.compare import Divergence, first_difference
+from starspec.bench.compare import Divergence, first_difference, share_before
 from starspec.bench.decode import Answer
 from starspec.bench.provenance import Provenance, hash_token_ids
 from starspec.bench.report import Spread
@@ -183,11 +183,8 @@ def ratios_of(rows: Sequence[BatchRow]) -> dict[str, dict[str, float]]:
 
 def partial_match(expected: Sequence[Answer], found: Sequence[Answer]) -> float:
     """Share of a reference's tokens before the first divergence, averaged over the answers (section 4.1)."""
-    shares = []
-    for reference, answer in zip(expected, found, strict=True):
-        at = first_difference(reference.token_ids, answer.token_ids)
-        shares.append(1.0 if at is None else at / max(1, len(reference.token_ids)))
-    return sum(shares) / len(shares)
+    pairs = [(one.token_ids, other.token_ids) for one, other in zip(expected, found, strict=True)]
+    return sum(share_before(first_difference(*pair), pair[0]) for pair in pairs) / len(pairs)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -120,7 +120,7 @@ def measure_tree(
     Raises: ModelError, VocabularyMismatch.
     """
     advance("loading", None)
-    grid = replace(plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID), **dict(plan.only))
+    grid = replace(plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID), **plan.only)
     shapes = grid.shapes()
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()
@@ -135,7 +135,7 @@ def measure_tree(
             temperature,
             advance,
         )
-        best = _best_of_each_kind(trial, shapes)
+        best = _best_shapes(trial, shapes)
         jobs = bench.jobs(prompt_files, plan.num_prompts, temperature, plan.max_tokens)
         rows += trial + _run(bench, "final", best, jobs, plan.num_repeats, temperature, advance)
     return TreeReport(
@@ -153,7 +153,7 @@ def measure_tree(
     )
 
 
-def _best_of_each_kind(trial: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[DraftBudget]:
+def _best_shapes(trial: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[DraftBudget]:
     """The fastest of each kind that was tried, kinds in the order of `Kind`."""
     rate = {row.shape: row.tokens_per_s.median for row in trial}
     kinds = [[shape for shape in shapes if kind_of(shape) is kind] for kind in Kind]

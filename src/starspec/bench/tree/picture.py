@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from starspec.bench.figures import require_matplotlib, save
 from starspec.bench.tree.rows import TreeRow
-from starspec.errors import ConfigError
-
-
-def require_matplotlib() -> None:
-    """Raises: ConfigError if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("pictures need matplotlib: pip install 'starspec[bench]'")
 
 
 def draw(rows: Sequence[TreeRow], path: Path) -> None:
@@ -44,11 +37,7 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
         panel.set_xlabel("nodes")
         panel.set_title(f"T = {temperature:g}, p_min {p_min:g}: tokens/s over plain")
     figure.colorbar(image, ax=list(panels))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
+    save(figure, path)
 
 
 def _place(row: TreeRow) -> tuple[tuple[int, int], int]:

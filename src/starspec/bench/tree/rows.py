@@ -67,7 +67,7 @@ def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
     for temperature in _temperatures(rows):
         best = _best_of_each_kind(rows, temperature)
         for kind in (Kind.CHAIN, Kind.DOUBTING_CHAIN):
-            if kind in best and Kind.TREE in best:
+            if kind in best:
                 name = f"best_tree_vs_best_{kind.value.replace(' ', '_')}_t{temperature:g}"
                 ratios[name] = _ratio(best[Kind.TREE], best[kind])
         name = "speculative_vs_plain" + (f"_t{temperature:g}" if temperature else "")

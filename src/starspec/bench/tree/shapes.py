@@ -65,8 +65,8 @@ CAUSAL_GRID = Grid()
 
 HEAD_GRID = Grid(
     # a head's target is often so small, or its machine so short of arithmetic, that a few rows more cost time
-    chains=(1, 2, 3, 4, 6),
-    depths=(2, 3, 5),
+    chains=(1, 2, 3, 4, 5, 6),
+    depths=(2, 3, 4, 5),
     top_ks=(2, 4),
-    nodes=(3, 4, 6, 8, 12, 24),
+    nodes=(3, 4, 5, 6, 8, 12, 16, 24),
 )

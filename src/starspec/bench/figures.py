@@ -1,0 +1,27 @@
+"""What all pictures of measurements share: the extra that they need, and how they are saved."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def require_matplotlib() -> None:
+    """Raises: ConfigError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("pictures need matplotlib: pip install 'starspec[bench]'")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; its format is the file name's. Raises: ConfigError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
