@@ -93,11 +93,13 @@ class EagleDrafter:
         return self._num_unread(session) or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth]) -> None:
-        segments = [self._segment(*growth) for growth in layer]
-        hidden = torch.cat([self._read(*pair) for pair in zip(layer, segments, strict=True)])
-        output = self._head.forward(segments, hidden)
-        ready = [session for (session, _), segment in zip(layer, segments, strict=True) if segment.num_logits]
-        points = [Point(session, node) for session in ready for node in session.to_forward]
+        to_forward = [session.to_forward for session, _ in layer]
+        segments = [self._segment(*growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
+        growing = list(zip(layer, segments, to_forward, strict=True))
+        output = self._head.forward(segments, torch.cat([self._read(*each) for each in growing]))
+        points = [
+            Point(session, node) for (session, _), segment, nodes in growing if segment.num_logits for node in nodes
+        ]
         children = guess_children(points, output.logits, self._head.token_ids)
         for segment in segments:
             if segment.parents is None:  # committed tokens
@@ -149,7 +151,7 @@ class EagleDrafter:
         start = session.features.start if session.row is None else self._next(session.row)
         return len(session.token_ids) - 1 - start
 
-    def _segment(self, session: DraftSession, num_tokens: int) -> Segment:
+    def _segment(self, session: DraftSession, num_tokens: int, nodes: Sequence[int]) -> Segment:
         if session.row is None:
             raise OurBug(f"session {session.key} is to grow without a row")
         num_unread = self._num_unread(session)
@@ -157,15 +159,15 @@ class EagleDrafter:
             start = self._next(session.row) + 1
             is_last = num_tokens == num_unread
             return Segment(session.row, session.token_ids[start : start + num_tokens], num_logits=int(is_last))
-        token_ids, parents = session.tree.segment(session.to_forward)
+        token_ids, parents = session.tree.segment(nodes)
         num_forwarded = len(session.tree.forwarded)
         return Segment(session.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
 
-    def _read(self, growth: Growth, segment: Segment) -> Tensor:
-        """What the new tokens of a segment read beside their embeddings: [num_new, C]."""
+    def _read(self, growth: Growth, segment: Segment, nodes: Sequence[int]) -> Tensor:
+        """What the new tokens of a segment, or the nodes, read beside their embeddings: [num_new, C]."""
         session, row = growth.session, segment.row
         if segment.parents is None:
             start = self._next(row)
             return self._head.fuse(session.features.since(start, start + segment.num_new))
         hidden = self._hidden[row]
-        return torch.stack([hidden[session.tree.parent(node)] for node in session.to_forward])
+        return torch.stack([hidden[session.tree.parent(node)] for node in nodes])

@@ -143,16 +143,19 @@ class CausalDrafter:
         return self._num_uncommitted(session) or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth]) -> None:
-        segments = [self._segment(*growth) for growth in layer]
+        to_forward = [session.to_forward for session, _ in layer]
+        segments = [self._segment(*growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         logits = self._runner.forward(segments).logits  # [nodes whose children become known, V]
-        ready = [session for (session, _), segment in zip(layer, segments, strict=True) if segment.num_logits]
-        points = [Point(session, node) for session in ready for node in session.to_forward]
+        growing = zip(layer, segments, to_forward, strict=True)
+        points = [
+            Point(session, node) for (session, _), segment, nodes in growing if segment.num_logits for node in nodes
+        ]
         children = guess_children(points, logits)
         for segment in segments:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
-        for point, grown in zip(points, children, strict=True):
-            point.session.tree.expand(point.node, grown, point.session.budget.opinion)
+        for (session, node), known in zip(points, children, strict=True):
+            session.tree.expand(node, known, session.budget.opinion)
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
@@ -182,14 +185,14 @@ class CausalDrafter:
         """Committed tokens of which no K/V is held."""
         return len(session.token_ids) - (0 if session.row is None else self._cache.lengths[session.row])
 
-    def _segment(self, session: DraftSession, num_tokens: int) -> Segment:
+    def _segment(self, session: DraftSession, num_tokens: int, nodes: Sequence[int]) -> Segment:
         if session.row is None:
             raise OurBug(f"session {session.key} is to grow without a row")
         start, stop = self._cache.lengths[session.row], self._cache.lengths[session.row] + num_tokens
         if start < len(session.token_ids):
             is_last = stop == len(session.token_ids)
             return Segment(session.row, session.token_ids[start:stop], num_logits=int(is_last))
-        token_ids, parents = session.tree.segment(session.to_forward)
+        token_ids, parents = session.tree.segment(nodes)
         num_forwarded = len(session.tree.forwarded)
         return Segment(session.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
 
@@ -211,10 +214,12 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     """
     if not points:
         return []
-    opinions = [session.budget.opinion for session, _ in points]
-    most = Opinion(max(each.top_k for each in opinions), any(each.is_rated for each in opinions))
-    is_plain = [session.law.is_plain_argmax for session, _ in points]
-    likeliest = _likeliest(logits, most, token_ids) if any(is_plain) else []
+    is_plain = [session.is_plain_argmax for session, _ in points]
+    likeliest = _likeliest(logits, _widest(points), token_ids) if any(is_plain) else []
+    if all(is_plain):
+        likely = [Children(_of_target(point.session, each)) for point, each in zip(points, likeliest, strict=True)]
+        if all(each.guesses for each in likely):
+            return likely
     children: list[Children] = []
     for session, group in groupby(zip(count(), points), lambda pair: pair[1].session):
         indices, nodes = zip(*((index, point.node) for index, point in group), strict=True)
@@ -225,6 +230,12 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
         known = _of_all_tokens(logits[indices[0] : indices[-1] + 1], token_ids, session.target_vocab_size)
         children += _drawn(session, nodes, known) if session.is_drawn else _guessed(session, nodes, known)
     return children
+
+
+def _widest(points: Sequence[Point]) -> Opinion:
+    """One that answers what is asked about every node."""
+    opinions = {session.budget.opinion for session, _ in points}
+    return Opinion(max(each.top_k for each in opinions), any(each.is_rated for each in opinions))
 
 
 def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> list[list[Guess]]:
@@ -243,8 +254,8 @@ def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> li
 
 def _of_target(session: DraftSession, likeliest: list[Guess]) -> list[Guess]:
     """Those that the target can say: the draft's embedding may be padded further than the target's."""
-    known = [guess for guess in likeliest if guess.token_id < session.target_vocab_size]
-    return known[: session.budget.top_k]
+    vocab_size = session.target_vocab_size
+    return [guess for guess in likeliest if guess.token_id < vocab_size][: session.budget.top_k]
 
 
 def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:

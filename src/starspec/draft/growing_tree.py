@@ -101,13 +101,14 @@ class GrowingTree:
         """Make the children of a node known: the draft's answer to `opinion`. Raises: OurBug if they are."""
         if node in self._children:
             raise OurBug(f"node {node} is expanded twice")
-        first = len(self.token_ids)
-        self.token_ids += [guess.token_id for guess in children.guesses]
-        self._log_confidences += [guess.log_confidence for guess in children.guesses]
-        self._parents += [node] * len(children.guesses)
+        known = self._children[node] = list[int]()
+        for token_id, log_confidence in children.guesses:
+            known.append(len(self.token_ids))
+            self.token_ids.append(token_id)
+            self._log_confidences.append(log_confidence)
+            self._parents.append(node)
         if children.draft is not None:
             self._drafts[node] = children.draft
-        self._children[node] = list(range(first, len(self.token_ids)))
         self.opinion = opinion
         self._walk = None
         if node != ROOT:
@@ -129,7 +130,9 @@ class GrowingTree:
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
         walked = self._grown(budget).scores
-        likely = {node: score for node, score in walked.items() if exp(score) >= budget.p_proposed}
+        likely = walked
+        if budget.p_proposed:
+            likely = {node: score for node, score in walked.items() if exp(score) >= budget.p_proposed}
         if budget.is_chain:
             order = list(likely)[: budget.num_draft_tokens]
         else:
@@ -172,9 +175,10 @@ class GrowingTree:
 
     def _grown(self, budget: DraftBudget) -> _Walk:
         """Walk EAGLE-2's layers from the root as far as they are known; once, until something changes."""
-        if self._walk is None or self._walk.budget != budget:
-            self._walk = _Walk(budget, *self._walked(budget))
-        return self._walk
+        walk = self._walk
+        if walk is None or (walk.budget is not budget and walk.budget != budget):
+            walk = self._walk = _Walk(budget, *self._walked(budget))
+        return walk
 
     def _walked(self, budget: DraftBudget) -> tuple[dict[int, float], list[int]]:
         """EAGLE-2's rule, less what it expands in vain, and what is too unlikely to be reached.
@@ -221,6 +225,8 @@ class GrowingTree:
 
         That would depend on what was drawn: where only likely children are told of, the others are never tested.
         """
+        if not self._drafts:
+            return {}
         expanded = dict.fromkeys(self._parents[node] for node in walked)
         return {place[node]: self._drafts[node] for node in expanded if node in place and node in self._drafts}
 

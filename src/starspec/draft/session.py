@@ -59,6 +59,7 @@ class DraftSession:
         self.link = link
         self.law = opened.law
         self._method = opened.method
+        self.is_plain_argmax = opened.law.is_plain_argmax
         self.is_drawn = opened.method == "rejection" and not opened.law.is_greedy  # children are, and not guessed
         self.token_ids = list(opened.token_ids)
         self.tree = GrowingTree(opened.law.end_token_ids)
@@ -95,7 +96,7 @@ class DraftSession:
     @property
     def to_forward(self) -> list[int]:
         """Nodes that the proposal that is owed misses; [ROOT] at first, [] when nothing is missing."""
-        return [] if self.is_exhausted else self.tree.to_forward(self.budget)
+        return [] if self.is_exhausted or self.request is None else self.tree.to_forward(self.request.budget)
 
     @property
     def is_complete(self) -> bool:

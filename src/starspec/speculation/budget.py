@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
@@ -16,7 +17,7 @@ class Opinion(NamedTuple):
     is_rated: bool = True  # whether it is to say how likely they are, too
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DraftBudget:
     """The bounds of one proposal. A chain is a tree with `top_k` 1 and as many nodes as steps.
 
@@ -49,7 +50,7 @@ class DraftBudget:
         """Of the path to a node that is proposed: to verify one costs a row of a forward, to expand it a forward."""
         return self.p_min * PROPOSED_SHARE
 
-    @property
+    @cached_property
     def opinion(self) -> Opinion:
         """What is asked about each node: a chain that no doubt ends needs no probabilities."""
         return Opinion(self.top_k, is_rated=not self.is_chain or self.p_min > 0.0)
@@ -75,4 +76,6 @@ class DraftBudget:
         nodes = max(0, min(self.num_draft_tokens, num_draft_tokens))
         steps = max(0, min(self.num_steps, num_steps, nodes, 1 + MAX_FORWARDED // self.top_k))
         nodes = min(nodes, steps) if self.is_chain else nodes * (steps > 0)
+        if (nodes, steps) == (self.num_draft_tokens, self.num_steps):
+            return self
         return replace(self, num_draft_tokens=nodes, num_steps=steps)
