@@ -50,4 +50,4 @@ def test_float32_says_what_plain_decoding_says_with_eagle_heads(
     assert all(row.num_identical == len(PROMPTS) for row in rows)
     at_work = {name: min(row.acceptance_length for row in rows if row.contender == name) for name in heads}
     assert at_work["random"] < 1.1
-    assert at_work.get("shipped", 2.0) > 1.3
+    assert at_work.get("shipped", 2.0) > 1.5
