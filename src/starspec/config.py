@@ -28,6 +28,9 @@ MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
 MIN_LEASE_S = 0.1
 
 SampleMethod = Literal["coupled", "rejection"]
+RunAhead = Literal["off", "chain", "outcomes"]
+"""What a hub drafts while a proposal is in verification and nobody waits: nothing, what follows if all of it is
+accepted, or what follows each likely outcome."""
 
 T = TypeVar("T")
 
@@ -182,8 +185,10 @@ class HubConfig:
     max_draft_tokens: int = MAX_DRAFT_TOKENS  # nodes of one proposal, at most
     lease_s: float = 10.0  # a target silent for longer loses its tags
     prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
+    run_ahead: RunAhead = "off"  # what is drafted while proposals are in verification and nobody waits
 
     def __post_init__(self) -> None:
+        _one_of("run_ahead", self.run_ahead, get_args(RunAhead))
         for name in ("max_targets", "max_tags", "max_draft_tokens", "prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
         _at_least("lease_s", self.lease_s, MIN_LEASE_S)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, SampleMethod
+from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.ids import SessionId, Tag, TargetId
@@ -211,13 +211,19 @@ class ToyStar:
     """A hub with a toy draft, in virtual time; targets join under one-letter names."""
 
     def __init__(
-        self, *targets: str, num_rows: int = 4, max_len: int = 64, target_vocab_size: int = VOCAB_SIZE, **limits: int
+        self,
+        *targets: str,
+        num_rows: int = 4,
+        max_len: int = 64,
+        target_vocab_size: int = VOCAB_SIZE,
+        run_ahead: RunAhead = "off",
+        **limits: int,
     ) -> None:
         self.clock = VirtualClock()
         self.runner = ToyRunner(num_rows, max_len)
         self.runner.clock = self.clock
         sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 16, **limits}
-        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, **sizes)
+        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, run_ahead=run_ahead, **sizes)
         for target in targets:
             self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
 

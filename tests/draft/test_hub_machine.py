@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from starspec.config import SampleMethod
+from starspec.config import RunAhead, SampleMethod
 from starspec.ids import SessionId, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
@@ -37,10 +37,17 @@ class Life(RuleBasedStateMachine):
     tag, no cache and no history.
     """
 
+    run_ahead: RunAhead = "off"
+
     def __init__(self) -> None:
         super().__init__()
         self.star = ToyStar(
-            num_rows=NUM_ROWS, max_len=MAX_LEN, prefill_chunk=6, max_draft_tokens=MAX_NODES, max_tags=64
+            num_rows=NUM_ROWS,
+            max_len=MAX_LEN,
+            prefill_chunk=6,
+            max_draft_tokens=MAX_NODES,
+            max_tags=64,
+            run_ahead=self.run_ahead,
         )
         self.numbers = itertools.count(1)
         self.tags: dict[str, dict[int, ToyTag]] = {}
@@ -176,5 +183,18 @@ class Life(RuleBasedStateMachine):
         return tags[seed % len(tags)]
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+class LifeAlongTheChain(Life):
+    """As above, with a hub that drafts what follows if all is accepted."""
+
+    run_ahead = "chain"
+
+
+class LifeOfOutcomes(Life):
+    """As above, with a hub that drafts what follows each likely outcome."""
+
+    run_ahead = "outcomes"
+
+
+SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLife, TestLifeAlongTheChain, TestLifeOfOutcomes = Life.TestCase, LifeAlongTheChain.TestCase, LifeOfOutcomes.TestCase
+TestLife.settings = TestLifeAlongTheChain.settings = TestLifeOfOutcomes.settings = SETTINGS

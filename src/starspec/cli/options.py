@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, TargetConfig
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, RunAhead, TargetConfig
 
 HUB, TARGET, GATEWAY = HubConfig(), TargetConfig(), GatewayConfig()  # their defaults are the options' defaults
 MODEL = ModelConfig(model="")
@@ -184,6 +184,14 @@ MaxNumQueuedReqs = Annotated[
     int, typer.Option(min=1, help="Requests that wait at a target; more get HTTP 503.", rich_help_panel=LIMITS)
 ]
 PrefillChunk = Annotated[int, typer.Option(min=1, help="Prompt tokens of one forward.", rich_help_panel=LIMITS)]
+RunAheadMode = Annotated[
+    RunAhead,
+    typer.Option(
+        help="What the hub drafts while proposals are in verification and nobody waits: nothing, what follows if all "
+        "is accepted, or what follows each likely outcome. Wants a processor that targets do not use.",
+        rich_help_panel=SPECULATION,
+    ),
+]
 DraftSessions = Annotated[
     int,
     typer.Option(min=1, help="Sessions that the draft model can grow at once: its cache rows.", rich_help_panel=LIMITS),

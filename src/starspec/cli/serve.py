@@ -63,6 +63,7 @@ def draft(
     ] = opt.HUB.max_draft_tokens,
     lease: Lease = opt.HUB.lease_s,
     prefill_chunk: opt.PrefillChunk = opt.HUB.prefill_chunk,
+    run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",
 ) -> None:
@@ -86,6 +87,7 @@ def draft(
             max_draft_tokens=max_draft_tokens,
             lease_s=lease,
             prefill_chunk=prefill_chunk,
+            run_ahead=run_ahead,
         )
         model = None
         if speculative.model is not None:

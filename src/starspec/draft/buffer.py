@@ -18,14 +18,17 @@ class RequestBuffer:
         drafter: owns the rows.
         prefill_chunk: prompt tokens in one layer, at most.
         decode_width: tokens that one verdict adds, at most; whoever misses more is in prefill.
+        is_ahead: whether trees are to grow while their proposals are in verification.
     """
 
-    def __init__(self, drafter: Drafter, *, prefill_chunk: int, decode_width: int) -> None:
+    def __init__(self, drafter: Drafter, *, prefill_chunk: int, decode_width: int, is_ahead: bool = False) -> None:
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
         self._decode_width = decode_width
+        self._is_ahead = is_ahead
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
+        self._preparing: dict[TagKey, DraftSession] = {}  # in verification, and perhaps with more to prepare
         self._in_flight: list[DraftSession] = []
         self._times = LayerTimes()
         self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
@@ -33,6 +36,11 @@ class RequestBuffer:
     @property
     def owes_growth(self) -> bool:
         return bool(self._waiting)
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether `run_ahead` may find something to do."""
+        return bool(self._preparing)
 
     @property
     def num_waiting(self) -> int:
@@ -51,12 +59,17 @@ class RequestBuffer:
             self._waiting[session.key] = session
         else:
             self._waiting.pop(session.key, None)
+        if self._is_ahead and session.in_verification is not None:
+            self._preparing[session.key] = session
+        else:
+            self._preparing.pop(session.key, None)
 
     def remove(self, session: DraftSession) -> None:
         """Forget the session and free its row."""
         self._is_settled = False
         self._free(session)
         self._waiting.pop(session.key, None)
+        self._preparing.pop(session.key, None)
 
     def run_layer(self, now: float) -> tuple[Layer, list[DraftSession]]:
         """Choose the next layer and forward it.
@@ -73,6 +86,28 @@ class RequestBuffer:
         self._drafter.grow(growths)
         self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill
         return layer, self._in_flight
+
+    def run_ahead(self, width: int) -> int:
+        """Grow trees whose proposals are in verification by one layer, for the proposals after those.
+
+        Args:
+            width: nodes in the layer, at most; each session may have as many of them.
+        Returns: the nodes forwarded; 0 if there is nothing to prepare, and nothing was forwarded then. Their sessions
+            stay in flight until `land`.
+        Raises: as run_layer.
+        """
+        growths: list[Growth] = []
+        for key, session in list(self._preparing.items()):
+            share = min(max(1, width // len(self._preparing)), self._drafter.num_preparable(session))
+            nodes = session.to_prepare(share) if share else []
+            if nodes:
+                growths.append(Growth(session, len(nodes), nodes))
+                self._in_flight.append(session)
+            else:
+                del self._preparing[key]
+        if growths:
+            self._drafter.grow(growths)
+        return sum(growth.num_tokens for growth in growths)
 
     def note_time(self, layer: Layer, seconds: float) -> None:
         """A layer took so long: what is read of prompts beside those that decode follows it."""
@@ -91,6 +126,8 @@ class RequestBuffer:
             raise OurBug(f"the buffer holds {list(self._waiting)}, which is not who waits")
         if self._holders != {session.key: session for session in sessions if session.row is not None}:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
+        if any(session.in_verification is None for session in self._preparing.values()):
+            raise OurBug(f"{list(self._preparing)} are prepared for verdicts, and not all will get one")
         if self._is_settled and self._choose_layer() != choose_layer(self._snapshot()):
             raise OurBug(f"{self._choose_layer()} is not the layer that the scheduler would choose")
 

@@ -93,25 +93,28 @@ class EagleDrafter:
         return self._num_unread(session) or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth]) -> None:
-        to_forward = [session.to_forward for session, _ in layer]
-        segments = [self._segment(*growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
+        to_forward = [growth.session.to_forward for growth in layer]
+        segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         growing = list(zip(layer, segments, to_forward, strict=True))
         output = self._head.forward(segments, torch.cat([self._read(*each) for each in growing]))
         points = [
-            Point(session, node) for (session, _), segment, nodes in growing if segment.num_logits for node in nodes
+            Point(growth.session, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes
         ]
         children = guess_children(points, output.logits, self._head.token_ids)
         for segment in segments:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
         for (session, node), guesses, said in zip(points, children, output.hidden, strict=True):
-            session.tree.expand(node, guesses, session.budget.opinion)
+            session.tree.expand(node, guesses, session.opinion)
             if session.row is not None:
                 self._hidden[session.row][node] = said
 
+    def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  every verdict brings features
+        return 0
+
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
-        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != budget.opinion:
+        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != session.opinion:
             session.tree.clear()
             if session.row is not None:  # the root's logits are gone: its slot is read anew
                 self._cache.truncate(session.row, self._cache.lengths[session.row] - 1)
@@ -151,7 +154,8 @@ class EagleDrafter:
         start = session.features.start if session.row is None else self._next(session.row)
         return len(session.token_ids) - 1 - start
 
-    def _segment(self, session: DraftSession, num_tokens: int, nodes: Sequence[int]) -> Segment:
+    def _segment(self, growth: Growth, nodes: Sequence[int]) -> Segment:
+        session, num_tokens = growth.session, growth.num_tokens
         if session.row is None:
             raise OurBug(f"session {session.key} is to grow without a row")
         num_unread = self._num_unread(session)

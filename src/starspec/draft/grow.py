@@ -22,10 +22,11 @@ NUM_SPARE = 4  # looked at beyond those wanted: of equal logits the lowest ids a
 
 
 class Growth(NamedTuple):
-    """A session's part of a layer: the first `num_tokens` of those that it misses."""
+    """A session's part of a layer: the first `num_tokens` of those that it misses, or nodes that it may soon miss."""
 
     session: DraftSession
     num_tokens: int
+    prepared: Sequence[int] = ()  # these nodes; no proposal is owed
 
 
 class Point(NamedTuple):
@@ -33,6 +34,10 @@ class Point(NamedTuple):
 
     session: DraftSession
     node: int
+
+    @property
+    def depth(self) -> int:
+        return len(self.session.tree.path(self.node))
 
 
 class Drafter(Protocol):
@@ -82,6 +87,10 @@ class Drafter(Protocol):
                 nodes of the tree.
         Effects: the sessions' trees and rows; none of them if it raises.
         """
+        ...
+
+    def num_preparable(self, session: DraftSession) -> int:
+        """Nodes that may be forwarded now for the proposal after the one in verification; 0 if that is never of use."""
         ...
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
@@ -143,23 +152,29 @@ class CausalDrafter:
         return self._num_uncommitted(session) or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth]) -> None:
-        to_forward = [session.to_forward for session, _ in layer]
-        segments = [self._segment(*growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
+        to_forward = [growth.prepared or growth.session.to_forward for growth in layer]
+        segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         logits = self._runner.forward(segments).logits  # [nodes whose children become known, V]
         growing = zip(layer, segments, to_forward, strict=True)
         points = [
-            Point(session, node) for (session, _), segment, nodes in growing if segment.num_logits for node in nodes
+            Point(growth.session, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes
         ]
         children = guess_children(points, logits)
         for segment in segments:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
         for (session, node), known in zip(points, children, strict=True):
-            session.tree.expand(node, known, session.budget.opinion)
+            session.tree.expand(node, known, session.opinion)
+
+    def num_preparable(self, session: DraftSession) -> int:
+        if session.row is None or not session.tree.is_rooted:
+            return 0
+        num_used = self._cache.lengths[session.row] + len(session.tree.forwarded)
+        return max(0, self._cache.max_len - MAX_DRAFT_TOKENS - num_used)
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
-        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != budget.opinion:
+        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != session.opinion:
             self._restart(session)
 
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
@@ -185,7 +200,8 @@ class CausalDrafter:
         """Committed tokens of which no K/V is held."""
         return len(session.token_ids) - (0 if session.row is None else self._cache.lengths[session.row])
 
-    def _segment(self, session: DraftSession, num_tokens: int, nodes: Sequence[int]) -> Segment:
+    def _segment(self, growth: Growth, nodes: Sequence[int]) -> Segment:
+        session, num_tokens = growth.session, growth.num_tokens
         if session.row is None:
             raise OurBug(f"session {session.key} is to grow without a row")
         start, stop = self._cache.lengths[session.row], self._cache.lengths[session.row] + num_tokens
@@ -208,9 +224,10 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     """Guess the target's next token after each node with the target's own law (design D1), or draw it from the draft's.
 
     Args:
+        points: those of a session together, in order of their depth.
         logits: [B, V], one row a node; or [B, Vd] if the draft knows only some tokens.
         token_ids: [Vd], increasing: those that it knows.
-    Returns: B times at most the budget's `top_k` children.
+    Returns: B times at most the opinion's `top_k` children.
     """
     if not points:
         return []
@@ -221,7 +238,7 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
         if all(each.guesses for each in likely):
             return likely
     children: list[Children] = []
-    for session, group in groupby(zip(count(), points), lambda pair: pair[1].session):
+    for (session, _), group in groupby(zip(count(), points), lambda pair: (pair[1].session, pair[1].depth)):
         indices, nodes = zip(*((index, point.node) for index, point in group), strict=True)
         plain = [_of_target(session, likeliest[index]) if is_plain[index] else [] for index in indices]
         if all(plain):
@@ -234,7 +251,7 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
 
 def _widest(points: Sequence[Point]) -> Opinion:
     """One that answers what is asked about every node."""
-    opinions = {session.budget.opinion for session, _ in points}
+    opinions = {session.opinion for session, _ in points}
     return Opinion(max(each.top_k for each in opinions), any(each.is_rated for each in opinions))
 
 
@@ -255,7 +272,7 @@ def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> li
 def _of_target(session: DraftSession, likeliest: list[Guess]) -> list[Guess]:
     """Those that the target can say: the draft's embedding may be padded further than the target's."""
     vocab_size = session.target_vocab_size
-    return [guess for guess in likeliest if guess.token_id < vocab_size][: session.budget.top_k]
+    return [guess for guess in likeliest if guess.token_id < vocab_size][: session.opinion.top_k]
 
 
 def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:
@@ -275,7 +292,7 @@ def _drawn(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[
             session.law,
             session.position_after(node),
             session.counts_after(node),
-            num_tokens=session.budget.top_k,
+            num_tokens=session.opinion.top_k,
             dice=session.dice_after(node),
         )
         pairs = zip(draft.candidates, log_confidences, strict=True)
@@ -286,8 +303,8 @@ def _drawn(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[
 def _guessed(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[Children]:
     """For nodes of one depth, as those of a layer are."""
     position, counts = session.position_after(nodes[0]), [session.counts_after(node) for node in nodes]
-    if not session.budget.opinion.is_rated:
+    if not session.opinion.is_rated:
         rows = zip(logits, counts, strict=True)
         return [Children([Guess(propose_token(row, session.law, position, seen), 0.0)]) for row, seen in rows]
-    proposed = propose_tokens(logits, session.law, position, counts, num_tokens=session.budget.top_k)
+    proposed = propose_tokens(logits, session.law, position, counts, num_tokens=session.opinion.top_k)
     return [Children([Guess(*pair) for pair in each]) for each in proposed]

@@ -129,20 +129,41 @@ class GrowingTree:
 
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
-        walked = self._grown(budget).scores
-        likely = walked
-        if budget.p_proposed:
-            likely = {node: score for node, score in walked.items() if exp(score) >= budget.p_proposed}
-        if budget.is_chain:
-            order = list(likely)[: budget.num_draft_tokens]
-        else:
-            order = list(self._depth_first(_likeliest(likely, budget.num_draft_tokens)))
+        order = self._proposed(budget)
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
             tuple(place[self._parents[node]] for node in order),
-            self._told(walked, place),
+            self._told(self._grown(budget).scores, place),
         )
+
+    def to_prepare(self, budget: DraftBudget, num_nodes: int) -> list[int]:
+        """Nodes whose children the proposal after this one may need: what it misses, likeliest outcomes first.
+
+        A verdict ends at ROOT or at a proposed node, with one more token. If that is a node here, it will be the new
+        root, and the next proposal grows below it. How deep in that proposal a node lies does not matter: each layer
+        that is there already saves the same time, if the verdict leads to it.
+
+            proposed    a ── b ── c            b is accepted, c is not: the target said e.
+                        │    └─── e ── f       Then f is worth as much as e: what the path to e is likely.
+                        └─── d
+
+        Args:
+            budget: of what is being verified, and will be asked for next.
+            num_nodes: at most so many.
+        Returns: nodes in order of their depth; [] when there is nothing to prepare.
+        """
+        proposed = self._proposed(budget)
+        ends = [ROOT, *proposed]
+        outcomes = {child for node in ends for child in self._children.get(node, ())}.difference(proposed)
+        scores, depths = self._of_all()
+        missing = {node: [node] for node in ends if node not in self._children}
+        missing |= {root: self._walked(budget, root)[1] for root in outcomes}
+        chosen: list[int] = []
+        for node in sorted(missing, key=lambda node: (-scores[node], node)):
+            if self.token_ids[node] not in self._end_token_ids:
+                chosen += missing[node]
+        return sorted(chosen[:num_nodes], key=depths.__getitem__)
 
     def reroot(self, token_ids: Sequence[int]) -> Survivors:
         """Follow committed tokens down the tree; the node that they lead to is the new root.
@@ -180,7 +201,24 @@ class GrowingTree:
             walk = self._walk = _Walk(budget, *self._walked(budget))
         return walk
 
-    def _walked(self, budget: DraftBudget) -> tuple[dict[int, float], list[int]]:
+    def _proposed(self, budget: DraftBudget) -> list[int]:
+        """The nodes of `best`, in its order."""
+        likely: Mapping[int, float] = self._grown(budget).scores
+        if budget.p_proposed:
+            likely = {node: score for node, score in likely.items() if exp(score) >= budget.p_proposed}
+        if budget.is_chain:
+            return list(likely)[: budget.num_draft_tokens]
+        return list(self._depth_first(_likeliest(likely, budget.num_draft_tokens)))
+
+    def _of_all(self) -> tuple[dict[int, float], dict[int, int]]:
+        """Log-confidence of the path to each node, and its depth; the root's are 0."""
+        scores, depths = {ROOT: 0.0}, {ROOT: 0}
+        for node, parent in enumerate(self._parents):  # parents come first
+            scores[node] = scores[parent] + self._log_confidences[node]
+            depths[node] = depths[parent] + 1
+        return scores, depths
+
+    def _walked(self, budget: DraftBudget, root: int = ROOT) -> tuple[dict[int, float], list[int]]:
         """EAGLE-2's rule, less what it expands in vain, and what is too unlikely to be reached.
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
@@ -188,9 +226,9 @@ class GrowingTree:
         the drafter is at a loss it is complete after fewer layers.
         """
         if not budget.opinion.is_rated:
-            return self._walked_chain(budget.num_steps)
+            return self._walked_chain(budget.num_steps, root)
         scores: dict[int, float] = {}
-        to_expand = [ROOT]
+        to_expand = [root]
         for _ in range(budget.num_steps):
             unknown = [node for node in to_expand if node not in self._children]
             if unknown:
@@ -204,10 +242,10 @@ class GrowingTree:
             to_expand = sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
         return scores, []
 
-    def _walked_chain(self, num_steps: int) -> tuple[dict[int, float], list[int]]:
+    def _walked_chain(self, num_steps: int, root: int) -> tuple[dict[int, float], list[int]]:
         """The same for the commonest tree: this runs for each session between two layers."""
         scores: dict[int, float] = {}
-        node = ROOT
+        node = root
         while len(scores) < num_steps:
             children = self._children.get(node)
             if children is None:

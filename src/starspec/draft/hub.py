@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 
-from starspec.config import MAX_TOP_K
+from starspec.config import MAX_TOP_K, RunAhead
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
@@ -45,6 +45,9 @@ FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that
 
 DECODE_WIDTH = MAX_TOP_K + 1  # tokens: what a verdict leaves to read, or a layer of a tree; more is a prompt
 
+NUM_OUTCOMES = 4  # guesses of each token: with a fifth, so few verdicts more are prepared for
+AHEAD_WIDTH = 12  # nodes in a layer that nobody waits for: whoever asks meanwhile waits for its end
+
 Reply = tuple[SessionId, HubToTarget]
 
 
@@ -58,6 +61,7 @@ class DraftHub:
         max_draft_tokens: nodes of one proposal, at most.
         prefill_chunk: prompt tokens in one layer, at most.
         feature_window: positions whose features are kept of each tag.
+        run_ahead: what is drafted while nobody waits.
         trace: records layers and idle gaps.
     """
 
@@ -70,6 +74,7 @@ class DraftHub:
         max_draft_tokens: int,
         prefill_chunk: int,
         feature_window: int = 0,
+        run_ahead: RunAhead = "off",
         trace: Tracer | None = None,
     ) -> None:
         self.stats = HubStats()
@@ -78,7 +83,10 @@ class DraftHub:
         self._max_tags = max_tags
         self._max_draft_tokens = max_draft_tokens
         self._feature_window = feature_window
-        self._buffer = RequestBuffer(drafter, prefill_chunk=prefill_chunk, decode_width=DECODE_WIDTH)
+        self._run_ahead_mode = run_ahead
+        self._buffer = RequestBuffer(
+            drafter, prefill_chunk=prefill_chunk, decode_width=DECODE_WIDTH, is_ahead=run_ahead != "off"
+        )
         self._ledger = Ledger(self.stats, clock(), trace)
         self._spokes: dict[SessionId, Spoke] = {}
         self._sessions: dict[TagKey, DraftSession] = {}
@@ -88,7 +96,7 @@ class DraftHub:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._outbox) or self._buffer.owes_growth
+        return bool(self._outbox) or self._buffer.owes_growth or self._buffer.can_run_ahead
 
     def join(self, session_id: SessionId, target_id: TargetId, vocab_size: int) -> None:
         """Begin a target's session, without tags.
@@ -100,7 +108,12 @@ class DraftHub:
         if session_id in self._spokes:
             raise OurBug(f"session {session_id} of target {target_id} joins twice")
         limits = DraftLimits(
-            self._drafter.max_len, self._drafter.vocab_size, self._max_draft_tokens, vocab_size, self._feature_window
+            self._drafter.max_len,
+            self._drafter.vocab_size,
+            self._max_draft_tokens,
+            vocab_size,
+            self._feature_window,
+            num_outcomes=NUM_OUTCOMES if self._run_ahead_mode == "outcomes" else 0,
         )
         self._spokes[session_id] = Spoke(target_id, limits)
         self.stats.num_targets = len(self._spokes)
@@ -131,13 +144,17 @@ class DraftHub:
         self._take_stock(now)
 
     def step(self, now: float) -> list[Reply]:
-        """Hand over what is ready to be sent; if nothing is, draft one layer for all sessions that owe growth.
+        """Hand over what is ready to be sent; if nothing is, draft one layer for all sessions that owe growth; if none
+        does, one layer ahead of the verdicts that are to come.
 
         Returns: replies, each for the target's session that it names; a proposal as soon as its tree is complete.
         Raises: whatever the drafter raises; call `abandon_layer` then.
         """
-        if not self._outbox and self._buffer.owes_growth:
-            self._run_layer(now)
+        if not self._outbox:
+            if self._buffer.owes_growth:
+                self._run_layer(now)
+            elif self._buffer.can_run_ahead:
+                self._run_ahead(now)
         replies, self._outbox = self._outbox, []
         return replies
 
@@ -220,6 +237,8 @@ class DraftHub:
         if token_ids:
             self._drafter.reroot(session, token_ids)
         self._ask(session, budget, now)
+        if budget.num_draft_tokens:
+            self._ledger.add_outcome(is_hit=session.request is None)
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
         link = self._link(key)
@@ -254,6 +273,13 @@ class DraftHub:
         self._buffer.land()
         self._take_stock(end)
 
+    def _run_ahead(self, now: float) -> None:
+        num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)
+        end = self._clock()
+        if num_nodes:
+            self._ledger.add_ahead(now, end, len(self._buffer.land()), num_nodes)
+        self._take_stock(end)
+
     def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
         link = session.link
         tree = session.proposal()
@@ -286,4 +312,5 @@ class DraftHub:
         self.stats.num_targets = len(self._spokes)
         self.stats.num_tags = len(self._sessions)
         self.stats.num_waiting = self._buffer.num_waiting
-        self._ledger.mark(now, is_idle=bool(self._sessions) and not self._buffer.owes_growth)
+        is_busy = self._buffer.owes_growth or self._buffer.can_run_ahead
+        self._ledger.mark(now, is_idle=bool(self._sessions) and not is_busy)

@@ -54,6 +54,19 @@ class Ledger:
             name = "prefill" if layer.has_prefill else "draft layer"
             self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=len(layer.portions), tokens=num_tokens)
 
+    def add_ahead(self, start_s: float, end_s: float, num_sessions: int, num_nodes: int) -> None:
+        """Count one batched forward that nobody waited for."""
+        self._stats.ahead_s += end_s - start_s
+        self._stats.num_ahead_nodes += num_nodes
+        _push(self._busy, _Span(start_s, end_s))
+        if self._trace:
+            self._trace.slice(DRAFT_TRACK, "run ahead", start_s, end_s, sessions=num_sessions, tokens=num_nodes)
+
+    def add_outcome(self, is_hit: bool) -> None:
+        """Count one verdict whose next proposal was ready, or was not."""
+        self._stats.num_outcomes += 1
+        self._stats.num_hits += is_hit
+
     def add_proposal(self, now: float, num_draft_tokens: int) -> None:
         """Count one proposal sent. Those without a token are no draft round, so not in R_q."""
         self._stats.num_proposals += 1

@@ -57,11 +57,14 @@ class NgramDrafter:
         return 1
 
     def grow(self, layer: Sequence[Growth]) -> None:
-        for session, _ in layer:
+        for session in (growth.session for growth in layer):
             guessed = self._index(session).propose(session.budget.num_steps)
             ends = [place for place, token_id in enumerate(guessed) if token_id in session.law.end_token_ids]
             session.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
             session.is_exhausted = True
+
+    def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  a lookup takes no time
+        return 0
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)

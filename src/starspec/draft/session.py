@@ -8,7 +8,7 @@ from starspec.cache.features import FeatureTail
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after
 from starspec.speculation.tree import DraftTree
@@ -27,6 +27,7 @@ class DraftLimits:
     max_draft_tokens: int  # of one proposal
     target_vocab_size: int  # token ids below this are the target's
     feature_window: int = 0  # positions whose features are kept
+    num_outcomes: int = 0  # guesses wanted of each token, at least, so that what is not proposed can be prepared for
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class DraftSession:
         self.features = FeatureTail(limits.feature_window)
         self.row: int | None = None
         self.request: DraftRequest | None = None
+        self.in_verification: DraftBudget | None = None  # of the tree that was proposed, until its verdict comes
+        self.opinion = NOTHING.opinion  # what is asked about each node
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
@@ -129,6 +132,9 @@ class DraftSession:
         """Owe a proposal from now on, or none. Replaces what was owed before."""
         fitting = budget.limited(num_draft_tokens=self._limits.max_draft_tokens, num_steps=self.room)
         self.request = DraftRequest(fitting, now) if budget.num_draft_tokens else None
+        self.in_verification = None
+        if self.request is not None:
+            self.opinion = self._opinion(fitting)
         self.last_used_s = now
 
     def begin(self, now: float, has_prefill: bool) -> None:
@@ -139,6 +145,7 @@ class DraftSession:
 
     def settle(self, now: float) -> None:
         """The proposal that was owed is made."""
+        self.in_verification = None if self.request is None else self.request.budget
         self.request = None
         self.last_used_s = now
 
@@ -155,6 +162,18 @@ class DraftSession:
         if self._counts:
             self._counts.append(token_ids)
         return survivors
+
+    def to_prepare(self, num_nodes: int) -> list[int]:
+        """At most so many nodes that the next proposal may miss; [] if none is in verification."""
+        if self.in_verification is None or not self.tree.is_rooted:
+            return []
+        return self.tree.to_prepare(self.in_verification, num_nodes)
+
+    def _opinion(self, budget: DraftBudget) -> Opinion:
+        """As the budget says, or wider where outcomes are prepared for; drawn children are as many as the law says."""
+        if self._limits.num_outcomes == 0 or self.is_drawn:
+            return budget.opinion
+        return Opinion(max(budget.top_k, self._limits.num_outcomes))
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless tokens, tree, request and link agree."""

@@ -77,11 +77,15 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
 
 HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_busy_seconds", "Seconds of drafting.", lambda h: h.stats.busy_s),
+    Hub("hub_ahead_seconds", "Seconds of drafting ahead of verdicts, for nobody yet.", lambda h: h.stats.ahead_s),
     Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
     Hub("hub_layers", "Draft layers: batched draft forwards.", lambda h: h.stats.num_layers),
     Hub("hub_evictions", "Rows taken from a tag for another.", lambda h: h.stats.num_evictions),
     Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
+    Hub("hub_ahead_nodes", "Nodes forwarded ahead of verdicts.", lambda h: h.stats.num_ahead_nodes),
+    Hub("hub_outcomes", "Verdicts that asked for a proposal.", lambda h: h.stats.num_outcomes),
+    Hub("hub_hits", "Of these, those whose proposal was ready.", lambda h: h.stats.num_hits),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
     Hub("hub_leases_expired", "Targets silent for longer than their lease.", lambda h: h.stats.num_leases_expired),
 )

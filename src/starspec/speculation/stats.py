@@ -199,12 +199,16 @@ class HubStats:
     service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first layer to proposal
     queue: Mean = field(default_factory=Mean)  # arrival to first layer
     sessions_per_layer: Mean = field(default_factory=Mean)
-    busy_s: float = 0.0  # total seconds of drafting
+    busy_s: float = 0.0  # total seconds of drafting for those that wait
+    ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while nobody waited
     idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
     num_evictions: int = 0  # rows taken from a tag for another; the tag lives on as token ids
     num_layers: int = 0
     num_proposals: int = 0
     num_draft_tokens: int = 0
+    num_ahead_nodes: int = 0  # forwarded ahead of verdicts
+    num_outcomes: int = 0  # verdicts that asked for a proposal
+    num_hits: int = 0  # of these, those whose proposal was ready
     num_frames_rejected: int = 0
     num_leases_expired: int = 0
     load: float = 0.0  # busy / (busy + idle) over the last seconds

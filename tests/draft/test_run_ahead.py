@@ -1,0 +1,136 @@
+"""While its proposal is in verification a tree grows on, and the verdict finds the next proposal ready."""
+
+from __future__ import annotations
+
+import pytest
+from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after
+
+from starspec.config import RunAhead
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.law import TokenLaw
+from starspec.wire.messages import Proposal, Reopen
+
+NUM_NODES = 3
+BUDGETS = [DraftBudget.chain(NUM_NODES), DraftBudget(num_draft_tokens=4, num_steps=3, top_k=2)]
+
+
+def proposed(star: ToyStar, tag: ToyTag) -> list[int]:
+    """Step until the tag's proposal is there."""
+    while True:
+        for _, message in star.step():
+            if tag.receive(message):
+                assert isinstance(message, Proposal)
+                return message.token_ids
+
+
+def after_a_verdict(
+    star: ToyStar, tag: ToyTag, num_accepted: int, rank: int, budget: DraftBudget
+) -> tuple[list[int], int]:
+    """The target accepts the first nodes of a chain, and then says the draft's choice of that rank.
+
+    Returns: the next proposal, and the layers that were drafted for it after the verdict.
+    """
+    assert tag.proposal is not None
+    accepted = tag.proposal.token_ids[:num_accepted]
+    said = int(logits_after([*tag.token_ids, *accepted]).topk(rank + 1).indices[-1])
+    star.drain()
+    num_layers = len(star.runner.layers)
+    star.say("a", tag.verdict([*accepted, said], budget))
+    token_ids = proposed(star, tag)
+    return token_ids, len(star.runner.layers) - num_layers
+
+
+def test_off_drafts_nothing_while_a_proposal_is_in_verification() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    assert not star.hub.has_work
+    chain, num_layers = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
+    assert (len(chain), num_layers) == (NUM_NODES, NUM_NODES)
+    assert (star.hub.stats.num_outcomes, star.hub.stats.num_hits) == (1, 0)
+
+
+@pytest.mark.parametrize("run_ahead", ["chain", "outcomes"])
+def test_a_chain_that_was_right_goes_on_without_a_layer(run_ahead: RunAhead) -> None:
+    star, tag = ToyStar("a", run_ahead=run_ahead, max_draft_tokens=NUM_NODES), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    for _ in range(3):  # then the toy ends its answer
+        chain, num_layers = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
+        assert chain == tag.expected(NUM_NODES)
+        assert num_layers == 0
+    assert star.hub.stats.num_hits == star.hub.stats.num_outcomes == 3
+
+
+@pytest.mark.parametrize("num_accepted", range(NUM_NODES + 1))
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_outcomes_hit_where_the_chain_was_wrong(num_accepted: int, rank: int) -> None:
+    missed = {}
+    for run_ahead in ("chain", "outcomes"):
+        star, tag = ToyStar("a", run_ahead=run_ahead), ToyTag(1, [1, 2, 3])
+        star.say("a", tag.open(NUM_NODES))
+        proposed(star, tag)
+        chain, missed[run_ahead] = after_a_verdict(star, tag, num_accepted, rank, DraftBudget.chain(NUM_NODES))
+        assert chain == tag.expected(NUM_NODES)
+    assert missed == {"chain": NUM_NODES, "outcomes": 0}
+
+
+@pytest.mark.parametrize("law", [GREEDY, SAMPLED, TokenLaw(temperature=1.0, seed=3)], ids=["greedy", "top-p", "hot"])
+@pytest.mark.parametrize("budget", BUDGETS, ids=["chain", "tree"])
+def test_what_is_proposed_does_not_depend_on_what_was_prepared(law: TokenLaw, budget: DraftBudget) -> None:
+    told = []
+    for run_ahead in ("off", "chain", "outcomes"):
+        star, tag = ToyStar("a", run_ahead=run_ahead, max_len=200), ToyTag(1, [1, 2, 3], law)
+        star.say("a", tag.open(budget))
+        told.append([proposed(star, tag)])
+        for number in range(12):
+            told[-1].append(after_a_verdict(star, tag, number % 3, number % 4, budget)[0])
+    assert told[0] == told[1] == told[2]
+
+
+def test_a_request_waits_for_one_layer_that_ran_ahead() -> None:
+    star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
+    star.say("a", tags[0].open(NUM_NODES))
+    proposed(star, tags[0])
+    star.step()  # runs ahead
+    star.say("a", tags[1].open(1))
+    num_layers = len(star.runner.layers)
+    proposed(star, tags[1])
+    assert len(star.runner.layers) == num_layers + 1
+
+
+def test_preparing_ends() -> None:
+    star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(DraftBudget(num_draft_tokens=8, num_steps=4, top_k=3)))
+    star.drain()
+    assert star.hub.stats.num_ahead_nodes > 0
+    assert star.hub.stats.ahead_s == 0.0
+    assert not star.hub.has_work
+
+
+def test_a_row_in_use_ahead_is_taken_for_one_that_waits() -> None:
+    star, tags = ToyStar("a", num_rows=1, run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
+    for tag in (tags[0], tags[1], tags[0]):
+        if tag.proposal is None:
+            star.say("a", tag.open(NUM_NODES))
+        else:
+            star.say("a", tag.verdict([VOCAB_SIZE - 2], NUM_NODES))
+        assert proposed(star, tag) == tag.expected(NUM_NODES)
+        star.step()
+
+
+def test_a_layer_ahead_that_fails_costs_its_tags_and_no_more() -> None:
+    star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    star.runner.is_broken = True
+    with pytest.raises(RuntimeError):
+        star.step()
+    star.hub.abandon_layer(star.clock())
+    star.runner.is_broken = False
+    star.clock.advance(10.0)
+    ((_, message),) = star.drain()
+    assert isinstance(message, Reopen)
+    tag.receive(message)
+    star.say("a", tag.open(NUM_NODES))
+    assert proposed(star, tag) == tag.expected(NUM_NODES)
