@@ -29,8 +29,13 @@ MIN_LEASE_S = 0.1
 
 SampleMethod = Literal["coupled", "rejection"]
 RunAhead = Literal["off", "chain", "outcomes"]
-"""What a hub drafts while a proposal is in verification and nobody waits: nothing, what follows if all of it is
-accepted, or what follows each likely outcome."""
+"""What a hub drafts while a proposal is in verification and nobody waits.
+
+off         nothing (StarSD as published)
+chain       what follows if all of it is accepted; and nobody waits for a chain to become as long as asked for: whoever
+            asks gets what has grown (AMUSD)
+outcomes    what follows each likely outcome; proposals are as without it, and sooner there
+"""
 
 T = TypeVar("T")
 
@@ -185,12 +190,15 @@ class HubConfig:
     max_draft_tokens: int = MAX_DRAFT_TOKENS  # nodes of one proposal, at most
     lease_s: float = 10.0  # a target silent for longer loses its tags
     prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
+    max_batch: int | None = None  # sessions that grow in one draft forward; 1 = one at a time, as StarSD; None = all
     run_ahead: RunAhead = "off"  # what is drafted while proposals are in verification and nobody waits
 
     def __post_init__(self) -> None:
         _one_of("run_ahead", self.run_ahead, get_args(RunAhead))
         for name in ("max_targets", "max_tags", "max_draft_tokens", "prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
+        if self.max_batch is not None:
+            _at_least("max_batch", self.max_batch, 1)
         _at_least("lease_s", self.lease_s, MIN_LEASE_S)
 
 

@@ -79,8 +79,8 @@ def test_a_node_of_a_tree_has_the_token_of_its_path():
 
 def test_the_draft_ranks_the_targets_token_as_often_as_it_was_told():
     target, draft = (
-        make_runner(alpha=0.7, later=0.5, vocab=4096),
-        make_runner(alpha=0.7, later=0.5, vocab=4096, role="draft"),
+        make_runner(alpha=0.7, vocab=4096),
+        make_runner(alpha=0.7, vocab=4096, role="draft"),
     )
     num_tokens = 4000
     path = [[4 + i % 4000] for i in range(num_tokens)]

@@ -63,6 +63,15 @@ def draft(
     ] = opt.HUB.max_draft_tokens,
     lease: Lease = opt.HUB.lease_s,
     prefill_chunk: opt.PrefillChunk = opt.HUB.prefill_chunk,
+    max_batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Sequences that grow in one draft forward; 1 serves one at a time, as StarSD does.",
+            show_default="all that wait",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = opt.HUB.max_batch,
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",
@@ -87,6 +96,7 @@ def draft(
             max_draft_tokens=max_draft_tokens,
             lease_s=lease,
             prefill_chunk=prefill_chunk,
+            max_batch=max_batch,
             run_ahead=run_ahead,
         )
         model = None

@@ -18,13 +18,23 @@ class RequestBuffer:
         drafter: owns the rows.
         prefill_chunk: prompt tokens in one layer, at most.
         decode_width: tokens that one verdict adds, at most; whoever misses more is in prefill.
+        max_sessions: sessions in one layer, at most.
         is_ahead: whether trees are to grow while their proposals are in verification.
     """
 
-    def __init__(self, drafter: Drafter, *, prefill_chunk: int, decode_width: int, is_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        prefill_chunk: int,
+        decode_width: int,
+        max_sessions: int | None = None,
+        is_ahead: bool = False,
+    ) -> None:
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
         self._decode_width = decode_width
+        self._max_sessions = max_sessions
         self._is_ahead = is_ahead
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
@@ -153,6 +163,7 @@ class RequestBuffer:
             prefill_chunk=self._prefill_chunk,
             chunk_beside=self._times.chunk_beside(self._prefill_chunk),
             decode_width=self._decode_width,
+            max_sessions=self._max_sessions,
         )
 
     def _view(self, session: DraftSession) -> SessionView:

@@ -76,6 +76,7 @@ def build_hub(
         max_draft_tokens=config.max_draft_tokens,
         prefill_chunk=config.prefill_chunk,
         feature_window=FEATURE_WINDOW,
+        max_sessions=config.max_batch,
         run_ahead=config.run_ahead,
         trace=trace,
     )

@@ -76,6 +76,11 @@ class GrowingTree:
         """Whether the root has been expanded."""
         return ROOT in self._children
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a node to propose."""
+        return bool(self._children.get(ROOT))
+
     def to_forward(self, budget: DraftBudget) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""
         return self._grown(budget).to_expand

@@ -61,6 +61,7 @@ class DraftHub:
         max_draft_tokens: nodes of one proposal, at most.
         prefill_chunk: prompt tokens in one layer, at most.
         feature_window: positions whose features are kept of each tag.
+        max_sessions: sessions in one layer, at most; 1 is StarSD as published, None is all that wait.
         run_ahead: what is drafted while nobody waits.
         trace: records layers and idle gaps.
     """
@@ -74,6 +75,7 @@ class DraftHub:
         max_draft_tokens: int,
         prefill_chunk: int,
         feature_window: int = 0,
+        max_sessions: int | None = None,
         run_ahead: RunAhead = "off",
         trace: Tracer | None = None,
     ) -> None:
@@ -85,7 +87,11 @@ class DraftHub:
         self._feature_window = feature_window
         self._run_ahead_mode = run_ahead
         self._buffer = RequestBuffer(
-            drafter, prefill_chunk=prefill_chunk, decode_width=DECODE_WIDTH, is_ahead=run_ahead != "off"
+            drafter,
+            prefill_chunk=prefill_chunk,
+            decode_width=DECODE_WIDTH,
+            max_sessions=max_sessions,
+            is_ahead=run_ahead != "off",
         )
         self._ledger = Ledger(self.stats, clock(), trace)
         self._spokes: dict[SessionId, Spoke] = {}
@@ -257,7 +263,7 @@ class DraftHub:
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         self._drafter.ask(session, budget, now)
-        if session.request and session.is_complete:
+        if session.request and self._is_ready(session):
             self._propose(session, session.request, now)
         self._buffer.update(session)
 
@@ -267,11 +273,15 @@ class DraftHub:
         self._ledger.add_layer(now, end, layer)
         self._buffer.note_time(layer, end - now)
         for session in sessions:
-            if session.request and session.is_complete:
+            if session.request and self._is_ready(session):
                 self._propose(session, session.request, end)
                 self._buffer.update(session)
         self._buffer.land()
         self._take_stock(end)
+
+    def _is_ready(self, session: DraftSession) -> bool:
+        """Whether to propose now. A chain that runs ahead is never waited for (AMUSD, Algorithm 1)."""
+        return session.is_complete or (self._run_ahead_mode == "chain" and session.is_begun)
 
     def _run_ahead(self, now: float) -> None:
         num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)

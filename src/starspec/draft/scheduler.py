@@ -1,6 +1,7 @@
 """Which sessions grow in the next draft layer: a pure function of a snapshot.
 
-First come, first served, and all that wait grow together in one batched forward (StarSD serves one at a time):
+First come, first served, and all that wait grow together in one batched forward, or the first `max_sessions` of them
+(StarSD serves one at a time):
 
 1. A waiting session without a row takes a free one; else the row of the idle session that was used least recently;
    else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
@@ -47,6 +48,7 @@ class LayerSnapshot:
     prefill_chunk: int  # prefill tokens in one layer, at most; at least 1
     chunk_beside: int  # the same for a layer in which others decode; at least 1
     decode_width: int  # whoever misses more than this is in prefill
+    max_sessions: int | None = None  # in one layer; None = all that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def choose_layer(snapshot: LayerSnapshot) -> Layer:
     rows, prompts = _Rows(snapshot), _PromptTokens(snapshot)
     portions: list[Portion] = []
     for place, session in enumerate(snapshot.waiting):
+        if len(portions) == snapshot.max_sessions:
+            break
         is_prefill = session.num_missing > snapshot.decode_width
         num_tokens = prompts.left_for(session) if is_prefill else session.num_missing
         if num_tokens and rows.take(place, session):

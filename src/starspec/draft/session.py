@@ -106,6 +106,11 @@ class DraftSession:
         """Whether the tree is as large as asked for, or as it can get."""
         return not self.to_forward
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is something to propose already, and it is a chain: whatever it lacks is its end."""
+        return self.budget.is_chain and self.tree.is_begun
+
     def proposal(self) -> DraftTree:
         """The best of the tree, for the proposal that is owed."""
         return self.tree.best(self.budget)

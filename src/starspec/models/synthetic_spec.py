@@ -22,7 +22,7 @@ class SyntheticSpec:
     vocab: int = 512  # tokens
     seed: int = 0  # another seed is another language
     alpha: float = 0.8  # probability that the target's token is the draft's first choice
-    later: float = 0.5  # of what is left, the share that each of the draft's next three choices catches
+    later: str = ""  # probability of the draft's next three choices, as 0.10/0.05/0.03; "": each half of what is left
     step_ms: float = 20.0  # a forward over one token of one sequence
     per_sequence: float = 0.0  # share of step_ms that every further sequence adds
     per_token: float = 0.0  # share of step_ms that every further token of a sequence adds
@@ -30,9 +30,12 @@ class SyntheticSpec:
     def __post_init__(self) -> None:
         if self.vocab < MIN_VOCAB:
             raise ConfigError(f"synthetic model: vocab must be at least {MIN_VOCAB}, got {self.vocab}")
-        for name in ("alpha", "later"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"synthetic model: {name} must be 0 to 1, got {getattr(self, name)}")
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"synthetic model: alpha must be 0 to 1, got {self.alpha}")
+        if len(self.choice_probabilities) != 4 or min(self.choice_probabilities) < 0:
+            raise ConfigError(f"synthetic model: later must be three probabilities, as 0.1/0.05/0.03, got {self.later}")
+        if sum(self.choice_probabilities) > 1 + 1e-9:
+            raise ConfigError(f"synthetic model: alpha {self.alpha} and later {self.later} add up to more than 1")
         for name in ("step_ms", "per_sequence", "per_token"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"synthetic model: {name} must not be negative, got {getattr(self, name)}")
@@ -40,8 +43,12 @@ class SyntheticSpec:
     @property
     def choice_probabilities(self) -> tuple[float, ...]:
         """Probability that the target's token is the draft's first, second, third, fourth choice."""
-        missed = 1 - self.alpha
-        return (self.alpha, *(missed * (1 - self.later) ** rank * self.later for rank in range(3)))
+        if not self.later:
+            return (self.alpha, *((1 - self.alpha) / 2**rank for rank in (1, 2, 3)))
+        try:
+            return (self.alpha, *map(float, self.later.split("/")))
+        except ValueError:
+            return ()
 
     def forward_s(self, num_sequences: int, num_tokens: int) -> float:
         """Modelled duration of a forward over `num_tokens` tokens of `num_sequences` sequences."""

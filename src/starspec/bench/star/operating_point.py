@@ -1,0 +1,75 @@
+"""StarSD's operating point (arXiv 2601.21622, Table 1), as synthetic accelerators, and what its equations say of it.
+
+The paper's rates are consistent with proposals of 8 layers of 1.40 ms (S = 11.2 ms), a return time of 30.5 ms and 3.4
+tokens a round. A layer over several sessions costs a tenth more for each; plain decoding takes 21 ms a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+DEPTH: Final = 8  # d
+LAYER_MS: Final = 1.40  # t_s
+PER_SESSION: Final = 0.1  # share of a layer that every further session adds
+RETURN_MS: Final = 30.5  # Z = t_c + t_v
+LINK_MS: Final = 1.0  # of it: what our own wire takes, in earnest
+PLAIN_MS: Final = 21.0  # a token of plain decoding
+CHOICES: Final = (0.72, 0.10, 0.05, 0.03)  # the target's token is the draft's first, second, third, fourth choice
+VOCAB: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRow:
+    """What StarSD measured with so many targets."""
+
+    rounds_per_s: float  # R_q
+    tokens_per_s: float  # O
+
+
+PAPER: Final = {
+    1: PaperRow(20.90, 79.9),
+    2: PaperRow(49.25, 167.6),
+    3: PaperRow(72.26, 246.3),
+    4: PaperRow(81.54, 266.6),
+    5: PaperRow(85.52, 285.5),
+    6: PaperRow(85.84, 288.7),
+}
+
+
+def draft_model() -> str:
+    """The draft's name, as `ModelConfig.model`."""
+    alpha, *later = CHOICES
+    shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
+    return f"synthetic:role=draft,{shape},step_ms={LAYER_MS},per_sequence={PER_SESSION}"
+
+
+def target_model() -> str:
+    """The target's: a forward over a token takes what plain decoding does, one over a whole proposal t_v."""
+    alpha, *later = CHOICES
+    shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
+    per_token = ((RETURN_MS - LINK_MS) / PLAIN_MS - 1) / DEPTH
+    return f"synthetic:role=target,{shape},step_ms={PLAIN_MS},per_token={per_token:.6f}"
+
+
+def service_ms() -> float:
+    """S(d) = d t_s (eq. 5)."""
+    return DEPTH * LAYER_MS
+
+
+def round_ms(num_targets: int) -> float:
+    """T: all targets are served once, one at a time (eqs. 8 to 10)."""
+    served_ms = num_targets * service_ms()
+    idle_ms = max(0.0, RETURN_MS - (num_targets - 1) * service_ms())  # eq. 9
+    return served_ms + idle_ms
+
+
+def num_full() -> int:
+    """N_full: from so many targets on the hub never idles (eq. 12)."""
+    return ceil(RETURN_MS / service_ms()) + 1
+
+
+def plain_tokens_per_s() -> float:
+    """Of one target alone."""
+    return 1e3 / PLAIN_MS

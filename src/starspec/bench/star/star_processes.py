@@ -1,0 +1,162 @@
+"""The hub and the targets of `bench star`: each a process of its own, over real sockets."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+
+from starspec.bench.decode import Job, make_engine
+from starspec.config import HubConfig, ModelConfig
+from starspec.draft.admission import admit
+from starspec.draft.build import LoadedDrafter, build_hub, terms_of
+from starspec.draft.grow import CausalDrafter
+from starspec.draft.loop import HubLoop
+from starspec.errors import PeerLost
+from starspec.ids import RequestId, TargetId
+from starspec.length.policy import FixedLength
+from starspec.models.load import load_runner
+from starspec.models.runner import BatchRunner
+from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import HubStats, TargetStats
+from starspec.target.engine import TargetEngine
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus
+from starspec.wire.zmq_hub import ZmqHub
+from starspec.wire.zmq_target import ZmqTarget
+
+IDLE_WAIT_S = 0.05
+CONNECT_S = 30.0
+DEADLINE_S = 5.0  # a proposal later than this would be a fault, not a measurement
+MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there are few
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One measurement of a target."""
+
+    endpoint: str
+    warm_up_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTimes:
+    """What a target saw while it was measured."""
+
+    num_tokens: int
+    num_rounds: int
+    seconds: float
+    wait_s: float  # T_wait, a round
+    link_s: float  # t_c, a round
+
+
+def run_hub(parent: Connection, model: ModelConfig, config: HubConfig) -> None:
+    """Serve, and tell the statistics whenever the parent says anything, until it says None.
+
+    Sends: the public port; then a HubStats for each word.
+    """
+    runner = load_runner(model)
+    loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
+    transport = ZmqHub(
+        config.host,
+        config.port,
+        partial(admit, terms_of(loaded, config)),
+        lambda: HubStatus(model.model, HubStats()),
+    )
+    try:
+        loop = HubLoop(build_hub(loaded.drafter, config), transport)
+        parent.send(transport.port)
+        while True:
+            if parent.poll():
+                if parent.recv() is None:
+                    return
+                parent.send(loop.status().stats)
+            loop.turn(IDLE_WAIT_S)
+    finally:
+        transport.close()
+
+
+def run_target(parent: Connection, name: str, model: ModelConfig, num_draft_tokens: int) -> None:
+    """Take turns until the parent says None: connect to the hub, wait for a word, decode one request after another.
+
+    Sends: True once loaded; for each turn True once connected, and TargetTimes at its end.
+    Raises: PeerLost if the hub does not answer.
+    """
+    runner = load_runner(model)
+    parent.send(True)
+    for number in itertools.count():
+        turn: Turn | None = parent.recv()
+        if turn is None:
+            return
+        _take_turn(parent, f"{name}-{number}", runner, model.model, num_draft_tokens, turn)
+
+
+def _take_turn(
+    parent: Connection, name: str, runner: BatchRunner, model: str, num_draft_tokens: int, turn: Turn
+) -> None:
+    tokenizer = load_tokenizer(model)
+    hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
+    transport, stats = ZmqTarget(turn.endpoint, hello), TargetStats()
+    drafts = RemoteDrafts(transport, FixedLength(DraftBudget.chain(num_draft_tokens)), stats, deadline_s=DEADLINE_S)
+    engine = make_engine(runner, tokenizer, drafts, stats)
+    try:
+        give_up_s = time.monotonic() + CONNECT_S
+        while not drafts.is_connected:
+            if time.monotonic() > give_up_s:
+                raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
+            drafts.poll()
+            time.sleep(0.01)
+        parent.send(True)
+        parent.recv()
+        requests = _Requests(engine, name)
+        requests.serve_for(turn.warm_up_s)
+        num_rounds = stats.num_rounds
+        started_s = time.monotonic()
+        num_tokens = requests.serve_for(turn.seconds)
+        seconds = time.monotonic() - started_s
+        num_rounds = stats.num_rounds - num_rounds
+        parent.send(TargetTimes(num_tokens, num_rounds, seconds, stats.wait.value, stats.t_c.value))
+        requests.end()
+    finally:
+        drafts.shutdown()
+
+
+class _Requests:
+    """An endless stream of requests, one at a time."""
+
+    def __init__(self, engine: TargetEngine, name: str) -> None:
+        self._engine = engine
+        self._seeds = itertools.count(sum(name.encode()) * 1009)
+        self._running: RequestId | None = None
+
+    def serve_for(self, seconds: float) -> int:
+        """Returns: tokens emitted."""
+        end_s, num_tokens = time.monotonic() + seconds, 0
+        while time.monotonic() < end_s:
+            if self._running is None:
+                self._running = self._submit(next(self._seeds))
+            for emission in self._engine.step():
+                num_tokens += len(emission.token_ids)
+                if emission.finish_reason is not None:
+                    self._running = None
+        return num_tokens
+
+    def end(self) -> None:
+        """Leave the engine idle."""
+        if self._running is not None:
+            self._engine.abort(self._running)
+            self._running = None
+        while self._engine.has_work:
+            self._engine.step()
+
+    def _submit(self, seed: int) -> RequestId:
+        prompt = tuple((seed * 31 + index) % 400 + 8 for index in range(16))
+        job = Job(f"request-{seed}", prompt, TokenLaw(temperature=0.0, end_token_ids=()), MAX_TOKENS)
+        request_id = RequestId(job.name)
+        self._engine.submit(request_id, job.spec)
+        return request_id
