@@ -214,6 +214,11 @@ class HubStats:
     load: float = 0.0  # busy / (busy + idle) over the last seconds
     proposals_per_s: float = 0.0  # R_q over the last seconds
 
+    @property
+    def hit_rate(self) -> float:
+        """Of the verdicts that asked for a proposal, those that found it ready."""
+        return self.num_hits / self.num_outcomes if self.num_outcomes else 0.0
+
 
 def _add_counts(counts: list[int], others: list[int]) -> None:
     counts.extend([0] * (len(others) - len(counts)))

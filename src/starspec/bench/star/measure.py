@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import mean
 
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
 from starspec.bench.star import operating_point as point
-from starspec.bench.star.star_processes import TargetTimes, Turn, run_hub, run_target
-from starspec.bench.wire.processes import BenchProcess, Place
+from starspec.bench.star.serving import Served, StarTargets, serve_turn
+from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig
-from starspec.speculation.stats import HubStats
 
 MAX_MODEL_LEN = 4096
 SERVICES = {
@@ -56,6 +54,7 @@ class StarRow:
     hit_rate: float  # verdicts that found their proposal ready
     ahead_nodes_per_round: float  # forwarded for outcomes, likely or not
     sessions_per_layer: float
+    layer_ms: float  # t_s, as measured: with what sleeping costs
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round
     paper_rounds_per_s: float | None  # StarSD's own, where it has one
@@ -70,22 +69,16 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     Raises: PeerLost if a process dies or hangs.
     """
     target = ModelConfig(model=point.target_model(), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)
+    turn = Turn(num_draft_tokens=point.DEPTH, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
     rows: list[StarRow] = []
-    with ExitStack() as stack:
-        targets = [
-            stack.enter_context(
-                BenchProcess(run_target, f"target-{index}", target, point.DEPTH, place=Place.THE_OTHERS)
-            )
-            for index in range(max(plan.num_targets))
-        ]
-        for each in targets:
-            each.hear()
+    with StarTargets(max(plan.num_targets), target) as targets:
         for num_targets in plan.num_targets:
+            draft = ModelConfig(
+                model=point.draft_model(), num_rows=num_targets, max_model_len=MAX_MODEL_LEN, num_threads=1
+            )
             for service, config in SERVICES.items():
                 advance(f"{num_targets} targets, {service}")
-                rows.append(_row(service, num_targets, *_serve(config, targets[:num_targets], plan)))
-        for each in targets:
-            each.say(None)
+                rows.append(_row(service, num_targets, serve_turn(draft, config, targets, num_targets, turn)))
     notes = {
         "synthetic": True,
         "draft": point.draft_model(),
@@ -97,45 +90,28 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     return Report(collect_provenance(), rows, _ratios(rows), notes)
 
 
-def _serve(config: HubConfig, targets: Sequence[BenchProcess], plan: StarPlan) -> tuple[HubStats, list[TargetTimes]]:
-    draft = ModelConfig(model=point.draft_model(), num_rows=len(targets), max_model_len=MAX_MODEL_LEN, num_threads=1)
-    with BenchProcess(run_hub, draft, config, place=Place.ONE_CORE) as hub:
-        turn = Turn(endpoint=f"tcp://127.0.0.1:{hub.hear()}", warm_up_s=plan.warm_up_s, seconds=plan.seconds)
-        for each in targets:
-            each.say(turn)
-        for each in targets:
-            each.hear()
-        for each in targets:
-            each.say("go")
-        times = [each.hear() for each in targets]
-        hub.say("how was it?")
-        stats = hub.hear()
-        hub.say(None)
-        return stats, times
-
-
-def _row(service: str, num_targets: int, hub: HubStats, times: Sequence[TargetTimes]) -> StarRow:
-    rates = [each.num_tokens / each.seconds for each in times]
-    rounds_per_s = sum(each.num_rounds / each.seconds for each in times)
+def _row(service: str, num_targets: int, served: Served) -> StarRow:
     said = num_targets / point.round_ms(num_targets) * 1e3 if service == "one at a time" else None
     paper = point.PAPER.get(num_targets)
+    lowest = min(each.tokens_per_s for each in served.targets)
     return StarRow(
         service=service,
         num_targets=num_targets,
-        tokens_per_s=sum(rates),
-        tokens_per_s_per_target=mean(rates),
-        tokens_per_s_lowest=min(rates),
-        vs_plain=min(rates) / point.plain_tokens_per_s(),
-        rounds_per_s=rounds_per_s,
+        tokens_per_s=served.tokens_per_s,
+        tokens_per_s_per_target=served.tokens_per_s / num_targets,
+        tokens_per_s_lowest=lowest,
+        vs_plain=lowest / point.plain_tokens_per_s(),
+        rounds_per_s=served.rounds_per_s,
         rounds_per_s_closed_form=said,
-        closed_form_error=abs(rounds_per_s / said - 1) if said else None,
-        tokens_per_round=sum(each.num_tokens for each in times) / max(1, sum(each.num_rounds for each in times)),
-        load=hub.load,
-        hit_rate=hub.num_hits / max(1, hub.num_outcomes),
-        ahead_nodes_per_round=hub.num_ahead_nodes / max(1, hub.num_proposals),
-        sessions_per_layer=hub.sessions_per_layer.value,
-        wait_ms=mean(each.wait_s for each in times) * 1e3,
-        link_ms=mean(each.link_s for each in times) * 1e3,
+        closed_form_error=abs(served.rounds_per_s / said - 1) if said else None,
+        tokens_per_round=served.tokens_per_round,
+        load=served.hub.load,
+        hit_rate=served.hub.hit_rate,
+        ahead_nodes_per_round=served.hub.num_ahead_nodes / max(1, served.hub.num_proposals),
+        sessions_per_layer=served.hub.sessions_per_layer.value,
+        layer_ms=served.hub.t_s.value * 1e3,
+        wait_ms=mean(each.wait_s for each in served.targets) * 1e3,
+        link_ms=mean(each.link_s for each in served.targets) * 1e3,
         paper_rounds_per_s=paper.rounds_per_s if paper else None,
         paper_tokens_per_s=paper.tokens_per_s if paper else None,
     )

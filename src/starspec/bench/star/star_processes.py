@@ -39,7 +39,7 @@ MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there ar
 class Turn:
     """One measurement of a target."""
 
-    endpoint: str
+    num_draft_tokens: int  # of a chain
     warm_up_s: float
     seconds: float
 
@@ -53,6 +53,11 @@ class TargetTimes:
     seconds: float
     wait_s: float  # T_wait, a round
     link_s: float  # t_c, a round
+
+    @property
+    def tokens_per_s(self) -> float:
+        """O_i."""
+        return self.num_tokens / self.seconds
 
 
 def run_hub(parent: Connection, model: ModelConfig, config: HubConfig) -> None:
@@ -81,28 +86,28 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig) -> None:
         transport.close()
 
 
-def run_target(parent: Connection, name: str, model: ModelConfig, num_draft_tokens: int) -> None:
-    """Take turns until the parent says None: connect to the hub, wait for a word, decode one request after another.
+def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
+    """Take turns until the parent says None: connect to a hub, wait for a word, decode one request after another.
 
+    Hears: a hub's endpoint and a Turn each time.
     Sends: True once loaded; for each turn True once connected, and TargetTimes at its end.
     Raises: PeerLost if the hub does not answer.
     """
     runner = load_runner(model)
     parent.send(True)
     for number in itertools.count():
-        turn: Turn | None = parent.recv()
-        if turn is None:
+        word: tuple[str, Turn] | None = parent.recv()
+        if word is None:
             return
-        _take_turn(parent, f"{name}-{number}", runner, model.model, num_draft_tokens, turn)
+        _take_turn(parent, f"{name}-{number}", runner, *word)
 
 
-def _take_turn(
-    parent: Connection, name: str, runner: BatchRunner, model: str, num_draft_tokens: int, turn: Turn
-) -> None:
-    tokenizer = load_tokenizer(model)
+def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
+    tokenizer = load_tokenizer(runner.info.name)
     hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
-    transport, stats = ZmqTarget(turn.endpoint, hello), TargetStats()
-    drafts = RemoteDrafts(transport, FixedLength(DraftBudget.chain(num_draft_tokens)), stats, deadline_s=DEADLINE_S)
+    transport, stats = ZmqTarget(endpoint, hello), TargetStats()
+    policy = FixedLength(DraftBudget.chain(turn.num_draft_tokens))
+    drafts = RemoteDrafts(transport, policy, stats, deadline_s=DEADLINE_S)
     engine = make_engine(runner, tokenizer, drafts, stats)
     try:
         give_up_s = time.monotonic() + CONNECT_S
@@ -115,8 +120,7 @@ def _take_turn(
         parent.recv()
         requests = _Requests(engine, name)
         requests.serve_for(turn.warm_up_s)
-        num_rounds = stats.num_rounds
-        started_s = time.monotonic()
+        num_rounds, started_s = stats.num_rounds, time.monotonic()
         num_tokens = requests.serve_for(turn.seconds)
         seconds = time.monotonic() - started_s
         num_rounds = stats.num_rounds - num_rounds

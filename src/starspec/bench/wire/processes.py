@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -79,6 +81,7 @@ class _Failure:
 def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], place: Place) -> None:
     _quiet()
     _go_to(place)
+    _sleep_sharply()
     try:
         run(pipe, *arguments)
     except Exception as error:  # the parent tells the person
@@ -94,6 +97,13 @@ def _go_to(place: Place) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     if others:
         os.sched_setaffinity(0, [first] if place is Place.ONE_CORE else others)
+
+
+def _sleep_sharply() -> None:
+    """Modelled times are slept: end sleeps when they are due, not up to 50 us later. Effects: none but on Linux."""
+    if sys.platform == "linux":
+        set_timer_slack, nanoseconds = 29, 1000
+        ctypes.CDLL(None).prctl(set_timer_slack, nanoseconds, 0, 0, 0)
 
 
 def _quiet() -> None:

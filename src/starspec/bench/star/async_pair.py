@@ -1,0 +1,135 @@
+"""`starspec bench async`: one target and one hub, with drafting that waits and drafting that does not.
+
+AMUSD's Table I on synthetic accelerators with the paper's step times (draft 10 ms, verification 25 ms, a token of plain
+decoding 22 ms), at the acceptances at which synchronous speculation with its best length is as fast as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean
+from typing import Final
+
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Report
+from starspec.bench.star.serving import StarTargets, serve_turn
+from starspec.bench.star.star_processes import Turn
+from starspec.config import HubConfig, ModelConfig, RunAhead
+
+DRAFT_MS: Final = 10.0
+VERIFY_MS: Final = 25.0
+PLAIN_MS: Final = 22.0
+MAX_LENGTH: Final = 8  # of a chain that nobody waits for: more than four verifications' worth
+MAX_MODEL_LEN: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PaperCase:
+    """A data set of the paper: times over plain decoding, and the acceptance that explains the synchronous one."""
+
+    name: str
+    synchronous: float
+    asynchronous: float
+    alpha: float  # at which the best length, `length`, is that much faster than plain decoding
+    length: int
+
+
+CASES: Final = (
+    PaperCase("MT-Bench", 1.06, 1.31, 0.686, 1),
+    PaperCase("HumanEval", 1.24, 1.57, 0.832, 3),
+    PaperCase("RefactorChat", 1.43, 1.96, 0.916, 4),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncPlan:
+    """How much to measure, and how deep outcomes are prepared for."""
+
+    warm_up_s: float = 2.0
+    seconds: float = 20.0
+    num_repeats: int = 3
+    outcome_lengths: tuple[int, ...] = (1, 2, 3, 4)
+
+    @property
+    def num_turns(self) -> int:
+        return len(CASES) * (2 + len(self.outcome_lengths))
+
+
+QUICK = AsyncPlan(warm_up_s=1.0, seconds=6.0, num_repeats=1, outcome_lengths=(1, 2, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncRow:
+    """One setting at one acceptance; medians over the repeats."""
+
+    case: str
+    alpha: float
+    run_ahead: str
+    num_draft_tokens: int  # at most
+    ms_per_token: float
+    vs_plain: float  # against PLAIN_MS
+    tokens_per_round: float
+    hit_rate: float
+    load: float  # of the hub
+    paper_vs_plain: float | None  # what the paper measured; synchronous for off, asynchronous for chain
+
+
+def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
+    """Serve one synthetic target with each setting.
+
+    Args:
+        advance: called with what is about to be measured.
+    Raises: PeerLost if a process dies or hangs.
+    """
+    rows: list[AsyncRow] = []
+    for case in CASES:
+        settings: list[tuple[RunAhead, int]] = [("off", case.length), ("chain", MAX_LENGTH)]
+        settings += [("outcomes", length) for length in plan.outcome_lengths]
+        target = ModelConfig(model=_model(case, "target", VERIFY_MS), num_rows=1, max_model_len=MAX_MODEL_LEN)
+        with StarTargets(1, target) as targets:
+            for run_ahead, length in settings:
+                advance(f"{case.name}: {run_ahead}, {length} tokens")
+                rows.append(_row(plan, case, targets, run_ahead, length))
+    notes = {"synthetic": True, "draft_ms": DRAFT_MS, "verify_ms": VERIFY_MS, "plain_ms": PLAIN_MS}
+    return Report(collect_provenance(), rows, _ratios(rows), notes)
+
+
+def _row(plan: AsyncPlan, case: PaperCase, targets: StarTargets, run_ahead: RunAhead, length: int) -> AsyncRow:
+    draft = ModelConfig(model=_model(case, "draft", DRAFT_MS), num_rows=1, max_model_len=MAX_MODEL_LEN)
+    turn = Turn(num_draft_tokens=length, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
+    config = HubConfig(port=0, run_ahead=run_ahead)
+    served = [serve_turn(draft, config, targets, 1, turn) for _ in range(plan.num_repeats)]
+    served.sort(key=lambda each: each.tokens_per_s)
+    middle = served[len(served) // 2]
+    paper = {"off": case.synchronous, "chain": case.asynchronous}
+    return AsyncRow(
+        case=case.name,
+        alpha=case.alpha,
+        run_ahead=run_ahead,
+        num_draft_tokens=length,
+        ms_per_token=1e3 / middle.tokens_per_s,
+        vs_plain=middle.tokens_per_s * PLAIN_MS / 1e3,
+        tokens_per_round=middle.tokens_per_round,
+        hit_rate=middle.hub.hit_rate,
+        load=middle.hub.load,
+        paper_vs_plain=paper.get(run_ahead),
+    )
+
+
+def _ratios(rows: list[AsyncRow]) -> dict[str, float]:
+    """Each case's best setting of a kind against its synchronous one, and the means of these."""
+
+    def best(case: str, run_ahead: str) -> float:
+        return max(row.vs_plain for row in rows if (row.case, row.run_ahead) == (case, run_ahead))
+
+    ratios: dict[str, float] = {}
+    for run_ahead in ("chain", "outcomes"):
+        gains = {case.name: best(case.name, run_ahead) / best(case.name, "off") for case in CASES}
+        ratios |= {f"{run_ahead}_vs_sync_{name}": gain for name, gain in gains.items()}
+        ratios[f"{run_ahead}_vs_sync_mean"] = mean(gains.values())
+    return ratios
+
+
+def _model(case: PaperCase, role: str, step_ms: float) -> str:
+    return f"synthetic:role={role},alpha={case.alpha},step_ms={step_ms}"

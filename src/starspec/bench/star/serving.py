@@ -1,0 +1,87 @@
+"""Synthetic stars: targets that stay, hubs that come and go, and what each turn of them was like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from starspec.bench.star.star_processes import TargetTimes, Turn, run_hub, run_target
+from starspec.bench.wire.processes import BenchProcess, Place
+from starspec.config import HubConfig, ModelConfig
+from starspec.speculation.stats import HubStats
+
+
+class StarTargets:
+    """So many targets, each a process of its own, waiting for turns. A context manager.
+
+    Args:
+        model: synthetic.
+    Raises: PeerLost if one does not come up.
+    """
+
+    def __init__(self, num_targets: int, model: ModelConfig) -> None:
+        with ExitStack() as stack:
+            self.processes = [
+                stack.enter_context(BenchProcess(run_target, f"target-{index}", model, place=Place.THE_OTHERS))
+                for index in range(num_targets)
+            ]
+            for each in self.processes:
+                each.hear()
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            for each in self.processes:
+                each.say(None)
+        self._stack.__exit__(kind, error, trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A turn, as the hub and the targets saw it."""
+
+    hub: HubStats
+    targets: Sequence[TargetTimes]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """O: of all targets."""
+        return sum(each.tokens_per_s for each in self.targets)
+
+    @property
+    def rounds_per_s(self) -> float:
+        """R_p of all targets, which is R_q of the hub while no round goes without a proposal."""
+        return sum(each.num_rounds / each.seconds for each in self.targets)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens_per_s / self.rounds_per_s
+
+
+def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn) -> Served:
+    """Let the first of the targets be served by a fresh hub.
+
+    Raises: PeerLost if a process dies or hangs.
+    """
+    taking_part = targets.processes[:num_targets]
+    with BenchProcess(run_hub, draft, config, place=Place.ONE_CORE) as hub:
+        endpoint = f"tcp://127.0.0.1:{hub.hear()}"
+        for each in taking_part:
+            each.say((endpoint, turn))
+        for each in taking_part:
+            each.hear()
+        for each in taking_part:
+            each.say("go")
+        times = [each.hear() for each in taking_part]
+        hub.say("how was it?")
+        stats = hub.hear()
+        hub.say(None)
+        return Served(stats, times)
