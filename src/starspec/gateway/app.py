@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starspec import __version__
 from starspec.config import GatewayConfig
 from starspec.errors import RequestError, StarspecError
+from starspec.gateway.body import JsonRoute
 from starspec.gateway.faults import Fault, fault_of
 from starspec.gateway.generation import Generation
 from starspec.gateway.guards import BodyGuard, KeyGuard
@@ -189,7 +190,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     for path, endpoint in gets.items():
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     for path, endpoint in posts.items():
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+        app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=JsonRoute)
 
 
 def _add_fault_handlers(app: FastAPI) -> None:
