@@ -182,7 +182,7 @@ def test_a_target_that_takes_another_for_the_hub_says_so(star, folder: Path) -> 
     hub_keys = Keys(folder, "hub", *reversed(zmq.curve_keypair()))
     hub = star.hub(keys=hub_keys)
     target = star.target(hub.endpoint, keys=keys)
-    star.until(lambda: "is hub.public here the hub's own?" in target.problem, target)
+    star.until(lambda: "is hub.public here not its own?" in target.problem, target)
     assert not target.is_connected
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -197,6 +199,33 @@ def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_
             assert "this target speaks protocol version 1, the gateway 2: install the same" in refused.reason
     assert [each["event"] for each in logs] == ["a gateway is refused"]
     assert server.num_frames_rejected == 0
+
+
+FLOOD = """
+import threading, zmq
+from starspec.wire.serving import ServingServer
+
+server = ServingServer("127.0.0.1", 0)
+with zmq.Context() as context:
+    raw = context.socket(zmq.DEALER)
+    raw.linger, raw.sndhwm = 0, 0
+    raw.connect(f"tcp://127.0.0.1:{server.port}")
+    raw.send(b"x")
+    server.receive(20.0)
+    for _ in range(20_000):
+        raw.send(b"x" * 100)
+    threading.Event().wait(0.5)  # until the target's queue is full
+    raw.close(linger=0)
+threading.Event().wait(1.5)  # longer than the time between two heartbeats
+while server.receive(0.05) or server.num_frames_rejected < 100:
+    pass
+server.close()
+"""
+
+
+def test_a_gateway_that_floods_a_busy_target_and_leaves_does_not_end_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", FLOOD], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
