@@ -56,6 +56,7 @@ class ToyTarget:
         self.script: Callable[[RequestSpec], list[str]] | None = lambda spec: ["Hel", "lo, ", "wörld"]
         self.refusal: Rejected | None = None
         self.num_busy = 0  # requests of others
+        self.is_stopping = False
         self.submitted: dict[RequestId, RequestSpec] = {}
         self.open: dict[RequestId, RequestSpec] = {}
         self.aborted: list[RequestId] = []
@@ -91,7 +92,7 @@ class ToyTarget:
         running = len(self.open) + self.num_busy
         stats = TargetStats()
         stats.acceptance.add_round(4, 2, 3)
-        return TargetStatus(self._name, "toy", MAX_MODEL_LEN, running, 0, 8, 8 - running, True, stats)
+        return TargetStatus(self._name, "toy", MAX_MODEL_LEN, running, 0, 8, 8 - running, True, stats, self.is_stopping)
 
     def emit(
         self, request_id: RequestId, text: str, *, finish: str | None = None, stop_reason: int | str | None = None

@@ -149,6 +149,42 @@ async def test_what_asks_for_nothing_is_accepted(gateway: Any, extra: dict[str, 
     assert (await gateway.post("/v1/completions", prompt="hi", **extra)).status_code == 200
 
 
+@pytest.mark.parametrize("num_digits", [400, 4000, 5000, 100_000])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"prompt": "hi", "n": %s}', "n"),
+        ('{"prompt": "hi", "n": -%s}', "n"),
+        ('{"prompt": "hi", "temperature": %s}', "temperature"),
+        ('{"prompt": "hi", "max_tokens": %s}', "max_tokens"),
+        ('{"prompt": [1, %s]}', "prompt[1]"),
+        ('{"prompt": "hi", "logit_bias": {"%s": 1}}', "logit_bias"),
+        ('{"prompt": "hi", "logit_bias": {"1": %s}}', "logit_bias"),
+        ('{"prompt": "hi", "stop": [%s]}', "stop[0]"),
+        ('{"prompt": "hi", "speculative": {"num_speculative_tokens": %s}}', "speculative.num_speculative_tokens"),
+    ],
+)
+async def test_an_integer_of_thousands_of_digits_is_a_400_that_names_it(
+    gateway: Any, body: str, param: str, num_digits: int
+) -> None:
+    payload = body % ("1" * num_digits)
+    reply = await gateway.http.post("/v1/completions", content=payload, headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    error = error_of(reply)
+    assert error["param"] == param
+    assert param in error["message"]
+    assert len(error["message"]) < 200
+
+
+async def test_a_seed_of_more_digits_than_python_reads_is_a_400_that_names_it(gateway: Any) -> None:
+    for digits, status in (("1" * 4000, 200), ("1" * 5000, 400)):
+        payload = f'{{"prompt": "hi", "seed": {digits}}}'
+        headers = {"content-type": "application/json"}
+        reply = await gateway.http.post("/v1/completions", content=payload, headers=headers)
+        assert reply.status_code == status
+    assert error_of(reply)["param"] == "seed"
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"null", b"\xff", b'{"prompt": "hi"', b"[" * 100_000])
 async def test_a_body_that_is_no_json_object_is_a_400(gateway: Any, body: bytes) -> None:
     reply = await gateway.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})

@@ -10,15 +10,17 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
+from starspec.gateway import router
 from starspec.gateway.dial import dial_of
 from starspec.gateway.server import GatewayServer
 from starspec.ids import TargetId
 from starspec.speculation.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys
-from starspec.wire.messages import Abort, Ask, Emission, Submit, TargetStatus
+from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, Emission, Submit, TargetStatus
 from starspec.wire.serving import ServingServer
 
 PATIENCE_S = 20.0
@@ -113,6 +115,24 @@ async def test_a_target_that_dies_ends_its_streams_and_is_used_again_when_it_is_
         assert (await http.post("/v1/completions", json={"prompt": [1]})).json()["choices"][0]["text"] == "x!"
     finally:
         await asyncio.to_thread(heir.die)
+
+
+async def test_a_gateway_and_a_target_of_different_versions_refuse_each_other_in_a_sentence(
+    target: ThreadedTarget, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)  # what this gateway says of itself
+    config = GatewayConfig(port=0, model=str(model_folder), targets=(f"tcp://127.0.0.1:{target.port}",))
+    with capture_logs() as logs:
+        server = GatewayServer(config)
+        serving = asyncio.create_task(server.serve())
+        async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False) as client:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (refusals := [each for each in logs if "refuses this gateway" in each["event"]]):
+                    assert (await client.get("/health")).status_code == 503
+        server.stop()
+        await asyncio.wait_for(serving, PATIENCE_S)
+    assert "install the same starspec release on both machines" in refusals[0]["why"]
+    assert not target.has_begun.is_set()
 
 
 async def test_a_client_that_leaves_is_an_abort_at_the_target(http: httpx.AsyncClient, target: ThreadedTarget) -> None:

@@ -82,6 +82,14 @@ async def test_a_lost_target_is_skipped_until_it_tells_its_status_again(targets:
             assert len(targets[0].open) == 1
 
 
+async def test_a_target_that_drains_gets_no_request_that_it_would_refuse(targets: list[Any]) -> None:
+    targets[0].is_stopping = targets[1].is_stopping = True
+    async with Router(targets) as router:
+        await connected(router, 3)
+        with Generation(router, order(4), "r"):
+            assert [len(target.open) for target in targets] == [0, 0, 4]
+
+
 async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)

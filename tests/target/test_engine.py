@@ -190,6 +190,38 @@ def test_a_prompt_of_one_token_works(drafts: str) -> None:
     assert answer(engine_of(drafts), spec_of([5], 6))[0] == plain([5], 6)
 
 
+@every_draft
+def test_an_answer_of_one_token_takes_one_forward_and_says_why_it_ended(drafts: str) -> None:
+    first = plain(PROMPT, 1)
+    ended = {"length": spec_of(PROMPT, 1), "stop": spec_of(PROMPT, 9, end_token_ids=tuple(first))}
+    for reason, spec in ended.items():
+        tokens, _, last = answer(engine_of(drafts), spec)
+        assert (tokens, last.finish_reason) == (first, reason)
+        assert last.stats is not None
+        assert (last.stats.acceptance.num_forwards, last.stats.acceptance.num_emitted_tokens) == (1, 1)
+
+
+class EndingDrafts(NoDrafts):
+    """Believes that the answer ends after one more token."""
+
+    def __init__(self, end_token_id: int) -> None:
+        self._end_token_id = end_token_id
+
+    def collect(self, batch: Sequence[Answer]) -> list[DraftTree]:
+        return [DraftTree.chain([next_of(each.token_ids), self._end_token_id]) for each in batch]
+
+
+def test_a_draft_that_hits_eos_early_ends_nothing() -> None:
+    expected = plain(PROMPT, 12)
+    end_token_id = next(each for each in range(VOCAB_SIZE) if each not in expected)
+    settings_ = TargetConfig(prefill_chunk=5)
+    engine = TargetEngine(HashRunner(), WordTokenizer(), EndingDrafts(end_token_id), settings_, TargetStats())
+    tokens, text, last = answer(engine, spec_of(PROMPT, 12, end_token_ids=(end_token_id,)))
+    assert (tokens, text, last.finish_reason) == (expected, WordTokenizer().decode(expected), "length")
+    assert last.stats is not None
+    assert last.stats.acceptance.num_accepted_tokens == 6
+
+
 def test_bonus_token_is_kept() -> None:
     engine = engine_of("true")
     tokens, _, last = answer(engine, spec_of(PROMPT, 10))

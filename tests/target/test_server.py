@@ -20,6 +20,7 @@ from starspec.target.engine import TargetEngine
 from starspec.target.server import TargetServer
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Ask,
     Emission,
@@ -75,7 +76,7 @@ class Gateway:
         return parts
 
     def status(self) -> TargetStatus:
-        self.send(Ask())
+        self.send(Ask(PROTOCOL_VERSION))
         while True:
             for each in self.receive():
                 if isinstance(each, TargetStatus):
@@ -168,6 +169,17 @@ def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on() -> None:
         assert gateway.answer("r")[-1].finish_reason == "error"
         gateway.send(submit("s", [1, 2], 5))
         assert [t for part in gateway.answer("s") for t in part.token_ids] == plain([1, 2], 5)
+
+
+def test_a_target_that_stops_says_so_in_its_status() -> None:
+    with serving() as (server, _):
+        busy, asking = Gateway(server), Gateway(server)
+        busy.send(submit("r", [1, 2], 1900))
+        busy.receive()
+        assert not asking.status().is_stopping
+        server.stop()
+        assert asking.status().is_stopping
+        busy.send(Abort(RequestId("r")))
 
 
 def test_stopping_drains_and_refuses_newcomers() -> None:

@@ -16,6 +16,7 @@ from starspec.speculation.tree import DraftTree
 from starspec.wire import codec
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Ask,
     Close,
@@ -52,7 +53,7 @@ LAW = TokenLaw(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end
 STATS = TargetStats(acceptance=AcceptanceStats(num_drafts=3, num_accepted_tokens_per_pos=[3, 1]), num_rounds=4)
 EVERY_MESSAGE: list[tuple[object, Message]] = [
     (HandshakeMessage, Hello(1, TargetId("t"), 100, "f")),
-    (HandshakeMessage, Ask()),
+    (HandshakeMessage, Ask(PROTOCOL_VERSION)),
     (HubPublicReply, Welcome(1, SessionId("s"), 1234, "draft", 16, 10.0)),
     (HubPublicReply, Refused("full", "no room", 2.0)),
     (HubPublicReply, HubStatus("draft", HubStats(num_tags=2))),

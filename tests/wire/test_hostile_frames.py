@@ -13,7 +13,7 @@ import zmq
 from starspec.ids import Epoch, Tag, TargetId
 from starspec.speculation.law import TokenLaw
 from starspec.wire.codec import encode
-from starspec.wire.messages import Ask, Close, Fault, Goodbye, Hello, Open, Ping, Pong, Verdict
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, Close, Fault, Goodbye, Hello, Open, Ping, Pong, Verdict
 
 pytestmark = pytest.mark.system
 
@@ -25,7 +25,7 @@ SEEDS = [
     encode(message)
     for message in (
         Hello(1, TargetId("x"), 100, "f"),
-        Ask(),
+        Ask(PROTOCOL_VERSION),
         Open(Tag(1), Epoch(1), list(range(60)), 60, LAW, 4),
         Verdict(Tag(1), Epoch(2), 60, [1, 2, 3], 4),
         Close(Tag(1), Epoch(3)),

@@ -20,7 +20,7 @@ from starspec.ids import TargetId
 from starspec.speculation.stats import HubStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
-from starspec.wire.messages import Ask, Hello, HubStatus, Ping, Pong
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Ping, Pong
 from starspec.wire.serving import ServingServer
 from starspec.wire.serving_client import ServingClient
 from starspec.wire.zmq_hub import ZmqHub
@@ -182,7 +182,7 @@ def test_a_target_that_takes_another_for_the_hub_says_so(star, folder: Path) -> 
     hub_keys = Keys(folder, "hub", *reversed(zmq.curve_keypair()))
     hub = star.hub(keys=hub_keys)
     target = star.target(hub.endpoint, keys=keys)
-    star.until(lambda: "is hub.public here the hub's own?" in target.problem, target)
+    star.until(lambda: "is hub.public here not its own?" in target.problem, target)
     assert not target.is_connected
 
 
@@ -237,7 +237,7 @@ async def test_the_serving_link_and_the_question_to_the_hub_take_the_right_keys_
             "none": False,
         }
         for client in clients.values():
-            client.send(Ask())
+            client.send(Ask(PROTOCOL_VERSION))
         assert [type(message) for _, message in await asyncio.to_thread(server.receive, 5.0)] == [Ask]
     finally:
         for task in listening:

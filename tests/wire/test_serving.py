@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,6 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.ids import RequestId
@@ -19,10 +22,12 @@ from starspec.wire import sockets
 from starspec.wire.ask import HubAsker
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Ask,
     Emission,
     HubStatus,
+    Refused,
     Rejected,
     RequestSpec,
     Submit,
@@ -107,9 +112,9 @@ async def test_a_target_that_goes_is_noticed_once_and_one_that_comes_back_is_fou
             again = ServingServer("127.0.0.1", server.port)
             try:
                 await connected(client)
-                client.send(Ask())
+                client.send(Ask(PROTOCOL_VERSION))
                 [(peer, message)] = await heard(again)
-                assert message == Ask()
+                assert message == Ask(PROTOCOL_VERSION)
                 again.send(peer, [emission(1)])
                 assert await client.receive() == emission(1)
             finally:
@@ -118,7 +123,7 @@ async def test_a_target_that_goes_is_noticed_once_and_one_that_comes_back_is_fou
 
 async def test_what_a_target_said_before_it_went_is_still_heard(server: ServingServer) -> None:
     async with client_of(server) as client:
-        client.send(Ask())
+        client.send(Ask(PROTOCOL_VERSION))
         [(peer, _)] = await heard(server)
         server.send(peer, [emission(1)])
         assert await client.receive() == emission(1)
@@ -129,7 +134,7 @@ async def test_what_a_target_said_before_it_went_is_still_heard(server: ServingS
 
 async def test_a_gateway_that_went_is_noticed_when_it_is_spoken_to(server: ServingServer) -> None:
     async with client_of(server) as client:
-        client.send(Ask())
+        client.send(Ask(PROTOCOL_VERSION))
         [(peer, _)] = await heard(server)
     give_up_at = time.monotonic() + PATIENCE_S
     while server.send(peer, [emission(1)]):
@@ -168,18 +173,59 @@ def test_a_request_that_does_not_decode_is_rejected_by_name_and_noise_is_counted
     bad = msgspec.to_builtins(SUBMIT)
     bad["spec"]["law"]["temperature"] = -1
     with zmq.Context() as context, raw_gateway(server, context) as raw:
-        for frames in ([b"\xc1"], [msgspec.msgpack.encode(bad)], [b""], [encode(Ask())]):
+        for frames in ([b"\xc1"], [msgspec.msgpack.encode(bad)], [b""], [encode(Ask(PROTOCOL_VERSION))]):
             raw.send_multipart(frames)
         messages = []
         while not messages:
             messages = server.receive(PATIENCE_S)
-        assert [message for _, message in messages] == [Ask()]
+        assert [message for _, message in messages] == [Ask(PROTOCOL_VERSION)]
         assert raw.poll(int(PATIENCE_S * 1000))
         rejected = Decoder(TargetToGateway).decode(raw.recv())
     assert isinstance(rejected, Rejected)
     assert rejected.request_id == "r"
     assert "temperature must be at least 0" in rejected.message
     assert server.num_frames_rejected == 3
+
+
+def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_so_once(server: ServingServer) -> None:
+    with zmq.Context() as context, raw_gateway(server, context) as raw, capture_logs() as logs:
+        for frame in (encode(Ask(2)), msgspec.msgpack.encode({"type": "ask", "protocol_version": 2, "why": "later"})):
+            raw.send(frame)
+            while not raw.poll(10):
+                assert server.receive(0.01) == []
+            refused = Decoder(TargetToGateway).decode(raw.recv())
+            assert isinstance(refused, Refused)
+            assert refused.code == "version"
+            assert "this target speaks protocol version 1, the gateway 2: install the same" in refused.reason
+    assert [each["event"] for each in logs] == ["a gateway is refused"]
+    assert server.num_frames_rejected == 0
+
+
+FLOOD = """
+import threading, zmq
+from starspec.wire.serving import ServingServer
+
+server = ServingServer("127.0.0.1", 0)
+with zmq.Context() as context:
+    raw = context.socket(zmq.DEALER)
+    raw.linger, raw.sndhwm = 0, 0
+    raw.connect(f"tcp://127.0.0.1:{server.port}")
+    raw.send(b"x")
+    server.receive(20.0)
+    for _ in range(20_000):
+        raw.send(b"x" * 100)
+    threading.Event().wait(0.5)  # until the target's queue is full
+    raw.close(linger=0)
+threading.Event().wait(1.5)  # longer than the time between two heartbeats
+while server.receive(0.05) or server.num_frames_rejected < 100:
+    pass
+server.close()
+"""
+
+
+def test_a_gateway_that_floods_a_busy_target_and_leaves_does_not_end_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", FLOOD], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
@@ -189,9 +235,9 @@ async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
         client = ServingClient(f"tcp://127.0.0.1:{port}")
         try:
             await connected(client)
-            client.send(Ask())
+            client.send(Ask(PROTOCOL_VERSION))
             peer, _ = await asyncio.to_thread(raw.recv_multipart)
-            raw.send_multipart([peer, encode(Ask())])
+            raw.send_multipart([peer, encode(Ask(PROTOCOL_VERSION))])
             raw.send_multipart([peer, encode(emission(1))])
             assert await client.receive() == emission(1)
             assert client.num_frames_rejected == 1

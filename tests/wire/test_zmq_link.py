@@ -20,6 +20,7 @@ from starspec.wire import hub_exchange, hub_io, hub_session, sockets
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.hub_exchange import Exchange
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Ask,
     Fault,
     Goodbye,
@@ -207,14 +208,17 @@ def test_another_protocol_version_is_refused_in_a_sentence(star, frame: bytes) -
 
 def test_a_hub_reports_itself_to_whoever_asks(star) -> None:
     hub = star.hub()
-    assert isinstance(star.raw(hub.endpoint).greet(Ask()), HubStatus)
+    assert isinstance(star.raw(hub.endpoint).greet(Ask(PROTOCOL_VERSION)), HubStatus)
+    refused = star.raw(hub.endpoint).greet(Ask(PROTOCOL_VERSION + 1))
+    assert isinstance(refused, Refused)
+    assert refused.code == "version"
 
 
 def test_malformed_frames_are_counted_answered_sparingly_and_disturb_nobody(star) -> None:
     hub = star.hub()
     honest, raw = star.connected(hub.endpoint), star.raw(hub.endpoint)
     raw.attach()
-    bad = [[b""], [b"\xc1"], [encode(Ask())], [encode(Ping(1)), b"\xc1"], []]
+    bad = [[b""], [b"\xc1"], [encode(Ask(PROTOCOL_VERSION))], [encode(Ping(1)), b"\xc1"], []]
     for frames in bad * 20:
         raw.socket.send_multipart(frames or [b"", b""])
     raw.socket.send(encode(Ping(7)))
@@ -334,7 +338,7 @@ def test_a_hub_that_stood_still_does_not_blame_its_targets(star, monkeypatch) ->
     try:
         raw, caller = star.raw(f"tcp://127.0.0.1:{hub.port}"), star.raw(f"tcp://127.0.0.1:{hub.port}")
         raw.attach()
-        caller.socket.send(encode(Ask()))
+        caller.socket.send(encode(Ask(PROTOCOL_VERSION)))
         assert is_over.wait(PATIENCE_S)
         assert isinstance(Decoder(HubPublicReply).decode(caller.socket.recv()), HubStatus)
         assert raw.ask(raw.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
@@ -354,7 +358,7 @@ def test_an_answer_for_a_caller_that_went_is_dropped_and_counted(star) -> None:
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: None, answer_late)
     try:
         caller = star.raw(f"tcp://127.0.0.1:{hub.port}")
-        caller.socket.send(encode(Ask()))
+        caller.socket.send(encode(Ask(PROTOCOL_VERSION)))
         assert is_asked.wait(PATIENCE_S)
         caller.close()  # returns when the connection is closed
         is_gone.set()

@@ -19,6 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starspec import __version__
 from starspec.config import GatewayConfig
 from starspec.errors import RequestError, StarspecError
+from starspec.gateway.body import JsonRoute
+from starspec.gateway.drain import Drain, DrainGuard
 from starspec.gateway.faults import Fault, fault_of
 from starspec.gateway.generation import Generation
 from starspec.gateway.guards import BodyGuard, KeyGuard
@@ -37,7 +39,7 @@ from starspec.gateway.schema import (
     TokenizeRequest,
 )
 from starspec.gateway.shapes import ChatShape, CompletionShape, Envelope, Shape
-from starspec.gateway.stream import SHUT_DOWN, Delivery, EventStream, until_disconnect
+from starspec.gateway.stream import Delivery, EventStream, until_disconnect
 from starspec.gateway.translate import Translator
 from starspec.observe.metrics import StatusSnapshot
 
@@ -53,6 +55,7 @@ class Services:
     router: Router
     codec: PromptCodec
     translator: Translator
+    drain: Drain
     hub: HubWatch | None = None
 
     def snapshot(self) -> StatusSnapshot:
@@ -121,10 +124,7 @@ class Routes:
         delivery = Delivery(order, generation, envelope, stopwatch)
         if order.options.is_stream:
             return EventStream(delivery, self._services.config.keep_alive_s)
-        try:
-            reply = await until_disconnect(delivery.whole(), request.receive)
-        except asyncio.CancelledError:  # the shutdown waits no longer; nothing but this response is left to do
-            return SHUT_DOWN.response()
+        reply = await until_disconnect(delivery.whole(), request.receive)
         if reply is None:
             stopwatch.abandon()
             return Response(status_code=CLIENT_LEFT)
@@ -168,6 +168,7 @@ def build_app(services: Services) -> FastAPI:
     app.add_middleware(BodyGuard, max_bytes=services.config.max_body_bytes)
     if services.config.api_key is not None:
         app.add_middleware(KeyGuard, api_key=services.config.api_key)
+    app.add_middleware(DrainGuard, drain=services.drain)
     app.add_middleware(RequestMeter, meters=meters)  # added last = outermost: it counts refusals too
     return app
 
@@ -189,7 +190,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     for path, endpoint in gets.items():
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     for path, endpoint in posts.items():
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+        app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=JsonRoute)
 
 
 def _add_fault_handlers(app: FastAPI) -> None:

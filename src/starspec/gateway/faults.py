@@ -60,6 +60,8 @@ def fault_of(error: Exception) -> Fault:
 
     Effects: an unexpected exception is logged.
     """
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, RequestError):
+        error = error.__cause__  # the framework wraps what reading a body raises
     match error:
         case RequestError():
             return Fault(error.status, str(error), error.param)
@@ -83,7 +85,7 @@ def _of_validation(errors: Sequence[Any]) -> Fault:
     path = [part for part in first["loc"] if part != "body"]
     if not path:
         return Fault(400, "the body must be a JSON object, sent as application/json")
-    param = _dotted(path)
+    param = dotted(path)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return Fault(400, f"{param} is required", param)
@@ -102,12 +104,12 @@ def _most_telling(errors: Sequence[Any]) -> Any:
     return max((error for error in errors if error["loc"][:2] == field), key=nearness)
 
 
-def _dotted(path: Sequence[str | int]) -> str:
+def dotted(path: Sequence[str | int]) -> str:
     """`("messages", 0, "content", "str")` -> `messages[0].content`: names of a union's branches are left out."""
-    dotted = ""
+    name = ""
     for part in path:
         if isinstance(part, int):
-            dotted += f"[{part}]"
+            name += f"[{part}]"
         elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
-            dotted += f".{part}" if dotted else part
-    return dotted
+            name += f".{part}" if name else part
+    return name

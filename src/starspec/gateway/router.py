@@ -21,10 +21,12 @@ from starspec.errors import CapacityError, OurBug, PeerLost, RequestError, Stars
 from starspec.gateway.kept_alive import kept_alive
 from starspec.ids import RequestId, TargetId
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Ask,
     Emission,
     GatewayToTarget,
+    Refused,
     Rejected,
     RequestSpec,
     Submit,
@@ -79,6 +81,7 @@ class Spoke:
         self._heard_s = clock()
         self._asked_s = clock()
         self._is_missed = False  # said so already
+        self._refusal = ""  # the target's, as it was logged
         self.status: TargetStatus | None = None
         self.last_assigned = 0
 
@@ -125,7 +128,7 @@ class Spoke:
         """Ask for the status, for ever, and notice silence."""
         while True:
             self.check()
-            self._link.send(Ask())
+            self._link.send(Ask(PROTOCOL_VERSION))
             await asyncio.sleep(ASK_INTERVAL_S)
 
     def check(self) -> None:
@@ -149,11 +152,15 @@ class Spoke:
     def _handle(self, message: TargetToGateway) -> None:
         match message:
             case TargetStatus():
-                self._is_missed = False
+                self._is_missed, self._refusal = False, ""
                 if self.status is None:
                     log.info("target connected", target=message.target_id, endpoint=self.endpoint)
                 self.status = message
                 self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
+            case Refused(reason=reason):
+                if reason != self._refusal:
+                    log.warning("a target refuses this gateway", endpoint=self.endpoint, why=reason)
+                self._refusal = reason
             case Rejected(request_id=request_id) if request_id in self._open:
                 self._open.pop(request_id)(_refusal(message))
             case Emission(request_id=request_id) if request_id in self._open:
@@ -213,11 +220,11 @@ class Router:
         return max((status.max_model_len for status in self.statuses), default=None)
 
     def pick(self, prompt_len: int) -> Spoke:
-        """The least loaded living target whose context holds the prompt; of equals, the longest without a request.
+        """The least loaded target that takes requests and whose context holds the prompt; of equals, the longest idle.
 
         Raises: CapacityError if there is none.
         """
-        fit = [spoke for spoke in self.spokes if spoke.is_live and _holds(spoke, prompt_len)]
+        fit = [spoke for spoke in self.spokes if spoke.is_live and _takes(spoke, prompt_len)]
         if not fit:
             raise CapacityError("no target is connected that could take this request")
         spoke = min(fit, key=lambda each: (each.load, each.last_assigned))
@@ -230,8 +237,9 @@ def _renamed(status: TargetStatus, endpoint: str) -> TargetStatus:
     return msgspec.structs.replace(status, target_id=TargetId(f"{status.target_id} at {endpoint}"))
 
 
-def _holds(spoke: Spoke, prompt_len: int) -> bool:
-    return spoke.status is not None and prompt_len < spoke.status.max_model_len
+def _takes(spoke: Spoke, prompt_len: int) -> bool:
+    status = spoke.status
+    return status is not None and not status.is_stopping and prompt_len < status.max_model_len
 
 
 def _refusal(rejected: Rejected) -> StarspecError:

@@ -44,7 +44,7 @@ class SamplingFields(Body):
     """What both kinds of completion share."""
 
     model: Text | None = None
-    n: int | None = None
+    n: Count | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None

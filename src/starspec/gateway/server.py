@@ -19,6 +19,8 @@ from starspec.errors import ConfigError
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.defaults import GenerationDefaults, read_generation_defaults
 from starspec.gateway.dial import Connections, Dial, dial_of
+from starspec.gateway.drain import Drain
+from starspec.gateway.http_log import take_uvicorns_log
 from starspec.gateway.hub_watch import HubWatch
 from starspec.gateway.identity import Identity, identity_of
 from starspec.gateway.prompts import PromptCodec
@@ -28,6 +30,7 @@ from starspec.models.locate import is_synthetic, locate
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer, vocab_fingerprint
 
 BACKLOG: Final = 1024  # connections that wait to be accepted
+CLOSE_S: Final = 1  # to say the last words on connections that are still open
 
 log = structlog.get_logger()
 
@@ -47,8 +50,7 @@ class GatewayServer:
         self._dial = dial if dial is not None else dial_of(config)
         self._model = load_model_side(config)
         self._socket = listen(config.host, config.port)
-        self._uvicorn: _Uvicorn | None = None
-        self._num_stops = 0
+        self._drain = Drain(config.shutdown_timeout_s)
 
     @property
     def address(self) -> str:
@@ -64,29 +66,22 @@ class GatewayServer:
         """As `run`, inside a running loop."""
         connections = self._dial()
         try:
-            self._uvicorn = self._make_uvicorn(connections)
-            self._apply_stops()
+            server = self._make_uvicorn(connections)
             log.info("gateway listening", address=self.address)
-            await self._uvicorn.serve(sockets=[self._socket])
+            await server.serve(sockets=[self._socket])
         finally:
             connections.close()
 
     def stop(self) -> None:
-        """Take no more connections, let the answers in flight end. A second call does not wait for them.
+        """Refuse new requests, let the answers in flight end. A second call does not wait for them.
 
         Callable from another thread or a signal handler.
         """
-        self._num_stops += 1
-        self._apply_stops()
+        self._drain.ask()
 
     def close(self) -> None:
         """Free the port of a server that never ran."""
         self._socket.close()
-
-    def _apply_stops(self) -> None:
-        if self._uvicorn is not None:
-            self._uvicorn.should_exit = self._num_stops > 0
-            self._uvicorn.force_exit = self._num_stops > 1
 
     def _make_uvicorn(self, connections: Connections) -> _Uvicorn:
         services = Services(
@@ -95,6 +90,7 @@ class GatewayServer:
             router=Router(connections.links),
             codec=self._model.codec,
             translator=Translator(self._model.codec, self._model.defaults),
+            drain=self._drain,
             hub=HubWatch(connections.ask_hub) if connections.ask_hub is not None else None,
         )
         config = uvicorn.Config(
@@ -104,13 +100,31 @@ class GatewayServer:
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(self._config.shutdown_timeout_s)),
+            timeout_graceful_shutdown=CLOSE_S,
         )
-        return _Uvicorn(config)
+        take_uvicorns_log()  # after uvicorn.Config, which sets levels of its own
+        return _Uvicorn(config, self._drain)
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to whoever runs the process: a drained gateway exits with 0."""
+    """Closes its port at the end of a drain, not at its beginning.
+
+    Leaves signals to whoever runs the process: a drained gateway exits with 0.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second. Effects: at the end of the drain, cancels what is still in flight."""
+        if self._drain.is_over:
+            self.should_exit, self.force_exit = True, self._drain.is_impatient
+            if self.server_state.tasks:
+                log.warning("the time to drain is over: answers are broken off", num_requests=self._drain.num_in_flight)
+            for task in self.server_state.tasks:
+                task.cancel()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from starspec.gateway.answers import Answer, metrics_of, usage_of
+from starspec.gateway.drain import BROKEN_OFF
 from starspec.gateway.faults import Fault, fault_of
 from starspec.gateway.generation import Generation, Progress
 from starspec.gateway.meters import Stopwatch
@@ -26,8 +27,6 @@ HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # asks reverse proxies to pass events on as they come
 ]
-
-SHUT_DOWN: Final = Fault(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
 
 T = TypeVar("T")
 
@@ -141,9 +140,8 @@ class EventStream(Response):
         try:
             if await until_disconnect(self._stream(scope, receive, send), receive) is None:
                 self._delivery.stopwatch.abandon()
-        except asyncio.CancelledError:
-            await self._fail(SHUT_DOWN, scope, receive, send)
-            raise
+        except asyncio.CancelledError:  # the shutdown waits no longer; nothing but these last words is left to do
+            await self._fail(BROKEN_OFF, scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Returns: True, to tell an end from a cancellation."""

@@ -11,7 +11,15 @@ import zmq
 from starspec.errors import PeerProtocolError
 from starspec.observe.metrics import StatusSnapshot
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
-from starspec.wire.messages import Ask, HubPublicReply, HubStatus, Message, TargetStatus, TargetToGateway
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Ask,
+    HubPublicReply,
+    HubStatus,
+    Message,
+    TargetStatus,
+    TargetToGateway,
+)
 from starspec.wire.sockets import connect, make_socket
 
 ASK_INTERVAL_S: Final = 0.5
@@ -76,7 +84,7 @@ class _Asked:
             pass
         if now - self._asked_s >= ASK_INTERVAL_S:
             try:
-                self._socket.send(encode(Ask()), zmq.NOBLOCK)
+                self._socket.send(encode(Ask(PROTOCOL_VERSION)), zmq.NOBLOCK)
                 self._asked_s = now
             except zmq.Again:  # not connected: it is starting, or gone
                 pass

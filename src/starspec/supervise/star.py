@@ -15,6 +15,7 @@ from starspec.supervise.child import ChildSpec
 
 LOOPBACK = "127.0.0.1"  # the links inside one machine
 HUB, GATEWAY = "hub", "gateway"
+LAST_WORDS_S = 1.0  # of a star's drain, for the gateway to tell those whose answers did not end in time
 GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(3)  # of stopping: whoever is asked for work stops first
 
 
@@ -125,7 +126,7 @@ def _gateway(star: StarConfig, ports: StarPorts, environment: dict[str, str]) ->
     arguments = [
         *("--target", star.model.model),
         *("--host", star.host, "--port", str(ports.gateway)),
-        *("--shutdown-timeout", str(star.drain_s)),
+        *("--shutdown-timeout", str(max(0.0, star.drain_s - LAST_WORDS_S))),
         *(word for endpoint in ports.target_endpoints for word in ("--endpoint", endpoint)),
         *(() if star.speculative is None else ("--hub", ports.hub_endpoint)),
         *star.gateway_arguments,

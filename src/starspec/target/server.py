@@ -183,6 +183,7 @@ class TargetServer:
             num_free_rows=engine.runner.cache.num_free_rows,
             is_draft_connected=engine.drafts.is_connected,
             stats=engine.stats,
+            is_stopping=self._is_stopping.is_set(),
         )
 
 

@@ -11,7 +11,7 @@ import zmq.asyncio
 from starspec.errors import PeerLost, PeerProtocolError
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
-from starspec.wire.messages import Ask, HubPublicReply, HubStatus
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, HubPublicReply, HubStatus, Refused
 from starspec.wire.sockets import connect, host_of, set_limits
 
 TIMEOUT_S: Final = 1.0
@@ -49,12 +49,14 @@ class HubAsker:
                 self._keys.secure_client(socket, self._hub_key)
             connect(socket, self._endpoint)
             async with asyncio.timeout(self._timeout_s):
-                await socket.send(encode(Ask()))
+                await socket.send(encode(Ask(PROTOCOL_VERSION)))
                 answer = self._decoder.decode(await socket.recv())
         except TimeoutError:
             raise PeerLost(f"the hub at {self._endpoint} did not answer within {self._timeout_s:g} s") from None
         finally:
             socket.close(linger=0)
+        if isinstance(answer, Refused):
+            raise PeerProtocolError(f"the hub at {self._endpoint} refuses to answer: {answer.reason}")
         if not isinstance(answer, HubStatus):
             raise PeerProtocolError(f"the hub at {self._endpoint} answered a question with {type(answer).__name__}")
         return answer

@@ -120,6 +120,8 @@ class Door:
         except PeerProtocolError as error:
             return self._fault(error, now)
         match message:
+            case Ask(protocol_version=version) if version != PROTOCOL_VERSION:
+                return Refused.for_version(version, them="the gateway")
             case Ask():
                 return self._report()
             case Refused():

@@ -102,4 +102,4 @@ def why_handshake_failed(event: int, value: int, endpoint: str) -> str:
         return f"the hub at {endpoint} does not know this target's key (status {value}): copy target.public to the hub"
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return f"who listens at {endpoint} does not speak as this target does: keys on one side only, or no hub at all"
-    return f"the hub at {endpoint} broke off the handshake: is hub.public here the hub's own?"
+    return f"the hub at {endpoint} broke off the handshake: does it hang, or is hub.public here not its own?"

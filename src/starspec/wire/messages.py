@@ -3,9 +3,10 @@
 Draft link (hub and target): `Hello -> Welcome | Refused` once on the hub's public port; then, on the target's own
 port, `Open`, `Features`, `Verdict`, `Close`, `Ping` from the target and `Proposal`, `Reopen`, `Pong` from the hub;
 `Goodbye` and `Fault` from either. Serving link (gateway and target): `Submit`, `Abort`, `Ask` from the gateway and
-`Emission`, `Rejected`, `TargetStatus` from the target.
+`Emission`, `Rejected`, `TargetStatus`, `Refused` from the target.
 
-Unknown fields are ignored, so a later minor version may add some; `PROTOCOL_VERSION` changes when meanings do.
+Unknown fields are ignored, so a later minor version may add some; `PROTOCOL_VERSION` changes when meanings do. What
+tells versions from each other keeps its meaning in all of them: `Hello`, `Ask` and `Refused`.
 """
 
 from __future__ import annotations
@@ -71,16 +72,16 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """hub -> target: no, and why. The target runs alone and may ask again after `retry_after_s`."""
+    """hub -> target, or target -> gateway: no, and why. A target runs alone and may ask again after `retry_after_s`."""
 
     code: Literal["version", "vocabulary", "features", "full", "invalid"]
     reason: str
     retry_after_s: float | None = None  # None: asking again will not help
 
     @classmethod
-    def for_version(cls, theirs: int) -> Refused:
-        """What a hub of this version says to a target of another."""
-        versions = f"this hub speaks protocol version {PROTOCOL_VERSION}, the target {theirs}"
+    def for_version(cls, theirs: int, me: str = "this hub", them: str = "the target") -> Refused:
+        """What a process of this version says to one of another."""
+        versions = f"{me} speaks protocol version {PROTOCOL_VERSION}, {them} {theirs}"
         return cls("version", f"{versions}: install the same starspec release on both machines")
 
 
@@ -240,7 +241,13 @@ class Fault(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """anyone -> hub's public port or target: report yourself. On the serving link it also renews the lease."""
+    """anyone -> hub's public port or target: report yourself.
+
+    On the serving link it is the first message of a connection, and the answer to one of another version is `Refused`;
+    it also renews the lease.
+    """
+
+    protocol_version: int
 
 
 class HubStatus(Message, frozen=True):
@@ -262,6 +269,7 @@ class TargetStatus(Message, frozen=True):
     num_free_rows: int
     is_draft_connected: bool
     stats: TargetStats
+    is_stopping: bool = False  # it drains: what runs ends, what is new is rejected
 
 
 # ---------------------------------------------------------------- serving link
@@ -332,4 +340,4 @@ TargetToHub = Open | Features | Verdict | Close | Ping | Goodbye | Fault
 HubToTarget = Proposal | Reopen | Pong | Goodbye | Fault
 HubPublicReply = Welcome | Refused | HubStatus | Fault
 GatewayToTarget = Submit | Abort | Ask
-TargetToGateway = Emission | Rejected | TargetStatus
+TargetToGateway = Emission | Rejected | TargetStatus | Refused

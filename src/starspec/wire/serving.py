@@ -10,16 +10,27 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import structlog
 import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import RequestId
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Doorkeeper, Keys, require_keys
-from starspec.wire.messages import GatewayToTarget, Rejected, RequestName, TargetToGateway
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Ask,
+    GatewayToTarget,
+    Refused,
+    Rejected,
+    RequestName,
+    TargetToGateway,
+)
 from starspec.wire.sockets import GOODBYE_MS, Context, Socket, bind, make_socket
 
 READ_BURST: Final = 256  # multiparts taken in before the engine goes on
+
+log = structlog.get_logger()
 
 
 class _AnySubmit(msgspec.Struct, tag_field="type", tag="submit"):
@@ -45,6 +56,7 @@ class ServingServer:
         self._is_closed = False
         self.num_frames_rejected = 0  # multiparts that broke the protocol
         self.num_dropped = 0  # messages for gateways that are gone or do not read
+        self._version_told = PROTOCOL_VERSION  # the last one that was refused, and so logged
         self._socket = make_socket(self._context, zmq.ROUTER, MAX_FRAME_BYTES)
         try:
             if keys is not None:
@@ -63,7 +75,8 @@ class ServingServer:
     def receive(self, timeout_s: float) -> list[tuple[bytes, GatewayToTarget]]:
         """(gateway, message) pairs in order of arrival; waits up to `timeout_s` (0 = not at all) for the first.
 
-        A malformed frame is dropped and counted; if it was a request, its gateway is told.
+        A malformed frame is dropped and counted; if it was a request, its gateway is told. A gateway that asks in
+        another protocol version is refused here, each time.
         """
         if timeout_s > 0:
             self._socket.poll(int(timeout_s * 1000))
@@ -100,13 +113,24 @@ class ServingServer:
 
     def _messages(self, peer: bytes, frames: list[bytes]) -> list[tuple[bytes, GatewayToTarget]]:
         try:
-            return [(peer, message) for message in self._decoder.decode_all(frames)]
+            messages = self._decoder.decode_all(frames)
         except PeerProtocolError as error:
             self.num_frames_rejected += 1
             for request_id in map(_request_in, frames):
                 if request_id is not None:
                     self.send(peer, [Rejected(request_id, str(error))])
             return []
+        return [(peer, message) for message in messages if not self._is_refused(peer, message)]
+
+    def _is_refused(self, peer: bytes, message: GatewayToTarget) -> bool:
+        if not isinstance(message, Ask) or message.protocol_version == PROTOCOL_VERSION:
+            return False
+        refused = Refused.for_version(message.protocol_version, "this target", "the gateway")
+        if self._version_told != message.protocol_version:
+            self._version_told = message.protocol_version
+            log.warning("a gateway is refused", why=refused.reason)
+        self.send(peer, [refused])
+        return True
 
 
 def _request_in(frame: bytes) -> RequestId | None:

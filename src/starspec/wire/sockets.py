@@ -35,6 +35,9 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
 def set_limits(socket: S, max_frame_bytes: int) -> S:
     """Let a ROUTER or DEALER socket neither block, nor queue, nor wait without bound.
 
+    DEALERs alone send heartbeats, and each tells the ROUTER after what silence it is gone: libzmq 4.3.5 aborts a
+    process whose heartbeat falls due on a connection that flooded it to the high-water mark and went (its issue 4364).
+
     Args:
         max_frame_bytes: a peer that sends a longer frame is cut off before it is read.
     Returns: the socket.
@@ -42,13 +45,13 @@ def set_limits(socket: S, max_frame_bytes: int) -> S:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = HIGH_WATER
     socket.maxmsgsize = max_frame_bytes
-    socket.heartbeat_ivl = HEARTBEAT_MS
-    socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
     if socket.type == zmq.ROUTER:
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
+        socket.heartbeat_ivl = HEARTBEAT_MS
+        socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS
         socket.immediate = 1  # messages wait for a peer at the sender, not in a connection that may never be
     return socket
 
