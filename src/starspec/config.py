@@ -34,7 +34,7 @@ RunAhead = Literal["off", "chain", "outcomes"]
 off         nothing (StarSD as published)
 chain       what follows if all of it is accepted; and nobody waits for a chain to become as long as asked for: whoever
             asks gets what has grown (AMUSD)
-outcomes    what follows each likely outcome; proposals are as without it, and sooner there
+outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
 
 T = TypeVar("T")

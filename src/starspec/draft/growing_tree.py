@@ -76,10 +76,9 @@ class GrowingTree:
         """Whether the root has been expanded."""
         return ROOT in self._children
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is a node to propose."""
-        return bool(self._children.get(ROOT))
+    def num_known(self, budget: DraftBudget) -> int:
+        """Nodes that would be proposed now."""
+        return len(self._proposed(budget)) if self.is_rooted else 0
 
     def to_forward(self, budget: DraftBudget) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""

@@ -241,6 +241,7 @@ class DraftHub:
     def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         if token_ids:
+            session.note_verdict(len(token_ids) - 1, now)
             self._drafter.reroot(session, token_ids)
         self._ask(session, budget, now)
         if budget.num_draft_tokens:
@@ -263,7 +264,7 @@ class DraftHub:
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         self._drafter.ask(session, budget, now)
-        if session.request and self._is_ready(session):
+        if session.request and self._is_ready(session, session.request, now):
             self._propose(session, session.request, now)
         self._buffer.update(session)
 
@@ -273,15 +274,20 @@ class DraftHub:
         self._ledger.add_layer(now, end, layer)
         self._buffer.note_time(layer, end - now)
         for session in sessions:
-            if session.request and self._is_ready(session):
+            if session.request and self._is_ready(session, session.request, end):
                 self._propose(session, session.request, end)
                 self._buffer.update(session)
         self._buffer.land()
         self._take_stock(end)
 
-    def _is_ready(self, session: DraftSession) -> bool:
+    def _is_ready(self, session: DraftSession, request: DraftRequest, now: float) -> bool:
         """Whether to propose now. A chain that runs ahead is never waited for (AMUSD, Algorithm 1)."""
-        return session.is_complete or (self._run_ahead_mode == "chain" and session.is_begun)
+        if session.is_complete or self._run_ahead_mode == "off":
+            return session.is_complete
+        num_known = session.num_known
+        if self._run_ahead_mode == "chain" or not num_known:
+            return num_known > 0
+        return not session.pace.pays_to_wait(num_known, self.stats.t_s.value, now - request.arrived_s)
 
     def _run_ahead(self, now: float) -> None:
         num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)

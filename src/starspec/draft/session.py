@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starspec.cache.features import FeatureTail
 from starspec.draft.growing_tree import GrowingTree, Survivors
+from starspec.draft.pace import Pace
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
 from starspec.speculation.budget import DraftBudget, Opinion
@@ -68,7 +69,9 @@ class DraftSession:
         self.row: int | None = None
         self.request: DraftRequest | None = None
         self.in_verification: DraftBudget | None = None  # of the tree that was proposed, until its verdict comes
+        self.pace = Pace()
         self.opinion = NOTHING.opinion  # what is asked about each node
+        self._num_proposed, self._proposed_s = 0, now
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
@@ -107,9 +110,9 @@ class DraftSession:
         return not self.to_forward
 
     @property
-    def is_begun(self) -> bool:
-        """Whether there is something to propose already, and it is a chain: whatever it lacks is its end."""
-        return self.budget.is_chain and self.tree.is_begun
+    def num_known(self) -> int:
+        """Tokens of the chain that is owed that are there already; 0 if what is owed is no chain."""
+        return self.tree.num_known(self.budget) if self.budget.is_chain else 0
 
     def proposal(self) -> DraftTree:
         """The best of the tree, for the proposal that is owed."""
@@ -151,8 +154,14 @@ class DraftSession:
     def settle(self, now: float) -> None:
         """The proposal that was owed is made."""
         self.in_verification = None if self.request is None else self.request.budget
+        self._num_proposed, self._proposed_s = self.num_known, now
         self.request = None
         self.last_used_s = now
+
+    def note_verdict(self, num_accepted: int, now: float) -> None:
+        """The verdict on what was proposed is here; to be called before it is committed."""
+        if self.in_verification is not None and self._num_proposed:
+            self.pace.add_round(self._num_proposed, min(num_accepted, self._num_proposed), now - self._proposed_s)
 
     def reroot(self, token_ids: list[int]) -> Survivors:
         """Commit what the target committed. Returns: what of the tree's K/V is still true.
