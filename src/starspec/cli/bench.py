@@ -15,11 +15,13 @@ from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.tables import (
+    async_table,
     divergence_lines,
     fault_table,
     lossless_table,
     out,
     pair_table,
+    star_table,
     step_table,
     tree_table,
     wire_table,
@@ -193,6 +195,46 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
         report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
     out().print(wire_table(report.rows))
+    if json_file is not None:
+        write_report(report, json_file)
+
+
+@app.command()
+def star(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """One hub and more and more targets at StarSD's operating point: as published, and with batches and run-ahead.
+
+    Real processes and sockets, synthetic accelerators.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench star") as bar:
+        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+        from starspec.bench.star.measure import QUICK, StarPlan, measure_star  # noqa: PLC0415
+
+        plan = QUICK if quick else StarPlan()
+        bar.begin("serving", plan.num_turns)
+        report = measure_star(plan, bar.turn)
+    out().print(star_table(report.rows))
+    _show_ratios(report.ratios)
+    if json_file is not None:
+        write_report(report, json_file)
+
+
+@app.command("async")
+def async_pair(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """One hub and one target with AMUSD's step times: drafting that waits for verdicts, and drafting that does not.
+
+    Real processes and sockets, synthetic accelerators.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench async") as bar:
+        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+        from starspec.bench.star.async_pair import QUICK, AsyncPlan, measure_async  # noqa: PLC0415
+
+        plan = QUICK if quick else AsyncPlan()
+        bar.begin("serving", plan.num_turns)
+        report = measure_async(plan, bar.turn)
+    out().print(async_table(report.rows))
+    _show_ratios(report.ratios)
     if json_file is not None:
         write_report(report, json_file)
 

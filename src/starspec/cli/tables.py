@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
     from starspec.bench.pair.steps import StepRow
+    from starspec.bench.star.async_pair import AsyncRow
+    from starspec.bench.star.measure import StarRow
     from starspec.bench.tree.rows import TreeRow
     from starspec.bench.wire.measure import WireRow
 
@@ -159,6 +161,75 @@ def step_table(rows: Sequence[StepRow]) -> Table:
             f"{row.read_gigabytes_per_s:.1f}",
             f"{row.bytes_ms:.1f}",
             f"{row.step_over_limit:.2f}",
+        )
+    return table
+
+
+def star_table(rows: Sequence[StarRow]) -> Table:
+    """One row for each service of each number of targets."""
+    title = (
+        "synthetic accelerators; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, T_wait and "
+        "t_c in milliseconds a round"
+    )
+    table = _table(
+        title,
+        "targets",
+        "service",
+        "tokens/s",
+        "lowest",
+        "x plain",
+        "R_q",
+        "said",
+        "paper",
+        "load",
+        "hits",
+        "T_wait",
+        "t_c",
+    )
+    for row in rows:
+        table.add_row(
+            str(row.num_targets),
+            row.service,
+            f"{row.tokens_per_s:.0f}",
+            f"{row.tokens_per_s_lowest:.1f}",
+            f"{row.vs_plain:.2f}",
+            f"{row.rounds_per_s:.1f}",
+            _or_nothing(row.rounds_per_s_closed_form, ".1f"),
+            _or_nothing(row.paper_rounds_per_s, ".1f"),
+            f"{row.load:.0%}",
+            f"{row.hit_rate:.0%}",
+            f"{row.wait_ms:.1f}",
+            f"{row.link_ms:.2f}",
+        )
+    return table
+
+
+def async_table(rows: Sequence[AsyncRow]) -> Table:
+    """One row for each setting at each acceptance."""
+    title = "synthetic accelerators with AMUSD's step times; paper: its Table I"
+    table = _table(
+        title,
+        "acceptance as in",
+        "run-ahead",
+        "tokens",
+        "ms a token",
+        "x plain",
+        "paper",
+        "tokens a round",
+        "hits",
+        "load",
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.case} ({row.alpha})",
+            row.run_ahead,
+            str(row.num_draft_tokens),
+            f"{row.ms_per_token:.2f}",
+            f"{row.vs_plain:.2f}",
+            _or_nothing(row.paper_vs_plain, ".2f"),
+            f"{row.tokens_per_round:.2f}",
+            f"{row.hit_rate:.0%}",
+            f"{row.load:.0%}",
         )
     return table
 
