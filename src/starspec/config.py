@@ -36,6 +36,7 @@ chain       what follows if all of it is accepted; and nobody waits for a chain 
             asks gets what has grown (AMUSD)
 outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
+BatchingMethod = Literal["ragged", "eqspec", "exspec", "rollback"]
 
 T = TypeVar("T")
 
@@ -105,6 +106,7 @@ class SpeculativeConfig:
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
     num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
     draft_p_min: float = 0.0  # drafting ends where the draft gives the path to a token less than this; 0 = never
+    disable_by_batch_size: int | None = None  # rounds of more sequences than this draft nothing; None = all draft
     max_model_len: int | None = None  # of the draft
     feature_layers: tuple[int, ...] | None = None  # hidden states that an EAGLE head reads; None = as it says itself
     prompt_lookup_min: int = 2  # shortest n-gram that method ngram looks up
@@ -120,6 +122,8 @@ class SpeculativeConfig:
         if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")
         self._check_tree()
+        if self.disable_by_batch_size is not None:
+            _at_least("disable_by_batch_size", self.disable_by_batch_size, 1)
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
         if self.method == "ngram" and self.model is not None:
@@ -206,7 +210,7 @@ class HubConfig:
 class BatchingConfig:
     """How the sequences of a target share forwards. All methods emit the same tokens; `ragged` costs least."""
 
-    method: Literal["ragged", "eqspec", "exspec", "rollback"] = "ragged"
+    method: BatchingMethod = "ragged"
     admission: Literal["continuous", "fixed"] = "continuous"  # fixed: nobody joins a batch until all of it have ended
     window: int | None = None  # exspec: sequences with cache rows, among which one length is sought; None = 4 batches
     max_passed_over: int | None = 8  # exspec: steps without a sequence before it goes first; None = no bound

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
+from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
@@ -24,6 +24,7 @@ from starspec.models.vocabulary import load_tokenizer, prompt_ids_of_chat
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.target.batching import lay_out
 from starspec.target.engine import TargetEngine
 from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
 
@@ -75,6 +76,7 @@ class LLM:
         model: Hugging Face folder, hub id, .gguf file, or "synthetic:...".
         speculative_config: vLLM's keys and ours; None decodes plainly.
         max_num_seqs: sequences decoded at once; more wait.
+        batching: how they share forwards: a method's name, or with its window and bound.
         **model_options: other fields of ModelConfig (dtype, device, max_model_len, num_threads, numerics, fused).
 
     Raises: ConfigError for an option that is unknown or does not fit.
@@ -86,17 +88,23 @@ class LLM:
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         max_num_seqs: int = 8,
+        batching: BatchingMethod | BatchingConfig = "ragged",
         prefill_chunk: int = 256,
         **model_options: Any,
     ) -> None:
         if isinstance(speculative_config, Mapping):
             speculative_config = SpeculativeConfig.from_mapping(speculative_config)
-        config = _model_config(model, max_num_seqs, model_options)
-        target_config = TargetConfig(name="llm", max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
+        if not isinstance(batching, BatchingConfig):
+            batching = BatchingConfig(method=batching)
+        target_config = TargetConfig(
+            name="llm", max_num_seqs=max_num_seqs, batching=batching, prefill_chunk=prefill_chunk
+        )
+        config = _model_config(model, target_config.num_rows, model_options)
         self.tokenizer = load_tokenizer(model)
         self.stats = TargetStats()
         drafts = local_drafts(config, speculative_config, self.stats, self.tokenizer)
-        self.engine = TargetEngine(load_runner(config), self.tokenizer, drafts, target_config, self.stats)
+        runner = lay_out(load_runner(config), batching, self.stats.batch)
+        self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)
 
     def __enter__(self) -> Self:
@@ -197,7 +205,7 @@ class LLM:
 
 
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
-    own = ["speculative_config", "max_num_seqs", "prefill_chunk"]
+    own = ["speculative_config", "max_num_seqs", "batching", "prefill_chunk"]
     names = [*own, *(each.name for each in fields(ModelConfig) if each.name != "num_rows")]
     for name in options:
         if name not in names:

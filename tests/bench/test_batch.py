@@ -1,10 +1,12 @@
 """`bench batch`: the definitions of its figures, and one small run of everything."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from starspec import LLM, SamplingParams
 from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
 from starspec.bench.batch.memory import peak_mib, reset_peak
@@ -19,6 +21,7 @@ from starspec.bench.report import write_report
 from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import BatchingConfig, ModelConfig
 from starspec.errors import ConfigError
+from starspec.models.padded import PaddedRunner
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import BatchStats
 
@@ -173,3 +176,36 @@ def test_the_peak_of_memory_is_of_what_ran_since_the_reset() -> None:
     del block
     reset_peak()
     assert peak_mib() - before < 30
+
+
+def test_in_small_it_is_the_same_work_with_fewer_and_shorter_requests() -> None:
+    plan = BatchPlan(methods=("ragged", "exspec"), num_draft_tokens=3, temperature=0.7, disable_by_batch_size=2)
+    small = plan.in_small()
+    assert (small.methods, small.num_draft_tokens, small.temperature) == (("ragged", "exspec"), 3, 0.7)
+    assert small.disable_by_batch_size == 2
+    assert small.batch_sizes == (1, 4)
+    assert small.num_prompts * small.max_tokens * small.num_repeats < 100
+
+
+def test_above_the_bound_batches_draft_nothing_and_answer_the_same(tiny_folder: Path) -> None:
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    plan = replace(PLAN, methods=("ragged", "plain"), load=0.0, num_prompts=4, disable_by_batch_size=1)
+    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    calls = {(row.method, row.batch_size): row.num_verify_calls for row in report.rows}
+    assert calls["ragged", 1] <= calls["plain", 1] / 2  # a draft that is the target is always right
+    assert calls["ragged", 3] >= calls["plain", 3] - 5  # the last answer goes on alone, with drafts
+    assert all(row.exact_match == 1.0 for row in report.rows)
+
+
+def test_llm_batches_as_it_is_told(tiny_folder: Path) -> None:
+    prompts = [[5, 6, 7], [8, 9], [10] * 12, [11, 12, 13]]
+    params = SamplingParams(temperature=0.0, max_tokens=10)
+    options = {"dtype": "float32", "max_model_len": 64, "speculative_config": {"method": "ngram"}}
+    expected = LLM(str(tiny_folder), **options).generate(prompts, params)
+    for batching in ("eqspec", BatchingConfig(method="exspec", window=3, max_passed_over=2)):
+        with LLM(str(tiny_folder), batching=batching, max_num_seqs=2, **options) as llm:
+            assert isinstance(llm.engine.runner, PaddedRunner)
+            found = llm.generate(prompts, params)
+        assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]

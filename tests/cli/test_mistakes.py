@@ -36,6 +36,10 @@ MISTAKES = {
         (*GENERATE, "--speculative-config", '{"num_speculative_tokens": 65}'),
         "num_speculative_tokens must be 0 to 64",
     ),
+    "an option that would do nothing": (
+        ("up", "--target", "x", "--window", "9"),
+        "--window and --max-passed-over are of --batching exspec, not ragged",
+    ),
     "no draft": (("draft",), "a draft server needs a draft: give --draft MODEL, or --spec-method ngram"),
     "missing model": (("draft", "--draft", "/no/such/model"), "there is no model at '/no/such/model'"),
     "address without keys": (

@@ -1,6 +1,8 @@
 import pytest
 
-from starspec.length.policy import FixedLength, LengthSnapshot
+from starspec.config import SpeculativeConfig
+from starspec.errors import ConfigError
+from starspec.length.policy import NO_DRAFT, FixedLength, InSmallBatches, LengthSnapshot, make_policy
 from starspec.speculation.budget import DraftBudget
 
 
@@ -19,3 +21,25 @@ def test_a_tree_becomes_less_deep_and_then_nothing() -> None:
     assert policy.choose(LengthSnapshot(max_remaining_tokens=100)) == DraftBudget(24, 4, 3)
     assert policy.choose(LengthSnapshot(max_remaining_tokens=3)) == DraftBudget(24, 2, 3)
     assert policy.choose(LengthSnapshot(max_remaining_tokens=1)).num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(("asked", "remaining", "chosen"), [(2, 100, 2), (9, 100, 9), (9, 4, 3), (0, 100, 0)])
+def test_a_request_may_ask_for_its_own_depth(asked, remaining, chosen) -> None:
+    snapshot = LengthSnapshot(max_remaining_tokens=remaining, num_steps_asked=asked)
+    assert FixedLength(DraftBudget.chain(4)).choose(snapshot) == DraftBudget.chain(chosen)
+
+
+@pytest.mark.parametrize("asked", [None, 7])
+@pytest.mark.parametrize(("num_sequences", "is_drafting"), [(1, True), (4, True), (5, False), (16, False)])
+def test_larger_batches_than_the_bound_draft_nothing(asked, num_sequences, is_drafting) -> None:
+    policy = InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=4)
+    snapshot = LengthSnapshot(max_remaining_tokens=100, num_steps_asked=asked, num_sequences=num_sequences)
+    assert policy.choose(snapshot) == (DraftBudget.chain(asked or 4) if is_drafting else NO_DRAFT)
+
+
+def test_the_config_names_the_bound() -> None:
+    assert make_policy(SpeculativeConfig()) == FixedLength(DraftBudget.chain(4))
+    bounded = SpeculativeConfig.from_mapping({"disable-by-batch-size": 8})
+    assert make_policy(bounded) == InSmallBatches(FixedLength(DraftBudget.chain(4)), 8)
+    with pytest.raises(ConfigError, match="disable_by_batch_size"):
+        SpeculativeConfig(disable_by_batch_size=0)

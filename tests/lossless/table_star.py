@@ -10,7 +10,7 @@ import torch
 
 from starspec.bench.decode import make_engine
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, HubConfig, SampleMethod
+from starspec.config import MAX_DRAFT_TOKENS, BatchingConfig, HubConfig, SampleMethod
 from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
@@ -28,6 +28,7 @@ from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.memory import MemoryHub
 from starspec.wire.messages import Hello
 
+RAGGED = BatchingConfig()
 VOCAB_SIZE = 4
 MAX_LEN = 32
 TARGET = torch.randn(101, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) * 1.2
@@ -75,7 +76,9 @@ def make_plain(num_rows: int) -> TargetEngine:
     return make_engine(TableRunner(TARGET, num_rows), TableTokenizer(), NoDrafts(), prefill_chunk=3)
 
 
-def make_star(budget: DraftBudget, num_rows: int, method: SampleMethod) -> TargetEngine:
+def make_star(
+    budget: DraftBudget, num_rows: int, method: SampleMethod, batching: BatchingConfig = RAGGED
+) -> TargetEngine:
     """A target and its hub, over the coded in-process link. The hub has a row less, if it can."""
     config = HubConfig(prefill_chunk=3)
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
@@ -83,7 +86,13 @@ def make_star(budget: DraftBudget, num_rows: int, method: SampleMethod) -> Targe
     hub_loop = HubLoop(build_hub(loaded.drafter, config), transport)
     link = transport.connect(Hello(1, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
     drafts = RemoteDrafts(link, FixedLength(budget), TargetStats(), deadline_s=600.0, method=method)
-    return make_engine(TableRunner(TARGET, num_rows), TableTokenizer(), drafts, prefill_chunk=3)
+    return make_engine(
+        TableRunner(TARGET, num_rows),
+        TableTokenizer(),
+        drafts,
+        prefill_chunk=3,
+        batching=batching,
+    )
 
 
 def law_of_answers(prompt: Sequence[int], law: TokenLaw, num_tokens: int) -> dict[tuple[int, ...], float]:

@@ -15,6 +15,7 @@ from scipy import stats
 from table_star import law_of_answers, make_plain, make_star
 
 from starspec.bench.decode import Job, decode
+from starspec.config import BatchingConfig
 from starspec.draft import grow
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.drawing import DrawnChildren
@@ -39,6 +40,8 @@ LAWS = {
 }
 CASES = [(shape, law, batch_size) for shape in ("chain", "tree") for law in LAWS for batch_size in (1, 4)]
 CASES += [("deep tree", "free", 4), ("doubting tree", "free", 4)]
+ROLLBACK_CASES = [("chain", "free"), ("tree", "warped")]
+FALSE_ALARM_EACH = FALSE_ALARM / (len(CASES) + len(ROLLBACK_CASES))
 Answer = tuple[int, ...]
 
 
@@ -67,9 +70,22 @@ def p_value(answers: list[Answer], law: TokenLaw) -> float:
 def test_answers_are_distributed_as_the_targets_own(shape: str, law: str, batch_size: int) -> None:
     engine = make_star(BUDGETS[shape], batch_size, "rejection")
     answers = answers_of(engine, LAWS[law], batch_size)
-    assert p_value(answers, LAWS[law]) > FALSE_ALARM / len(CASES)
+    assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 2  # drafts were really at work
     assert engine.stats.acceptance.acceptance_rate < 0.9  # and often wrong
+
+
+@pytest.mark.parametrize(("shape", "law"), ROLLBACK_CASES)
+def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, law: str) -> None:
+    """What a neighbour's refusal takes back was drawn from the law, and is drawn again."""
+    rollback = BatchingConfig(method="rollback", admission="fixed")  # together from the start, so that drafts are cut
+    engine = make_star(BUDGETS[shape], 3, "rejection", rollback)
+    answers = answers_of(engine, LAWS[law], 2)
+    assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
+    assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 10  # drafts were really at work
+    kept_alone = make_star(BUDGETS[shape], 3, "rejection")
+    answers_of(kept_alone, LAWS[law], 2)
+    assert engine.stats.acceptance.acceptance_rate < 0.9 * kept_alone.stats.acceptance.acceptance_rate
 
 
 @pytest.mark.parametrize("shape", BUDGETS)

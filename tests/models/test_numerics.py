@@ -4,10 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_ids
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import ModelConfig
+from starspec.models import numerics
+from starspec.models.attention import MIN_QUERY_ROWS
+from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
@@ -105,10 +109,11 @@ def test_a_prompt_has_the_same_bits_alone_and_beside_others():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (14, 2, 64), (1, 1, 64), (32, 8, 128)])
-def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, num_threads):
+@pytest.mark.parametrize("reading", [Reading.BY_RUN, Reading.BY_TOKEN])
+def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, reading, num_threads):
     num_heads, num_kv_heads, head_dim = heads
     like = RaggedCache(1, 1, 1, num_kv_heads, head_dim, dtype=dtype)
-    assert attention_is_invariant(like, num_heads)
+    assert attention_is_invariant(like, num_heads, reading)
 
 
 class Moody:
@@ -149,7 +154,7 @@ def test_the_probe_intersects_the_ranges_of_all_linears():
 
 def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
     runner = make_runner(dtype=torch.float32)
-    runner.rows, runner.is_invariant = RowRange(1, None), False
+    runner.rows, runner.reading = RowRange(1, None), Reading.FAST
     head = runner._head
     runner._head = lambda x: head(x) * (1 + 1e-6 * len(x))
     runner._head.num_bytes = head.num_bytes
@@ -161,7 +166,7 @@ def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
 
 def test_layers_that_round_by_row_count_are_reported_though_every_linear_is_fine():
     runner = make_runner(dtype=torch.float32)
-    runner.is_invariant = False
+    runner.reading = Reading.FAST
     layer = runner.layers[0]
     runner.layers[0] = dataclasses.replace(layer, input_norm=lambda x: layer.input_norm(x) * (1 + 1e-5 * len(x)))
     settle_numerics(runner)
@@ -169,6 +174,44 @@ def test_layers_that_round_by_row_count_are_reported_though_every_linear_is_fine
     assert "the layers round differently" in runner.numerics_report
     runner.cache.check_integrity()
     assert runner.cache.num_free_rows == runner.cache.num_rows
+
+
+@pytest.fixture
+def kernels_that_round_by_query_rows(monkeypatch):
+    """Attention whose last bits depend on how many query rows a call has, beyond those of one token."""
+    attend = F.scaled_dot_product_attention
+
+    def moody(query, *args, **kwargs):
+        return attend(query, *args, **kwargs) * (1 + 1e-5 * max(0, query.shape[2] - MIN_QUERY_ROWS))
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", moody)
+
+
+@pytest.mark.usefixtures("kernels_that_round_by_query_rows")
+def test_where_query_rows_change_bits_tokens_attend_one_by_one_and_the_promise_holds():
+    runner = make_runner(dtype=torch.float32)
+    assert runner.reading is Reading.BY_TOKEN
+    assert "one by one" in runner.numerics_report
+    assert_same_bits_however_batched(runner, (1, 30, 59, 62, 63, 64), chain_len=5)
+
+
+def test_where_query_rows_do_not_change_bits_keys_are_read_once_a_run():
+    runner = make_runner(dtype=torch.float32)
+    assert runner.reading is Reading.BY_RUN
+    assert "one by one" not in runner.numerics_report
+
+
+def test_what_a_model_does_not_bear_by_run_is_tried_by_token(monkeypatch):
+    monkeypatch.setattr(numerics, "model_is_invariant", lambda runner: runner.reading is Reading.BY_TOKEN)
+    assert make_runner().reading is Reading.BY_TOKEN
+
+
+def test_attention_that_rounds_by_batch_entries_is_reported_and_nothing_is_promised(monkeypatch):
+    monkeypatch.setattr(numerics, "attention_is_invariant", lambda *args: False)
+    runner = make_runner()
+    assert not runner.is_invariant
+    assert runner.rows == RowRange(1, None)
+    assert "the attention round" in runner.numerics_report
 
 
 def test_fast_numerics_neither_pad_nor_split():

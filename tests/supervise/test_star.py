@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from starspec.config import ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.config import BatchingConfig, ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 from starspec.supervise.star import StarConfig, StarPorts, child_environment, star_specs
@@ -76,6 +76,16 @@ def test_without_a_draft_there_is_no_hub() -> None:
     children = specs(star(speculative=None))
     assert list(children) == ["target-0", "target-1", "gateway"]
     assert "--hub" not in children["target-0"].command
+
+
+def test_the_targets_are_told_how_to_batch() -> None:
+    batching = BatchingConfig(method="exspec", window=12, max_passed_over=None)
+    children = specs(star(target=TargetConfig(batching=batching)))
+    for name in ("target-0", "target-1"):
+        assert [option(children[name], flag) for flag in ("--batching", "--window", "--max-passed-over")] == [
+            *("exspec", "12", "0")
+        ]
+    assert "--window" not in specs(star())["target-0"].command
 
 
 def test_whoever_is_asked_for_work_stops_first() -> None:

@@ -22,6 +22,7 @@ from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Truths
 from starspec.config import BATCHINGS, BatchingConfig
 from starspec.errors import ConfigError
+from starspec.ids import RequestId
 from starspec.models.fused import FusedRunner
 from starspec.models.packing import make_packer
 from starspec.speculation.law import TokenLaw
@@ -329,6 +330,34 @@ def test_aborted_requests_change_nothing_for_others(method, data):
         text = found[str(index)]
         assert text == answer.token_ids[: len(text)]
         assert str(index) in aborted or text == answer.token_ids
+
+
+@every_method
+def test_a_long_prompt_beside_running_answers_stops_none_of_them(method):
+    """Chunked prefill: while a newcomer's prompt is read, every step has a round of the others."""
+    jobs = [job(0, 9, 30), job(1, 9, 30)]
+    engine = engine_of(method, NoDrafts(), 3, window=3)
+    specs = [each.spec for each in (*jobs, job(2, 61, 2))]
+    for number, spec in enumerate(specs[:2]):
+        engine.submit(RequestId(f"{number}"), spec)
+    while len(engine.step()) < 2:
+        pass
+    engine.submit(RequestId("newcomer"), specs[2])
+    for _ in range(3):  # chunks of 16 of its prompt
+        assert {each.request_id for each in engine.step()} == {"0", "1"}
+        engine.check_integrity()
+
+
+@padded_methods
+def test_statistics_count_what_was_drafted_in_vain(method):
+    """Of proposals that are never right all tokens are counted as drafted, and none as accepted."""
+    jobs = [job(index, 10, 8) for index in range(4)]
+    alone(jobs)
+    stats = TargetStats()
+    served(engine_of(method, LyingDrafts(VOCAB_SIZE, 3, 1), 4, stats), jobs)
+    assert stats.acceptance.num_emitted_tokens == 4 * 8
+    assert stats.acceptance.num_draft_tokens >= 3 * (4 * 8 - 4 * 3)
+    assert stats.acceptance.acceptance_rate < 0.1
 
 
 def test_no_tokens_are_no_throughput():

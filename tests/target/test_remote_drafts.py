@@ -14,7 +14,7 @@ from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
 from starspec.config import TargetConfig
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, SessionId, Tag
-from starspec.length.policy import FixedLength
+from starspec.length.policy import FixedLength, InSmallBatches
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.target.engine import TargetEngine
@@ -161,6 +161,30 @@ def test_no_more_is_asked_for_than_the_hub_gives() -> None:
     star.finish()
     assert star.stats.acceptance.num_draft_tokens == 14
     assert star.stats.acceptance.num_accepted_tokens == 14
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_large_batches_ask_for_no_drafts_and_drafting_comes_back_when_they_shrink(fallback: bool) -> None:
+    star = Star(fallback, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=2))
+    star.submit("long", PROMPT, 60)
+    for _ in range(6):
+        star.step()
+    alone = star.stats.acceptance.num_draft_tokens
+    assert alone > 0
+    star.submit("second", PROMPT[:4], 25)
+    star.submit("third", PROMPT[:5], 25)
+    while star.engine.num_running < 3 or star.engine.num_waiting:
+        star.step()
+    for _ in range(6):  # prompts are read, and what was asked for before the batch grew is used up
+        star.step()
+    before = star.stats.acceptance.num_draft_tokens
+    for _ in range(4):
+        star.step()
+    assert star.engine.num_running == 3
+    assert star.stats.acceptance.num_draft_tokens == before
+    star.finish()  # with the tokens of plain decoding
+    assert star.stats.acceptance.num_draft_tokens > before
+    assert star.drafts.num_tags == 0
 
 
 def test_a_request_that_does_not_speculate_opens_no_tag() -> None:

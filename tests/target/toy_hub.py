@@ -9,7 +9,7 @@ from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
 from starspec.config import TargetConfig
 from starspec.ids import Epoch, RequestId, Tag
-from starspec.length.policy import FixedLength
+from starspec.length.policy import FixedLength, LengthPolicy
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
@@ -31,6 +31,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.session import Role, TagSession
 
+CHAINS_OF_FOUR = FixedLength(DraftBudget.chain(4))
 STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
 FULL_S = 0.1
@@ -143,12 +144,12 @@ class ToyHub:
 class Star:
     """One engine and its toy hub under one virtual clock."""
 
-    def __init__(self, fallback: bool = False) -> None:
+    def __init__(self, fallback: bool = False, policy: LengthPolicy = CHAINS_OF_FOUR) -> None:
         self.clock = VirtualClock()
         self.hub = self.make_hub()
         self.stats = TargetStats()
-        ngram = NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3) if fallback else None
-        self.drafts = RemoteDrafts(self.hub, FixedLength(DraftBudget.chain(4)), self.stats, self.clock, fallback=ngram)
+        ngram = NgramDrafts(policy, 1, 3) if fallback else None
+        self.drafts = RemoteDrafts(self.hub, policy, self.stats, self.clock, fallback=ngram)
         self.engine = TargetEngine(
             self.make_runner(), WordTokenizer(), self.drafts, TargetConfig(prefill_chunk=5), self.stats, self.clock
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,6 @@ from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.tables import batch_table, out
 from starspec.cli.verify import MEASURE, JsonFile
-from starspec.config import BatchingConfig
 
 
 def batch(
@@ -25,13 +25,8 @@ def batch(
         str, typer.Option(help="Any of ragged, eqspec, exspec, rollback, plain, ragged-fast and plain-fast.")
     ] = "ragged,eqspec,exspec,rollback,plain",
     batch_sizes: Annotated[str, typer.Option(help="Sequences of a round.")] = "1,2,4,8,16",
-    window: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of exspec: sequences among which one length is sought.", show_default="4 batches"),
-    ] = None,
-    max_passed_over: Annotated[
-        int, typer.Option(min=0, help="Of exspec: rounds without a sequence before it goes first; 0 = no bound.")
-    ] = 8,
+    window: opt.Window = None,
+    max_passed_over: opt.MaxPassedOver = None,
     fixed_batches: Annotated[
         bool, typer.Option("--fixed-batches", help="Nobody joins a batch until all of it have ended, as in the paper.")
     ] = False,
@@ -48,6 +43,15 @@ def batch(
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=MEASURE)] = 64,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.", rich_help_panel=MEASURE)] = 5,
+    disable_by_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds of more sequences draft nothing.",
+            show_default="all draft",
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=MEASURE)] = 0.0,
     repeats: Annotated[int, typer.Option(min=1, rich_help_panel=MEASURE)] = 3,
     load: Annotated[
@@ -59,6 +63,14 @@ def batch(
             rich_help_panel=MEASURE,
         ),
     ] = 0.0,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="The same work in small: a few minutes. Batch sizes 1 and 4, few prompts, short answers, once.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
     json_file: JsonFile = None,
     png_file: Annotated[
         Path | None,
@@ -89,9 +101,9 @@ def batch(
         plan = BatchPlan(
             methods=tuple(name.strip() for name in methods.split(",")),
             batch_sizes=opt.numbers(batch_sizes, "--batch-sizes") or (),
-            batching=BatchingConfig(
-                window=window,
-                max_passed_over=max_passed_over or None,
+            batching=replace(
+                opt.batching_config("exspec", window, max_passed_over),
+                method="ragged",  # each method's name takes its place
                 admission="fixed" if fixed_batches else "continuous",
             ),
             num_prompts=num_prompts,
@@ -100,6 +112,7 @@ def batch(
             max_tokens=max_tokens,
             temperature=temperature,
             num_draft_tokens=num_draft_tokens,
+            disable_by_batch_size=disable_by_batch_size,
             num_repeats=repeats,
             load=load,
         )
@@ -113,7 +126,7 @@ def batch(
             num_threads=num_threads,
         )
         prompts = [prompt for prompts in prompt_files(dataset) for prompt in prompts]
-        report = measure_batch(models, prompts, plan, advance)
+        report = measure_batch(models, prompts, plan.in_small() if quick else plan, advance)
     console = out()
     console.print(batch_table(report.rows))
     console.print(f"numerics: {report.numerics}")

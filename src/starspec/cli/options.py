@@ -8,7 +8,16 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, RunAhead, TargetConfig
+from starspec.config import (
+    BatchingConfig,
+    BatchingMethod,
+    GatewayConfig,
+    HubConfig,
+    ModelConfig,
+    RunAhead,
+    TargetConfig,
+)
+from starspec.errors import ConfigError
 
 HUB, TARGET, GATEWAY = HubConfig(), TargetConfig(), GatewayConfig()  # their defaults are the options' defaults
 MODEL = ModelConfig(model="")
@@ -174,9 +183,27 @@ ApiKey = Annotated[
 
 MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences decoded at once by a target.", rich_help_panel=LIMITS)]
 Batching = Annotated[
-    Literal["ragged", "eqspec", "exspec", "rollback"],
+    BatchingMethod,
     typer.Option(
         help="How sequences share forwards. The others are for comparison: the same tokens, slower.",
+        rich_help_panel=LIMITS,
+    ),
+]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of exspec: sequences with cache rows, among which one length is sought.",
+        show_default="4 batches",
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxPassedOver = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Of exspec: rounds without a sequence before it goes first; 0 = no bound.",
+        show_default=str(TARGET.batching.max_passed_over),
         rich_help_panel=LIMITS,
     ),
 ]
@@ -218,6 +245,15 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     typer.Option(help="Least severe log lines to print on stderr.", rich_help_panel=PROCESS),
 ]
+
+
+def batching_config(method: BatchingMethod, window: int | None, max_passed_over: int | None) -> BatchingConfig:
+    """What the three options say together. Raises: ConfigError for an option of exspec beside another method."""
+    if method != "exspec" and (window, max_passed_over) != (None, None):
+        raise ConfigError(f"--window and --max-passed-over are of --batching exspec, not {method}")
+    bound = TARGET.batching.max_passed_over if max_passed_over is None else max_passed_over or None
+    return BatchingConfig(method=method, window=window, max_passed_over=bound)
+
 
 Number = TypeVar("Number", int, float)
 

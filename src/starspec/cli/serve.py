@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import BatchingConfig, GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -148,6 +148,8 @@ def target(
     insecure: opt.Insecure = False,
     max_num_seqs: opt.MaxNumSeqs = opt.TARGET.max_num_seqs,
     batching: opt.Batching = opt.TARGET.batching.method,
+    window: opt.Window = None,
+    max_passed_over: opt.MaxPassedOver = None,
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
     lease: Lease = opt.TARGET.lease_s,
@@ -175,7 +177,7 @@ def target(
             keys=str(keys) if keys else None,
             insecure=insecure,
             max_num_seqs=max_num_seqs,
-            batching=BatchingConfig(method=batching),
+            batching=opt.batching_config(batching, window, max_passed_over),
             max_num_queued_reqs=max_num_queued_reqs,
             prefill_chunk=prefill_chunk,
             lease_s=lease,

@@ -69,6 +69,9 @@ def up(
     served_model_name: opt.ServedModelName = None,
     api_key: opt.ApiKey = None,
     max_num_seqs: opt.MaxNumSeqs = opt.TARGET.max_num_seqs,
+    batching: opt.Batching = opt.TARGET.batching.method,
+    window: opt.Window = None,
+    max_passed_over: opt.MaxPassedOver = None,
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
     table: Annotated[
@@ -106,6 +109,12 @@ def up(
         num_tokens=spec_tokens,
         p_min=draft_p_min,
     ).to_config()
+    limits = TargetConfig(
+        max_num_seqs=max_num_seqs,
+        batching=opt.batching_config(batching, window, max_passed_over),
+        max_num_queued_reqs=max_num_queued_reqs,
+        prefill_chunk=prefill_chunk,
+    )
     served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
         star = StarConfig(
@@ -118,13 +127,11 @@ def up(
                 num_threads=num_threads,
             ),
             num_targets=targets,
-            target=TargetConfig(
-                max_num_seqs=max_num_seqs, max_num_queued_reqs=max_num_queued_reqs, prefill_chunk=prefill_chunk
-            ),
+            target=limits,
             speculative=speculative,
             draft_device=draft_device or device,
             draft_num_threads=draft_num_threads or num_threads,
-            num_draft_rows=targets * max_num_seqs,
+            num_draft_rows=targets * limits.num_rows,
             host=host,
             port=port,
             gateway_arguments=served_name,

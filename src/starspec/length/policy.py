@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from starspec.config import SpeculativeConfig
 from starspec.speculation.budget import DraftBudget
+
+NO_DRAFT: Final = DraftBudget.chain(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +16,8 @@ class LengthSnapshot:
     """One sequence at the moment when its next proposal is asked for."""
 
     max_remaining_tokens: int  # tokens that max_tokens and the context still leave it, at least 1
+    num_steps_asked: int | None = None  # the request's own depth; None = the policy's
+    num_sequences: int = 1  # of the round that the proposal is for, as far as is known
 
 
 class LengthPolicy(Protocol):
@@ -29,18 +33,38 @@ class LengthPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Always the configured budget, as far as the sequence can still use it."""
+    """Always the configured budget, or the request's own depth, as far as the sequence can still use it."""
 
     budget: DraftBudget
 
     def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
         """The budget, but never so deep that a path and the target's own token would exceed what remains."""
+        asked = snapshot.num_steps_asked
+        budget = self.budget if asked is None else self.budget.with_steps(asked)
         num_steps = snapshot.max_remaining_tokens - 1
-        return self.budget.limited(num_draft_tokens=self.budget.num_draft_tokens, num_steps=num_steps)
+        return budget.limited(num_draft_tokens=budget.num_draft_tokens, num_steps=num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class InSmallBatches:
+    """Another policy in rounds of few sequences, nothing in larger ones.
+
+    A forward over many sequences is no longer bound by reading weights: then each draft token costs what it computes.
+    """
+
+    policy: LengthPolicy
+    max_sequences: int
+
+    def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
+        """Also overrules a request's own depth."""
+        return NO_DRAFT if snapshot.num_sequences > self.max_sequences else self.policy.choose(snapshot)
 
 
 def make_policy(config: SpeculativeConfig) -> LengthPolicy:
     """The policy that a speculative config names."""
     match config.length.policy:
         case "fixed":
-            return FixedLength(config.budget)
+            policy: LengthPolicy = FixedLength(config.budget)
+    if config.disable_by_batch_size is None:
+        return policy
+    return InSmallBatches(policy, config.disable_by_batch_size)

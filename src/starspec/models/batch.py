@@ -12,7 +12,8 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import AttentionCall, BatchAttention, Placement, RaggedAttention, plan_calls
+from starspec.models.attention import AttentionCall, BatchAttention, Placement, RaggedAttention
+from starspec.models.attention_plan import Reading, plan_calls
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
@@ -75,13 +76,13 @@ def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piec
 
 
 def build_batch(
-    pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, *, in_order: bool
+    pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, reading: Reading
 ) -> PackedBatch:
     """Pack the pieces of one forward: their tokens in order, then padding up to the lowest row count.
 
     Args:
         num_heads: Hq, query heads of a layer.
-        in_order: nodes of trees are to get the bits that they would get if they were decoded.
+        reading: how tokens that are no prompt read the cache.
     Raises: ValueError if a segment's parents are not in topological order.
     """
     token_ids: list[int] = []
@@ -104,8 +105,9 @@ def build_batch(
             prefix_len,
             parents=segment.parents,
             new_tokens=new_tokens,
-            by_token=not piece.is_prompt,
-            in_order=in_order,
+            is_prompt=piece.is_prompt,
+            reading=reading,
+            group=num_heads // cache.keys[0].shape[1],
             like=cache.keys[0],
         )
     num_logits = len(logit_rows)

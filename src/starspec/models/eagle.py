@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
+from starspec.models.attention_plan import Reading
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.eagle_spec import HeadSpec, HeadWeights
 from starspec.models.fused_attention import AttentionShape
@@ -99,7 +100,7 @@ class EagleHead:
             self.cache.check_fits(segment.row, len(segment.token_ids))
         outputs, start = [self._no_output], 0
         for pieces in plan_forwards(segments, ANY_ROWS):
-            batch = build_batch(pieces, self.cache, ANY_ROWS, self._shape.num_heads, in_order=False)
+            batch = build_batch(pieces, self.cache, ANY_ROWS, self._shape.num_heads, Reading.FAST)
             stop = start + sum(piece.num_tokens for piece in pieces)
             outputs.append(self._run(batch, hidden[start:stop]))
             start = stop

@@ -3,7 +3,8 @@
 A matrix product may round differently for different numbers of rows: kernels are chosen, and sums are cut, by shape.
 Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
 switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
-forwards and splits larger ones (`models/batch.py`), and attention is shaped by token (`models/attention.py`).
+forwards and splits larger ones (`models/batch.py`). In attention a token always reads as many slots
+(`models/attention_plan.py`); the probe looks whether tokens may share a call with the bits that they have alone.
 
 Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
 """
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import RaggedAttention, plan_calls
+from starspec.models.attention import MIN_QUERY_ROWS, RaggedAttention
+from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, plan_calls
 from starspec.models.batch import RowRange
 from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
@@ -35,7 +37,7 @@ CHAIN_LEN: Final = 5
 def settle_numerics(runner: PackedRunner) -> None:
     """Make a runner's bits independent of what is batched, as far as this machine allows.
 
-    Effects: the runner's `rows`, `is_invariant` and `numerics_report`; leases and frees rows of its cache.
+    Effects: the runner's `rows`, `reading` and `numerics_report`; leases and frees rows of its cache.
     """
     cache = runner.cache
     free = runner.rows
@@ -43,15 +45,26 @@ def settle_numerics(runner: PackedRunner) -> None:
     culprit = "linears"
     if rows is not None:
         runner.rows = rows
-        if not attention_is_invariant(cache, runner.num_heads):
-            culprit = "attention"
-        else:
-            runner.is_invariant = True  # the forwards of the probe put nodes of trees in order, as later ones will
-            runner.is_invariant = model_is_invariant(runner)
-            culprit = "layers"
+        culprit = _settle_attention(runner)
     if not runner.is_invariant:
         runner.rows = free  # padding and splitting would cost and promise nothing
-    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, None if runner.is_invariant else culprit)}"
+    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, runner.reading, culprit)}"
+
+
+def _settle_attention(runner: PackedRunner) -> str:
+    """Let the runner read its cache in the fastest way that keeps bits.
+
+    Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `reading`.
+    """
+    culprit = "attention"
+    for reading in (Reading.BY_RUN, Reading.BY_TOKEN):
+        if attention_is_invariant(runner.cache, runner.num_heads, reading):
+            runner.reading = reading
+            if model_is_invariant(runner):
+                break
+            runner.reading = Reading.FAST
+            culprit = "layers"
+    return culprit
 
 
 def _kernels(cache: RaggedCache) -> str:
@@ -60,11 +73,12 @@ def _kernels(cache: RaggedCache) -> str:
     return f"{name}, {num_threads} thread{'s' * (num_threads > 1)}" if cache.device.type == "cpu" else name
 
 
-def _finding(rows: RowRange | None, culprit: str | None) -> str:
-    if rows is not None and culprit is None:
+def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
+    if rows is not None and reading is not Reading.FAST:
         return (
             f"in forwards of {rows.lowest} to {rows.highest} rows every row gets the same bits, "
             "so a token's logits do not depend on what it is batched with"
+            + ("; tokens attend one by one for it" if reading is Reading.BY_TOKEN else "")
         )
     return (
         f"the {culprit} round differently for different row counts, "
@@ -112,8 +126,11 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int) -> tuple[i
 
 
 @torch.inference_mode()
-def attention_is_invariant(like: RaggedCache, num_heads: int) -> bool:
-    """Whether each token of a chain attends with the bits that it has alone, for various numbers of cached slots."""
+def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) -> bool:
+    """Whether each token of a chain attends with the bits that it has as a batch entry alone.
+
+    Tries every number of tokens that share a call, and more, for various numbers of cached slots.
+    """
     num_kv_heads, _, head_dim = like.keys[0].shape[1:]
     num_slots = max(PREFIX_LENS) + MAX_ROWS
     cache = RaggedCache(1, 1, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
@@ -122,20 +139,31 @@ def attention_is_invariant(like: RaggedCache, num_heads: int) -> bool:
     for stored in (cache.keys[0], cache.values[0]):
         stored.copy_(torch.randn(stored.shape, generator=generator))
     query = torch.randn(MAX_ROWS // 2, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
-    return all(
-        torch.equal(_attend_chain(cache, row, prefix_len, query), _attend_singly(cache, row, prefix_len, query))
-        for prefix_len in PREFIX_LENS
-    )
+    chain_lens = (*range(1, MAX_QUERY_ROWS // MIN_QUERY_ROWS + 1), len(query))
+
+    def attend(prefix_len: int, first: int, last: int, reading: Reading) -> Tensor:
+        return _attend_chain(cache, row, prefix_len + first, query[first:last], reading)
+
+    for prefix_len in PREFIX_LENS:
+        alone = [attend(prefix_len, token, token + 1, Reading.BY_TOKEN) for token in range(len(query))]
+        expected = torch.cat(alone)
+        if not all(torch.equal(attend(prefix_len, 0, last, reading), expected[:last]) for last in chain_lens):
+            return False
+    return True
 
 
-def _attend_singly(cache: RaggedCache, row: int, prefix_len: int, query: Tensor) -> Tensor:
-    return torch.cat([_attend_chain(cache, row, prefix_len + at, query[at : at + 1]) for at in range(len(query))])
-
-
-def _attend_chain(cache: RaggedCache, row: int, prefix_len: int, query: Tensor) -> Tensor:
+def _attend_chain(cache: RaggedCache, row: int, prefix_len: int, query: Tensor, reading: Reading) -> Tensor:
     num_tokens, num_heads, head_dim = query.shape
     calls = plan_calls(
-        row, 0, prefix_len, parents=None, new_tokens=range(num_tokens), by_token=True, in_order=True, like=cache.keys[0]
+        row,
+        0,
+        prefix_len,
+        parents=None,
+        new_tokens=range(num_tokens),
+        is_prompt=False,
+        reading=reading,
+        group=num_heads // cache.keys[0].shape[1],
+        like=cache.keys[0],
     )
     # the keys and values are there already
     attention = RaggedAttention(cache, [], calls, num_rows=num_tokens, num_heads=num_heads)

@@ -14,6 +14,7 @@ from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows
 from starspec.errors import CacheRangeError
+from starspec.models.attention_plan import Reading
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.linear import StepLinear
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
@@ -67,7 +68,7 @@ class PackedRunner(ABC):
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = FAST_NUMERICS
-        self.is_invariant = False  # whether the probe showed that they do not
+        self.reading = Reading.FAST  # of the cache; set by the numerics probe
 
     @property
     def info(self) -> ModelInfo:
@@ -82,10 +83,15 @@ class PackedRunner(ABC):
         """Query heads of a layer."""
         return self._num_heads
 
+    @property
+    def is_invariant(self) -> bool:
+        """Whether the probe showed that a token's bits do not depend on what it is batched with."""
+        return self.reading is not Reading.FAST
+
     def with_fast_numerics(self) -> Self:
         """The same model over the same cache, whose forwards are neither padded nor split for the sake of bits."""
         fast = copy(self)
-        fast.rows, fast.is_invariant, fast.numerics_report = RowRange(lowest=1, highest=None), False, FAST_NUMERICS
+        fast.rows, fast.reading, fast.numerics_report = RowRange(lowest=1, highest=None), Reading.FAST, FAST_NUMERICS
         return fast
 
     @torch.inference_mode()
@@ -98,7 +104,7 @@ class PackedRunner(ABC):
         check_segments(segments, self._cache)
         logits, features = [], []
         for pieces in plan_forwards(segments, self.rows):
-            batch = build_batch(pieces, self._cache, self.rows, self._num_heads, in_order=self.is_invariant)
+            batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.reading)
             output = self.run(batch, feature_layers)
             logits.append(output.logits)
             if output.features is not None:

@@ -105,12 +105,14 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
 
 
 def _target(star: StarConfig, ports: StarPorts, number: int, environment: dict[str, str]) -> ChildSpec:
-    name = f"target-{number}"
+    name, batching = f"target-{number}", star.target.batching
     arguments = [
         *("--target", star.model.model, "--name", name),
         *("--host", LOOPBACK, "--port", str(ports.targets[number])),
         *("--dtype", star.model.dtype, "--device", star.model.device, "--numerics", star.model.numerics),
-        *("--max-num-seqs", str(star.target.max_num_seqs)),
+        *("--max-num-seqs", str(star.target.max_num_seqs), "--batching", batching.method),
+        *(("--max-passed-over", str(batching.max_passed_over or 0)) if batching.method == "exspec" else ()),
+        *_if_given("--window", batching.window),
         *("--max-num-queued-reqs", str(star.target.max_num_queued_reqs)),
         *("--prefill-chunk", str(star.target.prefill_chunk)),
         *("--shutdown-timeout", str(star.drain_s)),

@@ -53,12 +53,15 @@ class Drafts(Protocol):
         ...
 
 
-def draft_budget(sequence: Sequence, policy: LengthPolicy) -> DraftBudget:
-    """What to ask for: the policy's choice, the request's own depth, and what is left of the answer."""
-    chosen = policy.choose(LengthSnapshot(max_remaining_tokens=sequence.num_remaining))
-    asked = sequence.spec.num_draft_tokens
-    bound = chosen if asked is None else chosen.with_steps(asked)
-    return bound.limited(num_draft_tokens=bound.num_draft_tokens, num_steps=sequence.num_remaining - 1)
+def draft_budget(sequence: Sequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
+    """What to ask for in a round of so many sequences."""
+    return policy.choose(
+        LengthSnapshot(
+            max_remaining_tokens=sequence.num_remaining,
+            num_steps_asked=sequence.spec.num_draft_tokens,
+            num_sequences=num_sequences,
+        )
+    )
 
 
 class NoDrafts:
@@ -104,7 +107,7 @@ class NgramDrafts:
         self._indexes: dict[RequestId, NgramIndex] = {}
 
     def open(self, sequence: Sequence) -> None:
-        sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy).num_steps
+        sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
         index = NgramIndex(*self._lookup)
         index.append(sequence.token_ids)
         self._indexes[sequence.request_id] = index
@@ -113,10 +116,11 @@ class NgramDrafts:
         pass
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
-        return [self.propose(sequence) for sequence in batch]
+        return [self.propose(sequence, len(batch)) for sequence in batch]
 
-    def propose(self, sequence: Sequence) -> DraftTree:
-        length = draft_budget(sequence, self._policy).num_steps
+    def propose(self, sequence: Sequence, num_sequences: int) -> DraftTree:
+        """A chain for one sequence of a round of so many."""
+        length = draft_budget(sequence, self._policy, num_sequences).num_steps
         if length == 0:
             return EMPTY_TREE
         return DraftTree.chain(self._indexes[sequence.request_id].propose(length))

@@ -22,7 +22,7 @@ from torch import Tensor
 from starspec.config import SampleMethod
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
-from starspec.length.policy import LengthPolicy
+from starspec.length.policy import NO_DRAFT, LengthPolicy
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -51,7 +51,6 @@ FIRST_DEADLINE_S = 1.0  # before any round has been measured
 PING_INTERVAL_S = 0.5  # also what a lost hub is found by
 MAX_MISSES = 3  # late proposals in a row before a tag is left alone for a while
 PAUSE_ROUNDS = 16
-NO_DRAFT = DraftBudget.chain(0)
 
 
 @dataclass(slots=True)
@@ -105,6 +104,7 @@ class RemoteDrafts:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._hub = HubLiveness(clock())
+        self._num_sequences = 0  # of the next round: those that the last one left, and those opened since
         self._num_connects = 0
         self._feature_terms = FeatureTerms()  # of the hub found last: it may come back
         self._is_waiting = False  # in `_await`: what arrives now has just arrived
@@ -123,7 +123,8 @@ class RemoteDrafts:
     def open(self, sequence: Sequence) -> None:
         if self._fallback is not None:
             self._fallback.open(sequence)
-        sequence.stats.num_spec_tokens = self._wanted(sequence).num_steps
+        sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
+        self._num_sequences += 1
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
@@ -149,10 +150,11 @@ class RemoteDrafts:
         states = [self._state(sequence) for sequence in batch]
         awaited = [state for state in states if state is not None and state.is_awaited]
         self._await(awaited)
-        return [self._tree(sequence, state) for sequence, state in zip(batch, states, strict=True)]
+        return [self._tree(sequence, state, len(batch)) for sequence, state in zip(batch, states, strict=True)]
 
     def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
         messages: list[TargetToHub] = []
+        self._num_sequences = sum(added.finish is None for added in emitted)
         for sequence, added in zip(batch, emitted, strict=True):
             state = self._state(sequence)
             if state is None:
@@ -315,17 +317,17 @@ class RemoteDrafts:
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
 
-    def _wanted(self, sequence: Sequence) -> DraftBudget:
+    def _wanted(self, sequence: Sequence, num_sequences: int) -> DraftBudget:
         """What to ask for; a hub never gives more nodes than it said in its Welcome."""
         welcome = self._transport.welcome
-        budget = draft_budget(sequence, self._policy)
+        budget = draft_budget(sequence, self._policy, num_sequences)
         if welcome is None:
             return budget
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
 
     def _open(self, state: _TagState) -> list[TargetToHub]:
         sequence = state.sequence
-        wanted = self._wanted(sequence) if self._is_draftable(state) else NO_DRAFT
+        wanted = self._wanted(sequence, self._num_sequences) if self._is_draftable(state) else NO_DRAFT
         message = Open(
             tag=state.session.tag,
             epoch=state.session.next_epoch,
@@ -344,7 +346,7 @@ class RemoteDrafts:
 
     def _verdict(self, state: _TagState, token_ids: list[int]) -> list[TargetToHub]:
         is_asked = not state.num_pause_rounds and self._is_draftable(state)
-        wanted = self._wanted(state.sequence) if is_asked else NO_DRAFT
+        wanted = self._wanted(state.sequence, self._num_sequences) if is_asked else NO_DRAFT
         state.num_pause_rounds = max(0, state.num_pause_rounds - 1)
         message = Verdict(
             tag=state.session.tag,
@@ -386,9 +388,9 @@ class RemoteDrafts:
         tag = self._by_request.get(sequence.request_id)
         return None if tag is None else self._tags[tag]
 
-    def _tree(self, sequence: Sequence, state: _TagState | None) -> DraftTree:
+    def _tree(self, sequence: Sequence, state: _TagState | None, num_sequences: int) -> DraftTree:
         if state is not None and state.proposal is not None:
             return state.proposal.tree
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
-            return self._fallback.propose(sequence)
+            return self._fallback.propose(sequence, num_sequences)
         return EMPTY_TREE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
@@ -38,6 +38,7 @@ class BatchPlan:
     max_tokens: int = 64
     temperature: float = 0.0
     num_draft_tokens: int = 5  # the paper's K
+    disable_by_batch_size: int | None = None  # as in a speculative config
     num_repeats: int = 3
     load: float = 0.0  # arrivals a second, as a share of what the slowest drafting method answers; 0 = no arrivals
 
@@ -51,6 +52,12 @@ class BatchPlan:
     @property
     def max_model_len(self) -> int:
         return (self.context or self.max_prompt_tokens) + self.max_tokens
+
+    def in_small(self) -> BatchPlan:
+        """The same work in a few minutes: two batch sizes, few and short prompts and answers, once."""
+        return replace(
+            self, batch_sizes=(1, 4), num_prompts=4, max_prompt_tokens=192, context=None, max_tokens=12, num_repeats=1
+        )
 
     def of_all_sizes(self) -> list[BatchMethod]:
         return [BatchMethod.named(name, size, self.batching) for size in self.batch_sizes for name in self.methods]
@@ -78,13 +85,14 @@ class BatchModels:
             num_threads=self.num_threads,
         )
 
-    def speculative(self, num_draft_tokens: int, max_model_len: int) -> SpeculativeConfig:
+    def speculative(self, plan: BatchPlan) -> SpeculativeConfig:
         return SpeculativeConfig(
             method=self.method,  # type: ignore[arg-type]
             model=self.draft,
             quantization=self.quantization,  # type: ignore[arg-type]
-            num_speculative_tokens=num_draft_tokens,
-            max_model_len=max_model_len,
+            num_speculative_tokens=plan.num_draft_tokens,
+            disable_by_batch_size=plan.disable_by_batch_size,
+            max_model_len=plan.max_model_len,
         )
 
 
@@ -99,7 +107,7 @@ class _Bench:
         num_rows = max(method.num_rows for method in methods)
         self.plan = plan
         self.workbench = Workbench(models.target_config(num_rows, plan.max_model_len))
-        self.drafts: Drafts = self.workbench.drafts(models.speculative(plan.num_draft_tokens, plan.max_model_len))
+        self.drafts: Drafts = self.workbench.drafts(models.speculative(plan))
 
     def run(self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> MethodRun:
         return run_method(self.workbench, method, self.drafts, jobs, self.plan.num_draft_tokens, arrivals_s)
@@ -136,6 +144,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
         rows=rows,
         ratios=ratios_of(rows),
         num_draft_tokens=plan.num_draft_tokens,
+        disable_by_batch_size=plan.disable_by_batch_size,
         draft_quantization=models.quantization,
         dtype=models.dtype,
         numerics=bench.workbench.numerics_report,

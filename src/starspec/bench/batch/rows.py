@@ -74,6 +74,7 @@ class BatchReport:
     rows: list[BatchRow]
     ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ours over theirs
     num_draft_tokens: int
+    disable_by_batch_size: int | None  # rounds of more sequences drafted nothing
     draft_quantization: str
     dtype: str
     numerics: str

@@ -1,0 +1,98 @@
+"""Every reading of the cache against float64, token by token and head by head."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starspec.cache.ragged import KEY_BLOCK, RaggedCache
+from starspec.models.attention import RaggedAttention
+from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, plan_calls
+from starspec.models.batch import RowRange, build_batch, plan_forwards
+from starspec.models.runner import Segment
+
+HEAD_DIM = 16
+NUM_SLOTS = 3 * KEY_BLOCK
+
+
+def slow_attention(keys, values, query, visible, scaling):
+    """One head of one token: keys and values [S, D], query [D], visible a list of slots."""
+    weights = (keys[visible] @ query * scaling).softmax(dim=0)
+    return weights @ values[visible]
+
+
+def make_cache(prefix_lens, num_kv_heads):
+    cache = RaggedCache(1, len(prefix_lens), NUM_SLOTS, num_kv_heads, HEAD_DIM)
+    generator = torch.Generator().manual_seed(0)
+    for stored in (cache.keys[0], cache.values[0]):
+        stored.copy_(torch.randn(stored.shape, generator=generator))
+    for length in prefix_lens:
+        cache.append(cache.lease(), length)
+    return cache
+
+
+@st.composite
+def parents(draw, max_tokens=14):
+    num_tokens = draw(st.integers(1, max_tokens))
+    if draw(st.booleans()):
+        return tuple(range(-1, num_tokens - 1))
+    return (-1, *(draw(st.integers(0, token - 1)) for token in range(1, num_tokens)))
+
+
+@pytest.mark.parametrize("reading", Reading)
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (5, 1), (1, 1)])
+@settings(deadline=None, max_examples=8)
+@given(trees=st.lists(st.tuples(st.integers(1, 2 * KEY_BLOCK), parents()), min_size=1, max_size=3))
+def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads, reading, trees):
+    num_heads, num_kv_heads = heads
+    cache = make_cache([length for length, _ in trees], num_kv_heads)
+    segments = [Segment(row, [1] * len(tree), len(tree), tree) for row, (_, tree) in enumerate(trees)]
+    num_tokens = sum(len(tree) for _, tree in trees)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(num_tokens, num_heads, HEAD_DIM, generator=generator)
+    keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=generator)
+    [pieces] = plan_forwards(segments, RowRange(1, None))
+    batch = build_batch(pieces, cache, RowRange(1, None), num_heads, reading)
+    got = batch.attention(0, query, keys_values, 0.3).view(num_tokens, num_heads, HEAD_DIM)
+
+    row_of = [(row, token) for row, (_, tree) in enumerate(trees) for token in range(len(tree))]
+    for index, (row, token) in enumerate(row_of):
+        prefix_len, tree = trees[row]
+        path, node = [], token
+        while node >= 0:
+            path.append(prefix_len + node)
+            node = tree[node]
+        for head in range(num_heads):
+            kv_head = head // (num_heads // num_kv_heads)
+            keys, values = (stored[0][row, kv_head].double() for stored in (cache.keys, cache.values))
+            visible = [*range(prefix_len), *reversed(path)]
+            expected = slow_attention(keys, values, query[index, head].double(), visible, 0.3)
+            # float32 sums of up to 142 slots
+            torch.testing.assert_close(got[index, head].double(), expected, atol=1e-5, rtol=1e-4)
+    # branches that were laid out are back where they were written
+    first = 0
+    for row, (prefix_len, tree) in enumerate(trees):
+        there = cache.slots(0, row, prefix_len, prefix_len + len(tree))
+        assert torch.equal(there, keys_values[first : first + len(tree)])
+        first += len(tree)
+
+
+@pytest.mark.parametrize("group", [1, 4, 6, 7, 12, 40])
+@pytest.mark.parametrize("num_tokens", [1, 5, 30])
+def test_no_run_whose_bits_count_has_more_query_rows_than_one_block_of_the_kernel(group, num_tokens):
+    cache = make_cache([KEY_BLOCK - 3], 1)
+    calls = plan_calls(
+        0,
+        0,
+        KEY_BLOCK - 3,
+        parents=None,
+        new_tokens=range(num_tokens),
+        is_prompt=False,
+        reading=Reading.BY_RUN,
+        group=group,
+        like=cache.keys[0],
+    )
+    assert [token for call in calls for token in range(call.first, call.last)] == list(range(num_tokens))
+    for call in calls:
+        assert call.mask.shape[2] <= MAX_QUERY_ROWS or call.last == call.first + 1
+    RaggedAttention(cache, [], calls, num_rows=num_tokens, num_heads=group)
