@@ -22,7 +22,7 @@ SERVICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarPlan:
-    """How much to measure."""
+    """How much to measure. The numbers of targets ascend from 1."""
 
     num_targets: tuple[int, ...] = tuple(range(1, 17))
     warm_up_s: float = 2.0
@@ -47,14 +47,15 @@ class StarRow:
     tokens_per_s_lowest: float  # O_i of the target that got least
     vs_plain: float  # that, against the target alone without drafts
     rounds_per_s: float  # R_q: proposals of the hub
-    rounds_per_s_closed_form: float | None  # N / T (eqs. 8 to 10); for one at a time
-    closed_form_error: float | None  # |measured / said - 1|
+    rounds_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z as measured with one target; one at a time
+    rounds_per_s_nominal: float | None  # the same with the modelled S and Z: a machine without overheads
     tokens_per_round: float
     load: float  # of the hub, with what it drafts ahead
     hit_rate: float  # verdicts that found their proposal ready
     ahead_nodes_per_round: float  # forwarded for outcomes, likely or not
     sessions_per_layer: float
     layer_ms: float  # t_s, as measured: with what sleeping costs
+    service_ms: float  # S(d), as measured
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round
     paper_rounds_per_s: float | None  # StarSD's own, where it has one
@@ -71,6 +72,7 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     target = ModelConfig(model=point.target_model(), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)
     turn = Turn(num_draft_tokens=point.DEPTH, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
     rows: list[StarRow] = []
+    measured: point.ClosedForm | None = None  # by the first turn: one target, one at a time
     with StarTargets(max(plan.num_targets), target) as targets:
         for num_targets in plan.num_targets:
             draft = ModelConfig(
@@ -78,20 +80,29 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
             )
             for service, config in SERVICES.items():
                 advance(f"{num_targets} targets, {service}")
-                rows.append(_row(service, num_targets, serve_turn(draft, config, targets, num_targets, turn)))
+                served = serve_turn(draft, config, targets, num_targets, turn)
+                measured = measured or _closed_form(served)
+                rows.append(_row(service, num_targets, served, measured))
     notes = {
         "synthetic": True,
         "draft": point.draft_model(),
         "target": point.target_model(),
         "depth": point.DEPTH,
-        "n_full": point.num_full(),
+        "nominal": point.NOMINAL,
+        "n_full": point.NOMINAL.num_full,
         "plain_tokens_per_s": point.plain_tokens_per_s(),
     }
     return Report(collect_provenance(), rows, _ratios(rows), notes)
 
 
-def _row(service: str, num_targets: int, served: Served) -> StarRow:
-    said = num_targets / point.round_ms(num_targets) * 1e3 if service == "one at a time" else None
+def _closed_form(served: Served) -> point.ClosedForm:
+    """Of one target, served one at a time: a round is S + Z."""
+    service_ms = served.hub.service.value * 1e3
+    return point.ClosedForm(service_ms, 1e3 / served.rounds_per_s - service_ms)
+
+
+def _row(service: str, num_targets: int, served: Served, measured: point.ClosedForm) -> StarRow:
+    is_single = service == "one at a time"
     paper = point.PAPER.get(num_targets)
     lowest = min(each.tokens_per_s for each in served.targets)
     return StarRow(
@@ -102,14 +113,15 @@ def _row(service: str, num_targets: int, served: Served) -> StarRow:
         tokens_per_s_lowest=lowest,
         vs_plain=lowest / point.plain_tokens_per_s(),
         rounds_per_s=served.rounds_per_s,
-        rounds_per_s_closed_form=said,
-        closed_form_error=abs(served.rounds_per_s / said - 1) if said else None,
+        rounds_per_s_closed_form=measured.rounds_per_s(num_targets) if is_single else None,
+        rounds_per_s_nominal=point.NOMINAL.rounds_per_s(num_targets) if is_single else None,
         tokens_per_round=served.tokens_per_round,
         load=served.hub.load,
         hit_rate=served.hub.hit_rate,
         ahead_nodes_per_round=served.hub.num_ahead_nodes / max(1, served.hub.num_proposals),
         sessions_per_layer=served.hub.sessions_per_layer.value,
         layer_ms=served.hub.t_s.value * 1e3,
+        service_ms=served.hub.service.value * 1e3,
         wait_ms=mean(each.wait_s for each in served.targets) * 1e3,
         link_ms=mean(each.link_s for each in served.targets) * 1e3,
         paper_rounds_per_s=paper.rounds_per_s if paper else None,
@@ -119,7 +131,8 @@ def _row(service: str, num_targets: int, served: Served) -> StarRow:
 
 def _ratios(rows: Sequence[StarRow]) -> dict[str, float]:
     found = {(row.service, row.num_targets): row for row in rows}
-    ratios = {"closed_form_error_max": max(row.closed_form_error or 0.0 for row in rows)}
+    said = [(row.rounds_per_s, row.rounds_per_s_closed_form) for row in rows if row.rounds_per_s_closed_form]
+    ratios = {"closed_form_error_max": max(abs(measured / expected - 1) for measured, expected in said)}
     for num_targets in sorted({row.num_targets for row in rows}):
         full, single = found["full", num_targets], found["one at a time", num_targets]
         ratios[f"system_n{num_targets}_vs_one_at_a_time"] = full.tokens_per_s / single.tokens_per_s

@@ -53,21 +53,29 @@ def target_model() -> str:
     return f"synthetic:role=target,{shape},step_ms={PLAIN_MS},per_token={per_token:.6f}"
 
 
-def service_ms() -> float:
-    """S(d) = d t_s (eq. 5)."""
-    return DEPTH * LAYER_MS
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """StarSD's equations for a hub that serves one target at a time."""
+
+    service_ms: float  # S
+    return_ms: float  # Z
+
+    def round_ms(self, num_targets: int) -> float:
+        """T: all targets are served once (eqs. 8 to 10)."""
+        idle_ms = max(0.0, self.return_ms - (num_targets - 1) * self.service_ms)  # eq. 9
+        return num_targets * self.service_ms + idle_ms
+
+    def rounds_per_s(self, num_targets: int) -> float:
+        """R_q."""
+        return num_targets / self.round_ms(num_targets) * 1e3
+
+    @property
+    def num_full(self) -> int:
+        """N_full: from so many targets on the hub never idles (eq. 12)."""
+        return ceil(self.return_ms / self.service_ms) + 1
 
 
-def round_ms(num_targets: int) -> float:
-    """T: all targets are served once, one at a time (eqs. 8 to 10)."""
-    served_ms = num_targets * service_ms()
-    idle_ms = max(0.0, RETURN_MS - (num_targets - 1) * service_ms())  # eq. 9
-    return served_ms + idle_ms
-
-
-def num_full() -> int:
-    """N_full: from so many targets on the hub never idles (eq. 12)."""
-    return ceil(RETURN_MS / service_ms()) + 1
+NOMINAL: Final = ClosedForm(DEPTH * LAYER_MS, RETURN_MS)  # S(d) = d t_s (eq. 5)
 
 
 def plain_tokens_per_s() -> float:
