@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, paths_of
-from eagle_toys import DRAFT_TOKEN_IDS, MAX_LEN, EagleStar, EagleTag, Method, make_head, propose
+from eagle_toys import DRAFT_TOKEN_IDS, MAX_LEN, EagleStar, EagleTag, HeadMethod, make_head, propose
 
+from starspec.config import SampleMethod
 from starspec.ids import SessionId, Tag
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
@@ -17,14 +18,18 @@ PROMPT = [3, 7, 11, 2, 9, 30]
 LAWS = {"greedy": GREEDY, "sampled": SAMPLED, "penalized": PENALIZED, "T=1": TokenLaw(temperature=1.0, seed=3)}
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("head_method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["coupled", "rejection"])
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("budget", [DraftBudget.chain(4), TREE], ids=["chain", "tree"])
 def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
-    method: Method, law: TokenLaw, budget: DraftBudget
+    head_method: HeadMethod, method: SampleMethod, law: TokenLaw, budget: DraftBudget
 ) -> None:
-    star = EagleStar("a", "b", head=make_head(method))
-    tags = {name: EagleTag(1, PROMPT[:num], law, method=method, identity=num) for name, num in (("a", 4), ("b", 6))}
+    star = EagleStar("a", "b", head=make_head(head_method))
+    tags = {
+        name: EagleTag(1, PROMPT[:num], law, method, head_method=head_method, identity=num)
+        for name, num in (("a", 4), ("b", 6))
+    }
     for name, tag in tags.items():
         star.say(name, tag.open(budget), tag.past())
     for number in range(4):
@@ -33,6 +38,7 @@ def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
         for name, tag in tags.items():
             assert tag.proposal is not None
             assert paths_of(tag.proposal) == tag.alone()
+            assert bool(tag.proposal.drawn) == (method == "rejection" and not law.is_greedy)
             accepted = sorted(paths_of(tag.proposal), key=len)[-1][:number]
             star.say(name, *tag.told(tag.verdict([*accepted, 5 + number], budget)))
 
