@@ -258,3 +258,13 @@ def test_rows_whose_tags_wait_for_features_are_there_for_others() -> None:
         star.say("a", tag.verdict([5], 2))
     star.say("a", tags[2].open(2), tags[2].past())
     assert paths_of(propose(star, "a", tags[2])) == tags[2].alone()
+
+
+def test_what_nodes_said_is_forgotten_with_their_tree() -> None:
+    star, tag = EagleStar("a"), EagleTag(1, PROMPT)
+    star.say("a", tag.open(TREE), tag.past())
+    propose(star, "a", tag)
+    assert [len(said) > 1 for said in star.drafter._hidden.values()] == [True]
+    star.say("a", tag.open(4))  # the same tokens, and another opinion of them
+    assert list(star.drafter._hidden.values()) == [{}]
+    assert paths_of(propose(star, "a", tag)) == tag.alone()
