@@ -61,7 +61,7 @@ class LocalHub:
         self._method = speculative.rejection_sample_method
         self.loaded = _load_draft(target, speculative)
         self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)
-        self._loop = HubLoop(build_hub(self.loaded.drafter, config), self._transport, time.monotonic)
+        self._loop = HubLoop(build_hub(self.loaded, config), self._transport, time.monotonic)
         fingerprint = vocab_fingerprint(tokenizer)
         self._hello = Hello(
             PROTOCOL_VERSION, TargetId("llm"), info.vocab_size, fingerprint, info.num_layers, info.hidden_size

@@ -16,6 +16,10 @@ from draft_toys import (
     reference_chain,
 )
 
+from starspec.config import HubConfig
+from starspec.draft.admission import FeatureTerms
+from starspec.draft.build import LoadedDrafter, build_hub
+from starspec.draft.grow import CausalDrafter
 from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -459,3 +463,11 @@ def test_a_budget_that_fits_no_row_is_cut_to_one_that_does(hostile: DraftBudget)
     proposal = propose(star, "a", tag)
     assert 1 <= len(proposal.token_ids) <= min(64, hostile.num_draft_tokens)
     assert paths_of(proposal) == tag.expected_tree(64, 200).nodes
+
+
+@pytest.mark.parametrize(("terms", "window"), [(None, 0), (FeatureTerms(layers=(2,), hidden_size=16, window=24), 24)])
+def test_a_hub_keeps_as_many_features_as_its_drafter_asks_for(terms: FeatureTerms | None, window: int) -> None:
+    star = ToyStar()
+    hub = build_hub(LoadedDrafter(CausalDrafter(star.runner), None, 4, 0, terms), HubConfig(), star.clock)
+    hub.join(A, TargetId("target"), VOCAB_SIZE)
+    assert hub._spokes[A].limits.feature_window == window
