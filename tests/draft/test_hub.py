@@ -404,14 +404,16 @@ def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
     assert star.drain() == []
 
 
-def test_an_evicted_chain_survives_a_verdict_that_agrees_with_it() -> None:
+def test_an_evicted_chain_is_drafted_again_the_same() -> None:
     star, tag = ToyStar("a", num_rows=1), ToyTag(1, [1, 2])
     star.say("a", tag.open(4))
     guess = propose(star, "a", tag).token_ids
     star.say("a", ToyTag(2, [7]).open(1))
     star.drain()
+    before = len(star.runner.layers)
     star.say("a", tag.verdict(guess[:1], 3))
     assert propose(star, "a", tag).token_ids == guess[1:]
+    assert len(star.runner.layers) - before == 3  # nothing of the tree was left
 
 
 def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
