@@ -268,3 +268,15 @@ def test_what_nodes_said_is_forgotten_with_their_tree() -> None:
     star.say("a", tag.open(4))  # the same tokens, and another opinion of them
     assert list(star.drafter._hidden.values()) == [{}]
     assert paths_of(propose(star, "a", tag)) == tag.alone()
+
+
+def test_all_that_a_verdict_committed_is_read_at_once_and_is_no_prompt() -> None:
+    star, tag = EagleStar("a", prefill_chunk=6, max_draft_tokens=24), EagleTag(1, PROMPT)
+    star.say("a", tag.open(24), tag.past())
+    propose(star, "a", tag)
+    star.head.layers.clear()
+    num_decoded = star.hub.stats.t_s.count
+    star.say("a", *tag.told(tag.verdict([5] * 20, 2)))
+    assert paths_of(propose(star, "a", tag)) == tag.alone()
+    assert [layer[0].num_new for layer in star.head.layers] == [20, 1]
+    assert star.hub.stats.t_s.count - num_decoded == 2
