@@ -84,7 +84,6 @@ def test_without_a_draft_there_is_nothing_to_examine() -> None:
 
 
 def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
-    runner = load_runner(config())
     prompt, answer = [5] * 300, [9, 8, 7]  # longer than a chunk of the prompt
     runner = load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=1))
     logits = CausalReader(runner).answer_logits(prompt, answer)

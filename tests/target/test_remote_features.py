@@ -19,7 +19,7 @@ from starspec.cache.features import from_bytes
 from starspec.ids import RequestId, SessionId, Tag
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.speculation.law import TokenLaw
-from starspec.target.told_features import MAX_FRAME_BYTES
+from starspec.target.told_features import MAX_DATA_BYTES
 from starspec.wire.messages import Features, Open, RequestSpec, TargetToHub, Verdict, Welcome
 from starspec.wire.session import TagSession
 
@@ -121,7 +121,7 @@ class FeatureHub(ToyHub):
 
     def _learn(self, message: Features) -> None:
         assert self.layers, "a hub that wants none gets none"
-        assert len(message.data) <= max(MAX_FRAME_BYTES, 2 * self.size * len(self.layers))
+        assert len(message.data) <= max(MAX_DATA_BYTES, 2 * self.size * len(self.layers))
         self.frames.append(message)
         known, num_tokens = self.known[message.tag], len(self.ids[message.tag])
         assert message.start < num_tokens, "the hub refuses features of tokens that it has not heard of"

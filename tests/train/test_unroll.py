@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from slow_head import slow_chain
+from train_toys import make_head
 
+from starspec.errors import ModelError
 from starspec.train.head import TrainedHead, rotate
 from starspec.train.unroll import unroll
 
@@ -51,3 +55,9 @@ def test_rotation_knows_distances_alone(shift):
         rotate(q, torch.tensor([place]), 1e4) @ rotate(k, torch.tensor([place + 3]), 1e4).T for place in (2, 2 + shift)
     ]
     torch.testing.assert_close(*products, **CLOSE)
+
+
+def test_a_head_with_a_scaled_rotary_embedding_is_not_trained_as_if_it_had_none():
+    spec = replace(make_head("eagle3").spec, rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    with pytest.raises(ModelError, match="rotary type 'llama3' cannot be trained"):
+        TrainedHead(spec)

@@ -221,7 +221,7 @@ class CausalDrafter:
 
 
 def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None = None) -> list[Children]:
-    """Guess the target's next token after each node with the target's own law (design D1), or draw it from the draft's.
+    """Guess the target's next token after each node with the target's own law (ADR 1), or draw it from the draft's.
 
     Args:
         points: those of a session together, in order of their depth.

@@ -23,7 +23,7 @@ class LengthSnapshot:
 class LengthPolicy(Protocol):
     """Chooses a speculation length for one sequence and one round.
 
-    Implementations hold configuration only, so that servers and simulator decide alike from equal snapshots.
+    Implementations hold configuration only, so that all decide alike from equal snapshots.
     """
 
     def choose(self, snapshot: LengthSnapshot) -> DraftBudget:

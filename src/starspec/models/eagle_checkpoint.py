@@ -56,6 +56,7 @@ def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str
     assert spec.draft_vocab_size == (spec.vocab_size if token_ids is None else len(token_ids))
     tensors = {stored_name(spec, name): _stored(tensor) for name, tensor in weights.tensors.items()}
     if token_ids is not None:
+        # there and back: what a reader would refuse is not written
         token_ids = token_ids_of(str(folder), offsets_of(token_ids.cpu()), None, spec.vocab_size)
         assert bool((token_ids.diff() > 0).all()), "draft_token_ids must be increasing"
         tensors |= {"d2t": offsets_of(token_ids), "t2d": is_said(token_ids, spec.vocab_size)}

@@ -47,7 +47,7 @@ class SyntheticRunner:
         num_rows: cache rows.
         max_model_len: tokens of the longest sequence.
         clock: seconds, monotonic.
-        sleep: waits for some seconds; a simulator passes its own.
+        sleep: waits for some seconds; who has a clock of its own passes its own.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Proposals from a hub, and what happens when they do not come.
 
 A round waits for proposals at most until a deadline; a hub that says nothing at all by then is *lost*: rounds go on
-without waiting until it is heard again, and then every running tag is opened anew from its token ids (design D4).
+without waiting until it is heard again, and then every running tag is opened anew from its token ids.
 So a hub can make a target faster, never stop it, and never change a token.
 
 A tag whose `Open` is late is not waited for again, and is no silence: the hub has a prompt to read, of this tag or of
@@ -29,7 +29,7 @@ from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_liveness import HubLiveness
 from starspec.target.sequence import Emitted, Sequence, SequenceState
-from starspec.target.told_features import FeatureTerms, ToldFeatures
+from starspec.target.told_features import ToldFeatures, WantedFeatures
 from starspec.wire.messages import (
     Close,
     HubToTarget,
@@ -54,7 +54,7 @@ PAUSE_ROUNDS = 16
 
 
 @dataclass(slots=True)
-class _TagState:
+class _SequenceTag:
     """One sequence's tag at the hub."""
 
     sequence: Sequence
@@ -98,7 +98,7 @@ class RemoteDrafts:
         self._fixed_deadline_s = deadline_s
         self._method = method
         self._deadline_s = FIRST_DEADLINE_S if deadline_s is None else deadline_s
-        self._tags: dict[Tag, _TagState] = {}
+        self._tags: dict[Tag, _SequenceTag] = {}
         self._by_request: dict[RequestId, Tag] = {}
         self._tag_numbers = itertools.count(1)
         self._ping_numbers = itertools.count(1)
@@ -106,7 +106,7 @@ class RemoteDrafts:
         self._hub = HubLiveness(clock())
         self._num_sequences = 0  # of the next round: those that the last one left, and those opened since
         self._num_connects = 0
-        self._feature_terms = FeatureTerms()  # of the hub found last: it may come back
+        self._feature_terms = WantedFeatures()  # of the hub found last: it may come back
         self._is_waiting = False  # in `_await`: what arrives now has just arrived
         self._round, self._verify = Mean(), Mean()  # seconds of recent rounds
 
@@ -128,7 +128,7 @@ class RemoteDrafts:
         if sequence.spec.num_draft_tokens == 0:
             return
         tag = Tag(next(self._tag_numbers))
-        state = _TagState(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
+        state = _SequenceTag(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
         self._tags[tag] = state
         self._by_request[sequence.request_id] = tag
         if not self._hub.is_lost:
@@ -204,7 +204,7 @@ class RemoteDrafts:
 
     # ---------------------------------------------------------------- waiting
 
-    def _await(self, awaited: list[_TagState]) -> None:
+    def _await(self, awaited: list[_SequenceTag]) -> None:
         """Receive until every awaited proposal is here, or the deadline passes, or the hub is lost."""
         is_heard = self._receive_until(self._clock() + self._deadline_s, awaited)
         late = [state for state in awaited if state.is_awaited]
@@ -217,7 +217,7 @@ class RemoteDrafts:
         if is_given_up and not self._hub.is_lost:
             self._lose()
 
-    def _receive_until(self, deadline_s: float, awaited: list[_TagState]) -> bool:
+    def _receive_until(self, deadline_s: float, awaited: list[_SequenceTag]) -> bool:
         """Returns: whether anything was heard."""
         is_heard = False
         self._is_waiting = True
@@ -233,7 +233,7 @@ class RemoteDrafts:
         self._is_waiting = False
         return is_heard
 
-    def _miss(self, state: _TagState) -> None:
+    def _miss(self, state: _SequenceTag) -> None:
         if state.is_opening:
             state.is_awaited = False  # rounds go on; the tag joins when the hub has read its prompt
             return
@@ -259,7 +259,7 @@ class RemoteDrafts:
         for state in self._tags.values():
             self._let_go(state)
 
-    def _let_go(self, state: _TagState) -> None:
+    def _let_go(self, state: _SequenceTag) -> None:
         state.session.lose()
         state.proposal, state.is_awaited, state.is_opening = None, False, False
 
@@ -274,9 +274,9 @@ class RemoteDrafts:
     def _take_terms(self) -> None:
         """Which features this hub reads. Those that were kept for one that read others are of no use."""
         welcome = self._transport.welcome
-        if welcome is None or FeatureTerms.of(welcome) == self._feature_terms:
+        if welcome is None or WantedFeatures.of(welcome) == self._feature_terms:
             return
-        self._feature_terms = FeatureTerms.of(welcome)
+        self._feature_terms = WantedFeatures.of(welcome)
         for state in self._tags.values():
             state.features = ToldFeatures(self._feature_terms)
 
@@ -303,14 +303,14 @@ class RemoteDrafts:
         else:
             self._take(state, message)
 
-    def _is_fresh(self, state: _TagState, message: Proposal | Reopen) -> bool:
+    def _is_fresh(self, state: _SequenceTag, message: Proposal | Reopen) -> bool:
         """Whether the message fits the tag as it is. One that breaks the protocol costs this round its draft."""
         try:
             return state.session.receive(message) is not None
         except PeerProtocolError:
             return False
 
-    def _take(self, state: _TagState, proposal: Proposal) -> None:
+    def _take(self, state: _SequenceTag, proposal: Proposal) -> None:
         state.proposal, state.is_awaited, state.num_misses = proposal, False, 0
         state.is_opening = False
         if self._is_waiting:  # else it has lain there for a while
@@ -325,7 +325,7 @@ class RemoteDrafts:
             return budget
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
 
-    def _open(self, state: _TagState) -> list[TargetToHub]:
+    def _open(self, state: _SequenceTag) -> list[TargetToHub]:
         sequence = state.sequence
         wanted = self._wanted(sequence, self._num_sequences) if self._is_draftable(state) else NO_DRAFT
         message = Open(
@@ -344,7 +344,7 @@ class RemoteDrafts:
         state.features.forget_what_was_told()
         return [message, *state.features.frames(message.tag, len(message.token_ids))]
 
-    def _verdict(self, state: _TagState, token_ids: list[int]) -> list[TargetToHub]:
+    def _verdict(self, state: _SequenceTag, token_ids: list[int]) -> list[TargetToHub]:
         is_asked = not state.num_pause_rounds and self._is_draftable(state)
         wanted = self._wanted(state.sequence, self._num_sequences) if is_asked else NO_DRAFT
         state.num_pause_rounds = max(0, state.num_pause_rounds - 1)
@@ -362,18 +362,18 @@ class RemoteDrafts:
         early = [each for each in features if each.start < message.base_len]
         return [*early, message, *features[len(early) :]]  # none of tokens that the hub has not heard of
 
-    def _is_draftable(self, state: _TagState) -> bool:
+    def _is_draftable(self, state: _SequenceTag) -> bool:
         """Whether the hub has, or soon gets, all that it needs to draft behind the committed tokens."""
         num_wanted = len(state.sequence.token_ids) - 1  # of the last token there are no features yet
         is_read = state.sequence.state is not SequenceState.PREFILLING
         return not self.feature_layers or (num_wanted > 0 and (not is_read or state.features.reach(num_wanted)))
 
-    def _ask(self, state: _TagState, wanted: DraftBudget) -> None:
+    def _ask(self, state: _SequenceTag, wanted: DraftBudget) -> None:
         state.proposal = None
         state.is_awaited = wanted.num_draft_tokens > 0
         state.asked_s = self._clock()
 
-    def _forget(self, state: _TagState) -> list[TargetToHub]:
+    def _forget(self, state: _SequenceTag) -> list[TargetToHub]:
         """Drop the tag; returns the message that tells the hub, if it was ever told of the tag.
 
         A hub that fell silent may hold it still, so it is told even while nothing is expected of it.
@@ -384,11 +384,11 @@ class RemoteDrafts:
             return []
         return [state.session.send(Close(tag=state.session.tag, epoch=state.session.next_epoch))]
 
-    def _state(self, sequence: Sequence) -> _TagState | None:
+    def _state(self, sequence: Sequence) -> _SequenceTag | None:
         tag = self._by_request.get(sequence.request_id)
         return None if tag is None else self._tags[tag]
 
-    def _tree(self, sequence: Sequence, state: _TagState | None, num_sequences: int) -> DraftTree:
+    def _tree(self, sequence: Sequence, state: _SequenceTag | None, num_sequences: int) -> DraftTree:
         if state is not None and state.proposal is not None:
             return state.proposal.tree
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:

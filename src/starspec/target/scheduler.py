@@ -1,4 +1,4 @@
-"""Which sequences a step works on: pure functions of a snapshot, so that a simulator can use the same ones."""
+"""Which sequences a step works on: pure functions of a snapshot."""
 
 from __future__ import annotations
 

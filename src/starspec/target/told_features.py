@@ -15,24 +15,24 @@ from starspec.cache.features import FeatureTail, to_bytes
 from starspec.ids import Tag
 from starspec.wire.messages import Features, Welcome
 
-MAX_FRAME_BYTES: Final = 512 * 1024
+MAX_DATA_BYTES: Final = 512 * 1024  # of features in one frame, which may be twice as large
 
 
-class FeatureTerms(NamedTuple):
+class WantedFeatures(NamedTuple):
     """What a hub reads."""
 
     layers: tuple[int, ...] = ()  # hidden states, as Hugging Face counts them; () = it reads none
     window: int = 0  # of so many positions of the past, the last ones
 
     @classmethod
-    def of(cls, welcome: Welcome) -> FeatureTerms:
+    def of(cls, welcome: Welcome) -> WantedFeatures:
         return cls(welcome.feature_layers, welcome.feature_window)
 
 
 class ToldFeatures:
     """Features of one tag's committed positions, kept as far back as its hub may ask."""
 
-    def __init__(self, terms: FeatureTerms) -> None:
+    def __init__(self, terms: WantedFeatures) -> None:
         self._window = terms.window
         self._tail = FeatureTail(terms.window)
         self._told = 0  # the hub has those of positions before this, as far as it wants them
@@ -59,7 +59,7 @@ class ToldFeatures:
         if first >= self._tail.stop:
             return []
         features = self._tail.since(first, self._tail.stop)
-        size = max(1, MAX_FRAME_BYTES // (2 * features.shape[1]))  # positions of one frame
+        size = max(1, MAX_DATA_BYTES // (2 * features.shape[1]))  # positions of one frame
         return [
             Features(tag, first + index * size, len(part), to_bytes(part))
             for index, part in enumerate(torch.split(features, size))

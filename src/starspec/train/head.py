@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from starspec.errors import ModelError
 from starspec.models.eagle_spec import HeadSpec, HeadWeights
 
 
@@ -92,9 +93,14 @@ class DecoderLayer(nn.Module):
 
 
 class TrainedHead(nn.Module):
-    """A head without embedding and LM head: both are the target's, and frozen."""
+    """A head without embedding and LM head: both are the target's, and frozen.
+
+    Raises: ModelError if the spec scales its rotary embedding: that is not trained here.
+    """
 
     def __init__(self, spec: HeadSpec) -> None:
+        if spec.rope_scaling is not None:
+            raise ModelError(f"a head with rotary type '{spec.rope_scaling.get('rope_type')}' cannot be trained")
         super().__init__()
         self.spec = spec
         is_eagle3 = spec.method == "eagle3"

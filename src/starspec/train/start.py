@@ -31,7 +31,10 @@ def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple
 def head_spec(
     method: Literal["eagle", "eagle3"], config: Any, target_name: str, draft_vocab_size: int, layers: tuple[int, ...]
 ) -> HeadSpec:
-    """A head of the target's own width."""
+    """A head of the target's own width, with its rotary base.
+
+    A scaling of the target's rotary embedding is left out: the head learns its own positions, plain ones.
+    """
     num_heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
     return HeadSpec(

@@ -28,7 +28,7 @@ class TreeRow:
     vs_plain: float  # of the same stage
     acceptance_length: float | None
     block_efficiency: float | None
-    bytes_per_accepted_token: float | None  # verdicts and proposals, as they are encoded for the wire
+    bytes_per_accepted_token: float | None  # verdicts, features and proposals, as they are encoded for the wire
     num_same_as_plain: int
     num_answers: int
 
@@ -54,7 +54,7 @@ class TreeReport:
     numerics: str
 
     def best_row(self, temperature: float) -> TreeRow:
-        """The fastest of the final stage, plain decoding among them."""
+        """As the function of that name, of all rows."""
         return best_row(self.rows, temperature)
 
 
@@ -143,6 +143,12 @@ def tree_row(
     plain: Timed,
     num_bytes: float | None,
 ) -> TreeRow:
+    """One timed run as a row.
+
+    Args:
+        plain: plain decoding of the same prompts, in the same stage.
+        num_bytes: that crossed the link; None = the row is plain decoding's own, which has no drafts.
+    """
     acceptance = timed.acceptance if num_bytes is not None else None
     rate = Spread.of([round(each, 3) for each in timed.tokens_per_s])
     plain_rate = Spread.of(plain.tokens_per_s).median
