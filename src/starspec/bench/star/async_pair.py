@@ -86,7 +86,9 @@ def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
     for case in CASES:
         settings: list[tuple[RunAhead, int]] = [("off", case.length), ("chain", MAX_LENGTH)]
         settings += [("outcomes", length) for length in plan.outcome_lengths]
-        target = ModelConfig(model=_model(case, "target", VERIFY_MS), num_rows=1, max_model_len=MAX_MODEL_LEN)
+        target = ModelConfig(
+            model=_model(case, "target", VERIFY_MS), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1
+        )
         with StarTargets(1, target) as targets:
             for run_ahead, length in settings:
                 advance(f"{case.name}: {run_ahead}, {length} tokens")
@@ -96,7 +98,7 @@ def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
 
 
 def _row(plan: AsyncPlan, case: PaperCase, targets: StarTargets, run_ahead: RunAhead, length: int) -> AsyncRow:
-    draft = ModelConfig(model=_model(case, "draft", DRAFT_MS), num_rows=1, max_model_len=MAX_MODEL_LEN)
+    draft = ModelConfig(model=_model(case, "draft", DRAFT_MS), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)
     turn = Turn(num_draft_tokens=length, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
     config = HubConfig(port=0, run_ahead=run_ahead)
     served = [serve_turn(draft, config, targets, 1, turn) for _ in range(plan.num_repeats)]
