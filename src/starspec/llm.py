@@ -102,8 +102,8 @@ class LLM:
         config = _model_config(model, target_config.num_rows, model_options)
         self.tokenizer = load_tokenizer(model)
         self.stats = TargetStats()
-        drafts = local_drafts(config, speculative_config, self.stats, self.tokenizer)
         runner = lay_out(load_runner(config), batching, self.stats.batch)
+        drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)
 

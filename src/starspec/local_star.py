@@ -13,7 +13,8 @@ from starspec.draft.loop import HubLoop
 from starspec.errors import ConfigError
 from starspec.ids import TargetId
 from starspec.length.policy import LengthPolicy, make_policy
-from starspec.models.eagle_load import TargetTensors, is_head
+from starspec.models.eagle_load import is_head
+from starspec.models.runner import ModelInfo
 from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab_fingerprint
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
@@ -25,11 +26,12 @@ NO_DEADLINE_S = 3600.0  # nobody else could act while the target does not wait f
 
 
 def local_drafts(
-    target: ModelConfig, speculative: SpeculativeConfig | None, stats: TargetStats, tokenizer: Any
+    target: ModelConfig, info: ModelInfo, speculative: SpeculativeConfig | None, stats: TargetStats, tokenizer: Any
 ) -> Drafts:
     """The drafts of a target that has no hub elsewhere.
 
     Args:
+        info: what was found when the target was loaded.
         tokenizer: the target's, to be compared with the draft's.
     Raises: ConfigError if the config names a hub elsewhere or no draft; VocabularyMismatch; ModelError.
     """
@@ -38,7 +40,7 @@ def local_drafts(
     policy = make_policy(speculative)
     if speculative.method == "ngram":
         return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-    return LocalHub(target, speculative, tokenizer).drafts(policy, stats)
+    return LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
 
 
 class LocalHub:
@@ -48,26 +50,21 @@ class LocalHub:
     Raises: as local_drafts. Effects: loads the draft.
     """
 
-    def __init__(self, target: ModelConfig, speculative: SpeculativeConfig, tokenizer: Any) -> None:
+    def __init__(self, target: ModelConfig, info: ModelInfo, speculative: SpeculativeConfig, tokenizer: Any) -> None:
         if speculative.remote.endpoint is not None:
             raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
         if speculative.model is None:
             raise ConfigError("speculative config: give the draft's model")
-        reads_features = is_head(speculative)
-        if not reads_features:
+        if not is_head(speculative):
             check_vocabularies(tokenizer, load_tokenizer(speculative.model))
         config = HubConfig()
         self._method = speculative.rejection_sample_method
         self.loaded = _load_draft(target, speculative)
-        shape = TargetTensors.of(target.model).shape if reads_features else None
         self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)
-        self._loop = HubLoop(build_hub(self.loaded.drafter, config), self._transport, time.monotonic)
+        self._loop = HubLoop(build_hub(self.loaded, config), self._transport, time.monotonic)
+        fingerprint = vocab_fingerprint(tokenizer)
         self._hello = Hello(
-            PROTOCOL_VERSION,
-            TargetId("llm"),
-            len(tokenizer),
-            vocab_fingerprint(tokenizer),
-            *((shape.num_layers, shape.hidden_size) if shape else ()),
+            PROTOCOL_VERSION, TargetId("llm"), info.vocab_size, fingerprint, info.num_layers, info.hidden_size
         )
 
     def connect(self) -> MemoryTarget:

@@ -121,7 +121,7 @@ def test_a_head_reads_an_answer_as_it_drafts_it(target_folder: Path, tmp_path: P
     logits = HeadReader(head, bench.runner).answer_logits(prompt, answers[0].token_ids)
     read = {len(prompt) + index: int(row.argmax()) for index, row in enumerate(logits) if row.isfinite().any()}
 
-    drafts = LocalHub(config, SpeculativeConfig(model=head_folder), bench.tokenizer).drafts(
+    drafts = LocalHub(config, bench.runner.info, SpeculativeConfig(model=head_folder), bench.tokenizer).drafts(
         FixedLength(DraftBudget.chain(1)), TargetStats()
     )
     proposed: dict[int, int] = {}

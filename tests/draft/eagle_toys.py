@@ -11,7 +11,7 @@ from draft_toys import GREEDY, VOCAB_SIZE, ToyStar, ToyTag, paths_of
 from torch import Tensor
 
 from starspec.cache.features import to_bytes
-from starspec.config import ModelConfig
+from starspec.config import ModelConfig, SampleMethod
 from starspec.draft.eagle import EagleDrafter
 from starspec.draft.hub import DraftHub
 from starspec.ids import SessionId, TargetId
@@ -24,11 +24,11 @@ from starspec.speculation.law import TokenLaw
 from starspec.wire.channel import VirtualClock
 from starspec.wire.messages import Features, Open, Proposal, TreeShape, Verdict
 
-Method = Literal["eagle", "eagle3"]
+HeadMethod = Literal["eagle", "eagle3"]
 MAX_LEN = 40
 HIDDEN_SIZE = 16
 DRAFT_TOKEN_IDS = torch.tensor([each for each in range(VOCAB_SIZE) if each % 4 != 1])  # what the eagle3 head can say
-FEATURE_SIZES: dict[Method, int] = {"eagle": HIDDEN_SIZE, "eagle3": 2 * HIDDEN_SIZE}
+FEATURE_SIZES: dict[HeadMethod, int] = {"eagle": HIDDEN_SIZE, "eagle3": 2 * HIDDEN_SIZE}
 
 
 class ToyHead(EagleHead):
@@ -53,7 +53,7 @@ class ToyHead(EagleHead):
 
 
 @cache
-def make_weights(method: Method) -> HeadWeights:
+def make_weights(method: HeadMethod) -> HeadWeights:
     is_eagle3 = method == "eagle3"
     spec = HeadSpec(
         method=method,
@@ -77,7 +77,7 @@ def make_weights(method: Method) -> HeadWeights:
     return HeadWeights(spec, tensors, DRAFT_TOKEN_IDS if is_eagle3 else None)
 
 
-def make_head(method: Method = "eagle3", num_rows: int = 4) -> ToyHead:
+def make_head(method: HeadMethod = "eagle3", num_rows: int = 4) -> ToyHead:
     return ToyHead(make_weights(method), num_rows)
 
 
@@ -96,13 +96,14 @@ class EagleTag(ToyTag):
         tag: int,
         prompt: Sequence[int],
         law: TokenLaw = GREEDY,
+        method: SampleMethod = "coupled",
         *,
-        method: Method = "eagle3",
+        head_method: HeadMethod = "eagle3",
         identity: int | None = None,
     ) -> None:
-        super().__init__(tag, prompt, law)
-        self.method: Method = method
-        self.truth = features_of(FEATURE_SIZES[method], tag if identity is None else identity)
+        super().__init__(tag, prompt, law, method)
+        self.head_method: HeadMethod = head_method
+        self.truth = features_of(FEATURE_SIZES[head_method], tag if identity is None else identity)
 
     def features(self, start: int, stop: int) -> Features:
         """Those of positions `start..stop`."""
@@ -119,10 +120,10 @@ class EagleTag(ToyTag):
 
     def alone(self, first: int = 0, max_draft_tokens: int = 8) -> set[tuple[int, ...]]:
         """What a hub proposes that knows of nothing but these tokens and their features from `first` on."""
-        head = _head_for_one(self.method)
+        head = _head_for_one(self.head_method)
         star = EagleStar("a", head=head, max_draft_tokens=max_draft_tokens)
         budget = self.budget
-        tag = EagleTag(1, self.token_ids, self.law, method=self.method)
+        tag = EagleTag(1, self.token_ids, self.law, self.method, head_method=self.head_method)
         tag.truth, tag.prompt_len = self.truth, self.prompt_len
         opened = Open(
             tag.link.tag,
@@ -132,6 +133,7 @@ class EagleTag(ToyTag):
             self.law,
             budget.num_draft_tokens,
             TreeShape.of(budget),
+            self.method,
         )
         star.say("a", opened, tag.past(first))
         proposals = [message for _, message in star.drain() if isinstance(message, Proposal)]
@@ -141,7 +143,7 @@ class EagleTag(ToyTag):
 
 
 @cache
-def _head_for_one(method: Method) -> ToyHead:
+def _head_for_one(method: HeadMethod) -> ToyHead:
     return make_head(method, num_rows=1)
 
 

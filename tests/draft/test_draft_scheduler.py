@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import cycle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +24,8 @@ def view(
     is_delayed: bool = False,
     target: str = "s",
 ) -> SessionView:
-    return SessionView(TagKey(SessionId(target), Tag(tag)), has_row, num_missing, last_used_s, is_delayed)
+    key = TagKey(SessionId(target), Tag(tag))
+    return SessionView(key, has_row, num_missing, num_missing > WIDTH, last_used_s, is_delayed)
 
 
 def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, num_free: int = 0) -> tuple[dict, list]:
@@ -32,7 +37,6 @@ def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, nu
             num_free_rows=num_free,
             prefill_chunk=CHUNK,
             chunk_beside=BESIDE,
-            decode_width=WIDTH,
         )
     )
     return {each.key.tag: each.num_tokens for each in layer.portions}, [key.tag for key in layer.evicted]
@@ -101,6 +105,7 @@ def snapshots(draw: st.DrawFn) -> LayerSnapshot:
             TagKey(SessionId(draw(st.sampled_from("st"))), Tag(tag)),
             draw(st.booleans()),
             draw(st.integers(1, 40)),
+            draw(st.booleans()),
             draw(st.floats(0, 9)),
             draw(st.booleans()),
         )
@@ -114,7 +119,6 @@ def snapshots(draw: st.DrawFn) -> LayerSnapshot:
         num_free_rows=draw(st.integers(0 if num_held else 1, 3)),
         prefill_chunk=CHUNK,
         chunk_beside=BESIDE,
-        decode_width=WIDTH,
     )
 
 
@@ -125,10 +129,8 @@ def test_every_layer_keeps_the_promises(snapshot: LayerSnapshot) -> None:
     grown = [portion.key for portion in layer.portions]
     new_rows = sum(not by_key[key].has_row for key in grown)
 
-    num_held = sum(each.has_row for each in by_key.values())
-    assert num_held or snapshot.num_free_rows
-    is_first_a_prompt = snapshot.waiting[0].num_missing > WIDTH
-    is_one_delayed = any(each.is_delayed and each.num_missing <= WIDTH for each in snapshot.waiting)
+    is_first_a_prompt = snapshot.waiting[0].is_prefill
+    is_one_delayed = any(each.is_delayed and each.has_row and not each.is_prefill for each in snapshot.waiting)
     assert grown
     assert snapshot.waiting[0].key in grown or (is_first_a_prompt and is_one_delayed), "the first in line grows"
     assert len(set(grown)) == len(grown)
@@ -136,4 +138,67 @@ def test_every_layer_keeps_the_promises(snapshot: LayerSnapshot) -> None:
     assert all(by_key[key].has_row for key in layer.evicted)
     assert new_rows <= snapshot.num_free_rows + len(layer.evicted)
     assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in layer.portions)
-    assert sum(each.num_tokens for each in layer.portions if each.is_prefill) <= snapshot.prefill_chunk
+    reading = Counter[SessionId]()
+    for portion in layer.portions:
+        reading[portion.key.session_id] += portion.num_tokens * portion.is_prefill
+    num_prompts = len({each.key.session_id for each in snapshot.waiting if each.is_prefill})
+    assert reading.total() <= snapshot.prefill_chunk
+    assert all(num_tokens <= max(1, CHUNK // max(1, num_prompts)) for num_tokens in reading.values()), "equal parts"
+
+
+@dataclass(slots=True)
+class Request:
+    """What a simulated session waits for: a prompt to be read, or a chain of so many layers."""
+
+    view: SessionView
+    num_left: int
+    num_delays: int = 0  # layers for it that had a prompt in them
+
+    def grow(self, num_tokens: int, is_delayed: bool) -> bool:
+        """Whether it waits on."""
+        self.num_left -= num_tokens
+        self.num_delays += is_delayed
+        num_missing = self.num_left if self.view.is_prefill else 1
+        self.view = replace(self.view, num_missing=num_missing, is_delayed=self.num_delays > 0)
+        return self.num_left > 0
+
+
+@given(
+    num_tokens=st.integers(WIDTH + 1, 40),
+    num_before=st.integers(0, 4),
+    chains=st.lists(st.integers(1, 3), max_size=4),
+    pauses=st.lists(st.integers(0, 2), min_size=1, max_size=8),
+)
+def test_a_prompt_is_read_beside_another_targets_prompts_and_everybodys_chains(
+    num_tokens: int, num_before: int, chains: list[int], pauses: list[int]
+) -> None:
+    """Whoever decodes asks again and again; of four layers at least one is for prompts, half of it for this one."""
+    prompt = Request(view(0, num_tokens, target="t"), num_tokens)
+    line = [Request(view(tag, 40), 40) for tag in range(1, num_before + 1)] + [prompt]
+    pausing = [(0, Request(view(10 + number), length)) for number, length in enumerate(chains)]
+    pause = cycle(pauses)
+    for now in range(30):
+        line += [request for wakes, request in pausing if wakes <= now]
+        pausing = [each for each in pausing if each[0] > now]
+        if prompt not in line:
+            return
+        layer = choose_layer(
+            LayerSnapshot(
+                waiting=tuple(request.view for request in line),
+                idle=(),
+                num_free_rows=0,
+                prefill_chunk=CHUNK,
+                chunk_beside=BESIDE,
+            )
+        )
+        grown = {portion.key: portion.num_tokens for portion in layer.portions}
+        assert all(request.view.key in grown for request in line if not request.view.is_prefill)
+        for request in list(line):
+            if request.grow(grown.get(request.view.key, 0), layer.has_prefill):
+                continue
+            line.remove(request)
+            if not request.view.is_prefill:
+                assert request.num_delays <= 1
+                length = chains[request.view.key.tag - 10]
+                pausing.append((now + 1 + next(pause), Request(view(request.view.key.tag), length)))
+    raise AssertionError("a prompt waits for ever")

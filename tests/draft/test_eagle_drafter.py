@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, paths_of
-from eagle_toys import DRAFT_TOKEN_IDS, MAX_LEN, EagleStar, EagleTag, Method, make_head, propose
+from eagle_toys import DRAFT_TOKEN_IDS, MAX_LEN, EagleStar, EagleTag, HeadMethod, make_head, propose
 
+from starspec.config import SampleMethod
 from starspec.ids import SessionId, Tag
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
@@ -17,14 +18,18 @@ PROMPT = [3, 7, 11, 2, 9, 30]
 LAWS = {"greedy": GREEDY, "sampled": SAMPLED, "penalized": PENALIZED, "T=1": TokenLaw(temperature=1.0, seed=3)}
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("head_method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["coupled", "rejection"])
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("budget", [DraftBudget.chain(4), TREE], ids=["chain", "tree"])
 def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
-    method: Method, law: TokenLaw, budget: DraftBudget
+    head_method: HeadMethod, method: SampleMethod, law: TokenLaw, budget: DraftBudget
 ) -> None:
-    star = EagleStar("a", "b", head=make_head(method))
-    tags = {name: EagleTag(1, PROMPT[:num], law, method=method, identity=num) for name, num in (("a", 4), ("b", 6))}
+    star = EagleStar("a", "b", head=make_head(head_method))
+    tags = {
+        name: EagleTag(1, PROMPT[:num], law, method, head_method=head_method, identity=num)
+        for name, num in (("a", 4), ("b", 6))
+    }
     for name, tag in tags.items():
         star.say(name, tag.open(budget), tag.past())
     for number in range(4):
@@ -33,6 +38,7 @@ def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
         for name, tag in tags.items():
             assert tag.proposal is not None
             assert paths_of(tag.proposal) == tag.alone()
+            assert bool(tag.proposal.drawn) == (method == "rejection" and not law.is_greedy)
             accepted = sorted(paths_of(tag.proposal), key=len)[-1][:number]
             star.say(name, *tag.told(tag.verdict([*accepted, 5 + number], budget)))
 
@@ -252,3 +258,25 @@ def test_rows_whose_tags_wait_for_features_are_there_for_others() -> None:
         star.say("a", tag.verdict([5], 2))
     star.say("a", tags[2].open(2), tags[2].past())
     assert paths_of(propose(star, "a", tags[2])) == tags[2].alone()
+
+
+def test_what_nodes_said_is_forgotten_with_their_tree() -> None:
+    star, tag = EagleStar("a"), EagleTag(1, PROMPT)
+    star.say("a", tag.open(TREE), tag.past())
+    propose(star, "a", tag)
+    assert [len(said) > 1 for said in star.drafter._hidden.values()] == [True]
+    star.say("a", tag.open(4))  # the same tokens, and another opinion of them
+    assert list(star.drafter._hidden.values()) == [{}]
+    assert paths_of(propose(star, "a", tag)) == tag.alone()
+
+
+def test_all_that_a_verdict_committed_is_read_at_once_and_is_no_prompt() -> None:
+    star, tag = EagleStar("a", prefill_chunk=6, max_draft_tokens=24), EagleTag(1, PROMPT)
+    star.say("a", tag.open(24), tag.past())
+    propose(star, "a", tag)
+    star.head.layers.clear()
+    num_decoded = star.hub.stats.t_s.count
+    star.say("a", *tag.told(tag.verdict([5] * 20, 2)))
+    assert paths_of(propose(star, "a", tag)) == tag.alone()
+    assert [layer[0].num_new for layer in star.head.layers] == [20, 1]
+    assert star.hub.stats.t_s.count - num_decoded == 2

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, paths_of
-from eagle_toys import FEATURE_SIZES, MAX_LEN, EagleStar, EagleTag, Method, make_head
+from eagle_toys import FEATURE_SIZES, MAX_LEN, EagleStar, EagleTag, HeadMethod, make_head
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from starspec.cache.features import to_bytes
+from starspec.config import SampleMethod
 from starspec.draft.eagle import MAX_FEATURE
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -30,8 +31,9 @@ from starspec.wire.session import TagState
 NUM_ROWS = 2
 MAX_NODES = 6
 WINDOW = 8
+METHODS: tuple[SampleMethod, ...] = ("coupled", "rejection")
 LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
-HEADS = {method: make_head(method, NUM_ROWS) for method in FEATURE_SIZES}  # what earlier lives left in them is masked
+HEADS = {each: make_head(each, NUM_ROWS) for each in FEATURE_SIZES}  # what earlier lives left in them is masked
 FAR = 2**31 - 2
 
 dice = st.integers(0, 2**16)
@@ -57,10 +59,10 @@ class Life(RuleBasedStateMachine):
         self.torn: set[EagleTag] = set()  # tags of which a verdict was lost on the way to the hub
         self.num_checked = 0
 
-    @initialize(method=st.sampled_from(sorted(FEATURE_SIZES)))
-    def begin(self, method: Method) -> None:
-        self.method: Method = method
-        head = HEADS[method]
+    @initialize(head_method=st.sampled_from(sorted(FEATURE_SIZES)))
+    def begin(self, head_method: HeadMethod) -> None:
+        self.head_method: HeadMethod = head_method
+        head = HEADS[head_method]
         for row in list(head.cache.rows.leased):  # a life that failed
             head.cache.free(row)
         self.star = EagleStar(
@@ -69,7 +71,7 @@ class Life(RuleBasedStateMachine):
         self.join()
         self.join()
         for seed in range(NUM_ROWS + 1):
-            self._open(seed, seed + 2, LAWS[seed], DraftBudget(6, 3, 2), [1], True)
+            self._open(seed, seed + 2, LAWS[seed], DraftBudget(6, 3, 2), METHODS[seed % 2], [1], True)
 
     # ---------------------------------------------------------------- what targets do
 
@@ -87,21 +89,36 @@ class Life(RuleBasedStateMachine):
         length=st.integers(1, MAX_LEN + 2),
         law=st.sampled_from(LAWS),
         wanted=wanted,
+        method=st.sampled_from(METHODS),
         pieces=st.lists(st.integers(0, MAX_LEN), max_size=3),
         is_read=st.booleans(),
     )
     def open(
-        self, seed: int, length: int, law: TokenLaw, wanted: DraftBudget, pieces: list[int], is_read: bool
+        self,
+        seed: int,
+        length: int,
+        law: TokenLaw,
+        wanted: DraftBudget,
+        method: SampleMethod,
+        pieces: list[int],
+        is_read: bool,
     ) -> None:
         """With the features of the prompt in pieces behind it; or with none of them yet."""
-        self._open(seed, length, law, wanted, pieces, is_read)
+        self._open(seed, length, law, wanted, method, pieces, is_read)
 
     def _open(
-        self, seed: int, length: int, law: TokenLaw, wanted: DraftBudget, pieces: list[int], is_read: bool
+        self,
+        seed: int,
+        length: int,
+        law: TokenLaw,
+        wanted: DraftBudget,
+        method: SampleMethod,
+        pieces: list[int],
+        is_read: bool,
     ) -> None:
         name, prompt = self._target(seed), random.Random(seed).choices(range(VOCAB_SIZE), k=length)
         number = next(self.tag_numbers[name])  # another target has the same
-        tag = EagleTag(number, prompt, law, method=self.method, identity=next(self.numbers))
+        tag = EagleTag(number, prompt, law, method, head_method=self.head_method, identity=next(self.numbers))
         self.tags[name][tag.link.tag] = tag
         if seed % 5 == 0:  # too early: the hub does not know the tag, and drops them
             self._tell(name, tag, 0, length - 1)
@@ -205,7 +222,7 @@ class Life(RuleBasedStateMachine):
         others = [each.link.tag for other, each in self._open_tags() if other != name]
         tag = others[seed % len(others)] if others else Tag(99)
         if tag not in self.tags[name]:
-            noise = EagleTag(tag, [1] * 9, method=self.method, identity=10_000 + seed)
+            noise = EagleTag(tag, [1] * 9, head_method=self.head_method, identity=10_000 + seed)
             self.star.say(name, noise.past())
 
     # ---------------------------------------------------------------- what the hub does

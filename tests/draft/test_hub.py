@@ -16,6 +16,10 @@ from draft_toys import (
     reference_chain,
 )
 
+from starspec.config import HubConfig
+from starspec.draft.admission import FeatureTerms
+from starspec.draft.build import LoadedDrafter, build_hub
+from starspec.draft.grow import CausalDrafter
 from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -400,14 +404,16 @@ def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
     assert star.drain() == []
 
 
-def test_an_evicted_chain_survives_a_verdict_that_agrees_with_it() -> None:
+def test_an_evicted_chain_is_drafted_again_the_same() -> None:
     star, tag = ToyStar("a", num_rows=1), ToyTag(1, [1, 2])
     star.say("a", tag.open(4))
     guess = propose(star, "a", tag).token_ids
     star.say("a", ToyTag(2, [7]).open(1))
     star.drain()
+    before = len(star.runner.layers)
     star.say("a", tag.verdict(guess[:1], 3))
     assert propose(star, "a", tag).token_ids == guess[1:]
+    assert len(star.runner.layers) - before == 3  # nothing of the tree was left
 
 
 def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
@@ -459,3 +465,11 @@ def test_a_budget_that_fits_no_row_is_cut_to_one_that_does(hostile: DraftBudget)
     proposal = propose(star, "a", tag)
     assert 1 <= len(proposal.token_ids) <= min(64, hostile.num_draft_tokens)
     assert paths_of(proposal) == tag.expected_tree(64, 200).nodes
+
+
+@pytest.mark.parametrize(("terms", "window"), [(None, 0), (FeatureTerms(layers=(2,), hidden_size=16, window=24), 24)])
+def test_a_hub_keeps_as_many_features_as_its_drafter_asks_for(terms: FeatureTerms | None, window: int) -> None:
+    star = ToyStar()
+    hub = build_hub(LoadedDrafter(CausalDrafter(star.runner), None, 4, 0, terms), HubConfig(), star.clock)
+    hub.join(A, TargetId("target"), VOCAB_SIZE)
+    assert hub._spokes[A].limits.feature_window == window

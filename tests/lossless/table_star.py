@@ -83,7 +83,7 @@ def make_star(
     config = HubConfig(prefill_chunk=3)
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
     transport = MemoryHub(partial(admit, terms_of(loaded, config)))
-    hub_loop = HubLoop(build_hub(loaded.drafter, config), transport)
+    hub_loop = HubLoop(build_hub(loaded, config), transport)
     link = transport.connect(Hello(1, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
     drafts = RemoteDrafts(link, FixedLength(budget), TargetStats(), deadline_s=600.0, method=method)
     return make_engine(

@@ -21,11 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
+from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError
 from starspec.models.eagle_checkpoint import read_features, read_head, write_head
+from starspec.models.eagle_load import is_head
 from starspec.models.eagle_spec import HeadWeights, TargetShape
 from starspec.models.eagle_vocabulary import is_said, offsets_of, token_ids_of
 
+LLAMA3_SCALING = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
 LISTED = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -57,19 +60,18 @@ def test_a_head_is_the_same_in_every_dialect(method, dialect, pickled, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("method", "changes"),
     [
-        {},
-        {"norm_before_residual": True, "target_name": "someone/target"},
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}},
-        {"target_hidden_size": 20, "feature_layers": (1, 4, 6, 9)},
+        ("eagle3", {}),
+        ("eagle3", {"norm_before_residual": True, "target_name": "someone/target"}),
+        ("eagle3", {"rope_scaling": LLAMA3_SCALING}),
+        ("eagle3", {"target_hidden_size": 20, "feature_layers": (1, 4, 6, 9)}),
+        ("eagle", {}),
+        ("eagle", {"has_input_norm": True, "target_name": "someone/target"}),
+        ("eagle", {"rope_scaling": LLAMA3_SCALING}),
     ],
 )
-@pytest.mark.parametrize("method", ["eagle3", "eagle"])
 def test_what_is_written_is_read_bit_by_bit_without_its_target(method, changes, tmp_path):
-    if method == "eagle":
-        changes = {key: value for key, value in changes.items() if key in ("target_name", "rope_scaling")}
-        changes["has_input_norm"] = True
     head = make_head(method, **changes)
     write_head(tmp_path / "new", head, {"steps": 7})
     assert_same(read_head(tmp_path / "new"), head)
@@ -152,6 +154,29 @@ def test_a_head_that_does_not_fit_its_spec_is_not_written(tmp_path):
     with pytest.raises(ModelError, match=r"the first is norm\.weight"):
         write_head(tmp_path / "new", head, {})
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("method", "dialect"), EVERY_DIALECT)
+def test_a_head_is_recognised_by_its_config_unless_it_is_safeailabs_eagle1(method, dialect, tmp_path):
+    folder = write(tmp_path, *DIALECTS[method][dialect](head_of(method)))
+    is_recognised = (method, dialect) != ("eagle", "SafeAILab")
+    assert is_head(SpeculativeConfig(method="draft_model", model=str(folder))) == is_recognised
+    assert is_head(SpeculativeConfig(method=method, model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_recognised"),
+    [
+        ("LlamaForCausalLMEagle", True),
+        ("EagleLlamaForCausalLM", True),
+        ("Eagle3Qwen3ForCausalLM", True),
+        ("LlamaForCausalLM", False),
+        ("GPT2LMHeadModel", False),
+    ],
+)
+def test_a_head_is_recognised_by_its_architecture(architecture, is_recognised, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": [architecture]}))
+    assert is_head(SpeculativeConfig(method="draft_model", model=str(tmp_path))) == is_recognised
 
 
 class TestVocabulary:
@@ -364,6 +389,12 @@ class TestConfig:
         del tensors["fc.weight"]
         with pytest.raises(ModelError, match=r"is no EAGLE head: it has no tensor fc\.weight"):
             read_head(write(tmp_path, config, tensors), target=TARGET)
+
+    def test_an_eagle1_head_of_another_width_than_its_target_is_refused(self, tmp_path):
+        config, tensors = speculators(make_head("eagle", target_hidden_size=20))
+        folder = write(tmp_path, config | {"target_hidden_size": 20}, tensors)
+        with pytest.raises(ModelError, match=r"an EAGLE-1 head .* it is 16 wide and they are 20"):
+            read_head(folder, target=TargetShape(num_layers=10, hidden_size=20, vocab_size=40))
 
     def test_a_head_of_another_target_is_refused(self, tmp_path):
         folder = write(tmp_path, *vllm(make_head()))

@@ -89,6 +89,12 @@ def test_work_of_other_prompts_is_not_taken_up(target_folder, prompt_file, tmp_p
     assert "another prompts" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_answers_of_another_precision_are_not_gone_on_with(target_folder, prompt_file, tmp_path, capsys):
+    assert train(target_folder, prompt_file, tmp_path / "head") == 0
+    assert train(target_folder, prompt_file, tmp_path / "head", "--dtype", "float32") == 2
+    assert "another dtype" in capsys.readouterr().err.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

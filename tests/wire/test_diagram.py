@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -51,8 +52,25 @@ def test_every_message_and_field_is_described_with_its_meaning() -> None:
         assert tables.count(f"**{kind.__name__}**: ") >= 1
         for field in kind.__struct_fields__:
             assert f"| `{field}` |" in tables
-    assert "| `port` | int | dedicated port at the host that the target already knows |" in tables
+    assert "| `port` | int |  | dedicated port at the host that the target already knows |" in tables
     assert "| `code` | str |" not in tables
+
+
+def test_every_type_that_a_table_names_is_described() -> None:
+    tables = message_tables()
+    named = set(re.findall(r"`([A-Z]\w+)`\]? (?:or nil )?\|", tables))
+    assert {"TreeShape", "Drawn", "HubStats", "Mean"} <= named
+    assert [name for name in sorted(named) if f"**{name}**: " not in tables] == []
+
+
+def test_what_a_field_means_that_is_left_out_is_said() -> None:
+    tables = message_tables()
+    assert "| `shape` | `TreeShape` or nil | nil | None: a chain |" in tables
+    assert '| `method` | "coupled", "rejection" | "coupled" |' in tables
+    assert "| `logit_bias` | dict | {} |" in tables
+    assert "| `include_stop_str_in_output` | bool | false |" in tables
+    assert "| `stats` | `RequestStats` or nil | nil |" in tables
+    assert "| `acceptance` | `AcceptanceStats` | all defaults |" in tables
 
 
 def test_a_marker_of_an_unknown_part_is_an_error() -> None:

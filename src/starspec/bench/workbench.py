@@ -83,7 +83,7 @@ class Workbench:
 
     def drafts(self, speculative: SpeculativeConfig | None) -> Drafts:
         """Drafts for this target, of a hub in this process. Raises: as local_drafts. Effects: loads a draft model."""
-        return local_drafts(self.config, speculative, TargetStats(), self.tokenizer)
+        return local_drafts(self.config, self.runner.info, speculative, TargetStats(), self.tokenizer)
 
     def jobs(self, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int = 0) -> list[Job]:
         """One request a prompt, each with a seed of its own."""

@@ -42,7 +42,7 @@ class HeadDraft:
         self._chain = FixedLength(DraftBudget.chain(max_draft_tokens))
         self._head, self.layer_readings = best_reading(bench, speculative, sample)
         chosen = replace(speculative, feature_layers=self._head.spec.feature_layers)
-        self._hub = LocalHub(bench.config, chosen, bench.tokenizer)
+        self._hub = LocalHub(bench.config, bench.runner.info, chosen, bench.tokenizer)
 
     @property
     def info(self) -> ModelInfo:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.draft.grow import Drafter, Growth
 from starspec.draft.layer_times import LayerTimes
 from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView, TagKey, choose_layer
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
+
+SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: one no longer is read like a layer of a tree, and is no prompt
+MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens that one verdict adds; a head reads all of them anew
 
 
 class RequestBuffer:
@@ -17,7 +22,6 @@ class RequestBuffer:
     Args:
         drafter: owns the rows.
         prefill_chunk: prompt tokens in one layer, at most.
-        decode_width: tokens that one verdict adds, at most; whoever misses more is in prefill.
         max_sessions: sessions in one layer, at most.
         is_ahead: whether trees are to grow while their proposals are in verification.
     """
@@ -27,13 +31,11 @@ class RequestBuffer:
         drafter: Drafter,
         *,
         prefill_chunk: int,
-        decode_width: int,
         max_sessions: int | None = None,
         is_ahead: bool = False,
     ) -> None:
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
-        self._decode_width = decode_width
         self._max_sessions = max_sessions
         self._is_ahead = is_ahead
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
@@ -94,6 +96,8 @@ class RequestBuffer:
             self._free(self._holders[key])
         growths = [self._begin(portion, layer, now) for portion in layer.portions]
         self._drafter.grow(growths)
+        for session in self._in_flight:
+            session.is_read |= session.tree.is_rooted
         self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill
         return layer, self._in_flight
 
@@ -162,20 +166,23 @@ class RequestBuffer:
             num_free_rows=num_free,
             prefill_chunk=self._prefill_chunk,
             chunk_beside=self._times.chunk_beside(self._prefill_chunk),
-            decode_width=self._decode_width,
             max_sessions=self._max_sessions,
         )
 
     def _view(self, session: DraftSession) -> SessionView:
         num_missing = self._drafter.num_missing(session)
+        is_prefill = num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST)
         is_delayed = session.request is not None and session.request.has_prefill
-        return SessionView(session.key, session.row is not None, num_missing, session.last_used_s, is_delayed)
+        return SessionView(
+            session.key, session.row is not None, num_missing, is_prefill, session.last_used_s, is_delayed
+        )
 
     def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:
         session = self._waiting[portion.key]
         self._in_flight.append(session)
         if session.row is None:
             self._drafter.lease(session)
+            session.is_read = False
             self._holders[session.key] = session
         session.begin(now, layer.has_prefill)
         return Growth(session, portion.num_tokens)

@@ -66,16 +66,16 @@ def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str 
 
 
 def build_hub(
-    drafter: Drafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Tracer | None = None
+    loaded: LoadedDrafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Tracer | None = None
 ) -> DraftHub:
-    """A hub with the config's limits."""
+    """A hub with the config's limits, which keeps of features what its drafter asks for."""
     return DraftHub(
-        drafter,
+        loaded.drafter,
         clock,
         max_tags=config.max_tags,
         max_draft_tokens=config.max_draft_tokens,
         prefill_chunk=config.prefill_chunk,
-        feature_window=FEATURE_WINDOW,
+        feature_window=loaded.features.window if loaded.features else 0,
         max_sessions=config.max_batch,
         run_ahead=config.run_ahead,
         trace=trace,

@@ -115,16 +115,14 @@ class EagleDrafter:
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         session.ask(budget, now)
         if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != session.opinion:
-            session.tree.clear()
+            self._forget_tree(session)
             if session.row is not None:  # the root's logits are gone: its slot is read anew
                 self._cache.truncate(session.row, self._cache.lengths[session.row] - 1)
                 self._close_hole(session)
 
     def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
         session.reroot(token_ids)
-        session.tree.clear()  # it stood on guessed features
-        if session.row is not None:
-            self._hidden[session.row].clear()
+        self._forget_tree(session)  # it stood on guessed features
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
         self._cache.check_integrity()
@@ -136,6 +134,8 @@ class EagleDrafter:
             # an empty row may begin where the tokens end, or beyond: features travel ahead of their verdict
             if (num_unread < 0 and length) or (num_unread == 0 and length > 0) != session.tree.is_rooted:
                 raise OurBug(f"row {row} misses {num_unread} slots of a session whose tree is {session.tree}")
+            if self._hidden[row].keys() != session.tree.expanded:
+                raise OurBug(f"row {row} keeps what nodes {sorted(self._hidden[row])} said of {session.tree}")
 
     def _close_hole(self, session: DraftSession) -> None:
         """Begin the row anew where features begin, if it is empty or if what it would read next is not known."""
@@ -144,7 +144,12 @@ class EagleDrafter:
         if session.features.start > self._next(session.row) or not self._cache.lengths[session.row]:
             self._cache.truncate(session.row, 0)
             self._first[session.row] = session.features.start
-            session.tree.clear()
+            self._forget_tree(session)
+
+    def _forget_tree(self, session: DraftSession) -> None:
+        session.tree.clear()
+        if session.row is not None:
+            self._hidden[session.row].clear()
 
     def _next(self, row: int) -> int:
         """The position whose feature is to be read next."""

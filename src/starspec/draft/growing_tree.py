@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import exp
 from typing import NamedTuple
 
@@ -75,6 +75,11 @@ class GrowingTree:
     def is_rooted(self) -> bool:
         """Whether the root has been expanded."""
         return ROOT in self._children
+
+    @property
+    def expanded(self) -> Set[int]:
+        """Nodes whose children are known, the root among them."""
+        return self._children.keys()
 
     def num_known(self, budget: DraftBudget) -> int:
         """Nodes that would be proposed now."""

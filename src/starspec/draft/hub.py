@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 
-from starspec.config import MAX_TOP_K, RunAhead
+from starspec.config import RunAhead
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
@@ -42,8 +42,6 @@ from starspec.wire.session import TagSession
 
 RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
 FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
-
-DECODE_WIDTH = MAX_TOP_K + 1  # tokens: what a verdict leaves to read, or a layer of a tree; more is a prompt
 
 NUM_OUTCOMES = 4  # guesses of each token: with a fifth, so few verdicts more are prepared for
 AHEAD_WIDTH = 12  # nodes in a layer that nobody waits for: whoever asks meanwhile waits for its end
@@ -89,7 +87,6 @@ class DraftHub:
         self._buffer = RequestBuffer(
             drafter,
             prefill_chunk=prefill_chunk,
-            decode_width=DECODE_WIDTH,
             max_sessions=max_sessions,
             is_ahead=run_ahead != "off",
         )

@@ -6,10 +6,10 @@ First come, first served, and all that wait grow together in one batched forward
 1. A waiting session without a row takes a free one; else the row of the idle session that was used least recently;
    else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
    token ids.
-2. A waiting session that misses only what a verdict leaves (`decode_width` tokens) always grows.
-3. Those that miss more (a prompt, or the past of an evicted session) share `prefill_chunk` tokens of a layer, an equal
-   part for each target; `chunk_beside` tokens in a layer that others wait for. A proposal is delayed by at most one
-   such layer: as long as one that has been delayed is not complete, prompts wait.
+2. A waiting session that misses only what a verdict leaves, or a layer of its tree, always grows.
+3. Those in prefill (of a prompt, or of the past of an evicted session) share `prefill_chunk` tokens of a layer, an
+   equal part for each target; `chunk_beside` tokens in a layer that others wait for. A proposal is delayed by at most
+   one such layer: as long as one that has been delayed is not complete, prompts wait.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class SessionView:
     key: TagKey
     has_row: bool
     num_missing: int  # tokens whose K/V the next draft token needs and no row holds; at least 1
+    is_prefill: bool  # they are more than a verdict leaves
     last_used_s: float  # when it last sent a request or got a proposal
     is_delayed: bool = False  # a layer for its request had a prompt in it
 
@@ -47,7 +48,6 @@ class LayerSnapshot:
     num_free_rows: int
     prefill_chunk: int  # prefill tokens in one layer, at most; at least 1
     chunk_beside: int  # the same for a layer in which others decode; at least 1
-    decode_width: int  # whoever misses more than this is in prefill
     max_sessions: int | None = None  # in one layer; None = all that wait
 
 
@@ -87,11 +87,10 @@ def choose_layer(snapshot: LayerSnapshot) -> Layer:
     for place, session in enumerate(snapshot.waiting):
         if len(portions) == snapshot.max_sessions:
             break
-        is_prefill = session.num_missing > snapshot.decode_width
-        num_tokens = prompts.left_for(session) if is_prefill else session.num_missing
+        num_tokens = prompts.left_for(session) if session.is_prefill else session.num_missing
         if num_tokens and rows.take(place, session):
-            portions.append(Portion(session.key, num_tokens, is_prefill))
-            if is_prefill:
+            portions.append(Portion(session.key, num_tokens, session.is_prefill))
+            if session.is_prefill:
                 prompts.take(session, num_tokens)
     return Layer(tuple(portions), tuple(rows.evicted))
 
@@ -100,8 +99,8 @@ class _PromptTokens:
     """What a layer may hold of prompts: nothing while they delay somebody, else the same for each target."""
 
     def __init__(self, snapshot: LayerSnapshot) -> None:
-        decoding = [each for each in snapshot.waiting if each.num_missing <= snapshot.decode_width]
-        reading = {each.key.session_id for each in snapshot.waiting if each.num_missing > snapshot.decode_width}
+        decoding = [each for each in snapshot.waiting if not each.is_prefill]
+        reading = {each.key.session_id for each in snapshot.waiting if each.is_prefill}
         chunk = snapshot.chunk_beside if decoding else snapshot.prefill_chunk
         self._left = 0 if any(each.is_delayed and each.has_row for each in decoding) else chunk
         self._left_of = dict.fromkeys(reading, max(1, chunk // max(1, len(reading))))

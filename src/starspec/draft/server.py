@@ -44,7 +44,7 @@ class DraftServer:
     ) -> None:
         keys = load_keys(config.keys, "hub")  # first: a missing key is known at once, a model takes a while
         loaded = load_drafter(speculative, model, config.max_tags, target)
-        hub = build_hub(loaded.drafter, config, trace=trace)
+        hub = build_hub(loaded, config, trace=trace)
         self._is_stopping = threading.Event()
         self._status = HubStatus(loaded.drafter.name, HubStats())
         self._host = config.host

@@ -67,6 +67,7 @@ class DraftSession:
         self.tree = GrowingTree(opened.law.end_token_ids)
         self.features = FeatureTail(limits.feature_window)
         self.row: int | None = None
+        self.is_read = False  # once since it got its row, this held all that had been committed
         self.request: DraftRequest | None = None
         self.in_verification: DraftBudget | None = None  # of the tree that was proposed, until its verdict comes
         self.pace = Pace()

@@ -116,6 +116,13 @@ class HeadConfig:
         return theta, None if kind == "default" else scaling
 
 
+def names_a_head(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a head; that of SafeAILab's EAGLE-1 is like any small Llama's."""
+    if "speculators_model_type" in config or "draft_vocab_size" in config or config.get("model_type") == "eagle":
+        return True
+    return ARCHITECTURES.get(_architecture(config), (None, None))[1] is not None
+
+
 def head_config(head: str, config: Mapping[str, Any], tensor_names: Collection[str]) -> HeadConfig:
     """Find out a head's dialect and method.
 
@@ -148,11 +155,15 @@ def _speculators_config(head: str, config: Mapping[str, Any]) -> HeadConfig:
 
 
 def _dialect(head: str, flat: Mapping[str, Any]) -> tuple[Dialect, Method | None]:
-    named = flat.get("architectures") or ["LlamaForCausalLM"]
-    name = str(named[0]) if isinstance(named, list) else str(named)
+    name = _architecture(flat)
     method = next((each for each in OTHER_METHODS if each in name.lower()), None)
     if method is not None:
         raise ModelError(f"'{head}' is not supported: it is a {name} ({method}), and only EAGLE-1 to 3 are supported")
     if name not in ARCHITECTURES:
         raise ModelError(f"'{head}' is of the unknown architecture '{name}'{nearest(name, list(ARCHITECTURES))}")
     return ARCHITECTURES[name]
+
+
+def _architecture(flat: Mapping[str, Any]) -> str:
+    named = flat.get("architectures") or ["LlamaForCausalLM"]
+    return str(named[0]) if isinstance(named, list) else str(named)

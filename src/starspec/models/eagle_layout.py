@@ -79,6 +79,11 @@ def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> N
             f"'{head}' is corrupt: its config.json says {spec.num_attention_heads} attention heads over "
             f"{spec.num_key_value_heads} key-value heads of size {spec.head_dim}"
         )
+    if spec.method == "eagle" and spec.hidden_size != spec.target_hidden_size:
+        raise ModelError(
+            f"'{head}' is not supported: an EAGLE-1 head drafts from its own features as from the target's, but it is "
+            f"{spec.hidden_size} wide and they are {spec.target_hidden_size}"
+        )
     expected = tensor_shapes(spec)
     for name in sorted(tensors):
         if name not in expected:

@@ -15,6 +15,7 @@ from starspec.config import EAGLE_METHODS, ModelConfig, SpeculativeConfig
 from starspec.errors import ModelError
 from starspec.models.eagle import EagleHead
 from starspec.models.eagle_checkpoint import read_head
+from starspec.models.eagle_dialect import names_a_head
 from starspec.models.eagle_spec import HeadWeights, TargetShape
 from starspec.models.foreign import first_line, reading
 from starspec.models.locate import is_synthetic, locate
@@ -78,7 +79,7 @@ class TargetTensors:
 def is_head(speculative: SpeculativeConfig) -> bool:
     """Whether the draft is an EAGLE head: its method says so, or its config.json.
 
-    EAGLE-1's own config.json looks like that of a small Llama: there the method must say so.
+    That of SafeAILab's EAGLE-1 looks like that of a small Llama: there the method must say so.
     """
     if speculative.method in EAGLE_METHODS:
         return True
@@ -90,7 +91,7 @@ def is_head(speculative: SpeculativeConfig) -> bool:
         config = json.loads((locate(speculative.model) / "config.json").read_text("utf-8"))
     except (OSError, ValueError, ModelError):
         return False  # whoever loads it says what is wrong with it
-    return isinstance(config, dict) and ("speculators_model_type" in config or "draft_vocab_size" in config)
+    return isinstance(config, dict) and names_a_head(config)
 
 
 def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] | None = None) -> EagleHead:

@@ -142,7 +142,9 @@ def _folders(plan: HeadPlan, data_hash: str, layers: Sequence[int]) -> _Folders:
     """Each stage depends on what the one before does, and on more."""
     said = {
         "target": plan.answers.target,
+        "dtype": plan.answers.dtype,
         "prompts": data_hash,
+        "sampled_every": plan.answers.sampled_every,
         "max_new_tokens": plan.answers.max_new_tokens,
     }
     read = said | {"feature_layers": layers}

@@ -9,13 +9,15 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from msgspec import NODEFAULT
 from msgspec import inspect as shapes
 
+from starspec.speculation import stats
 from starspec.speculation.law import TokenLaw
 from starspec.wire import messages
 from starspec.wire.link import LINK_TRANSITIONS, LinkState
@@ -29,7 +31,19 @@ DIRECTIONS: Final[dict[str, Any]] = {
     "Gateway to target": messages.GatewayToTarget,
     "Target to gateway": messages.TargetToGateway,
 }
-INSIDE: Final = (messages.RequestSpec, messages.TokenLogprob, TokenLaw)  # values within messages
+INSIDE: Final = (  # values within messages
+    TokenLaw,
+    messages.TreeShape,
+    messages.Drawn,
+    messages.RequestSpec,
+    messages.TokenLogprob,
+    stats.HubStats,
+    stats.TargetStats,
+    stats.RequestStats,
+    stats.AcceptanceStats,
+    stats.BatchStats,
+    stats.Mean,
+)
 Edge = tuple[StrEnum, StrEnum, str]  # from, to, label
 _COMMENT: Final = re.compile(r"^ {4}(\w+): [^#\n]*# (.*)$", re.MULTILINE)
 _MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -88,11 +102,35 @@ def _message(kind: type, described: set[type]) -> str:
         return f"**{kind.__name__}**: as above."
     described.add(kind)
     lines = [f"**{kind.__name__}**: {' '.join((inspect.getdoc(kind) or '').split())}"]
-    if fields := shapes.type_info(kind).fields:  # type: ignore[attr-defined]
+    shape = shapes.type_info(kind)
+    if getattr(shape, "array_like", False):
+        lines[0] += " An array of these, in order:"
+    if fields := shape.fields:  # type: ignore[attr-defined]
         comments = dict(_COMMENT.findall(inspect.getsource(kind)))
-        lines += ["", "| field | type | meaning |", "| --- | --- | --- |"]
-        lines += [f"| `{each.name}` | {_type(each.type)} | {comments.get(each.name, '')} |" for each in fields]
+        lines += ["", "| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| `{each.name}` | {_type(each.type)} | {_default(each)} | {comments.get(each.name, '')} |"
+            for each in fields
+        ]
     return "\n".join(lines)
+
+
+def _default(field: shapes.Field) -> str:
+    """What a field means that is left out; "" if it must not be."""
+    if field.required:
+        return ""
+    value = field.default if field.default is not NODEFAULT else field.default_factory()
+    match value:
+        case None:
+            return "nil"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{value}"'
+        case int() | float():
+            return str(value)
+        case _:
+            return "{}" if isinstance(value, Mapping) else "[]" if isinstance(value, Sequence) else "all defaults"
 
 
 def _type(shape: shapes.Type) -> str:

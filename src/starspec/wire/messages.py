@@ -91,9 +91,9 @@ class Refused(Message, frozen=True):
 class TreeShape(msgspec.Struct, frozen=True):
     """How a proposal's nodes are to be spent when they are not to be a plain chain; see `DraftBudget`."""
 
-    num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]
-    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)]
-    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]  # deepest node, at most
+    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)]  # children of a node, and nodes of a layer that get any, at most
+    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # less likely nodes get no children; 0 = off
 
     @classmethod
     def of(cls, budget: DraftBudget) -> TreeShape | None:
@@ -128,7 +128,7 @@ class Open(Message, frozen=True):
 class Drawn(msgspec.Struct, frozen=True, array_like=True):
     """What was drawn without replacement below one node of a proposal, and the law that it was drawn from."""
 
-    node: Annotated[int, Meta(ge=ROOT, lt=MAX_DRAFT_TOKENS)]
+    node: Annotated[int, Meta(ge=ROOT, lt=MAX_DRAFT_TOKENS)]  # as in `parents`
     candidates: Annotated[TokenIdList, Meta(min_length=1, max_length=MAX_TOP_K)]  # in the order of drawing, all of them
     token_ids: Annotated[TokenIdList, Meta(max_length=MAX_SUPPORT)]  # all that could have been drawn
     probs: Annotated[list[Annotated[float, Meta(gt=0.0)]], Meta(max_length=MAX_SUPPORT)]  # of each, exactly
@@ -151,7 +151,7 @@ class Proposal(Message, frozen=True, dict=True):
     epoch: EpochNumber  # the tag's epoch when the hub drew this tree
     prefix_len: Count  # committed length the tree hangs from: a second, independent guard
     token_ids: TokenIdList
-    parents: list[int] | None = None  # as DraftTree.parents; None = a chain
+    parents: list[int] | None = None  # each node's, an earlier one; -1 = the last committed token; None = a chain
     queue_s: Seconds = 0.0  # seconds from arrival at the hub to the first layer
     service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last
     retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; open it anew after so long

@@ -74,7 +74,7 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig) -> None:
         lambda: HubStatus(model.model, HubStats()),
     )
     try:
-        loop = HubLoop(build_hub(loaded.drafter, config), transport)
+        loop = HubLoop(build_hub(loaded, config), transport)
         parent.send(transport.port)
         while True:
             if parent.poll():

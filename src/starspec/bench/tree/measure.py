@@ -89,7 +89,9 @@ class _Bench:
 
     def __init__(self, models: TreeModels, shapes: Sequence[DraftBudget]) -> None:
         self.workbench = Workbench(models.target_config())
-        self.hub = LocalHub(models.target_config(), models.speculative(), self.workbench.tokenizer)
+        self.hub = LocalHub(
+            models.target_config(), self.workbench.runner.info, models.speculative(), self.workbench.tokenizer
+        )
         self.plain = plain_method(self.workbench)
         self.links = {shape: CountedTransport(self.hub.connect()) for shape in shapes}
         self.methods = {shape: self._method(shape) for shape in shapes}

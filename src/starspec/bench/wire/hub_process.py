@@ -63,7 +63,7 @@ def run_hub(parent: Connection, model: ModelConfig) -> None:
         trace=log,
     )
     try:
-        loop = HubLoop(build_hub(loaded.drafter, config), LoggedTransport(transport, log))
+        loop = HubLoop(build_hub(loaded, config), LoggedTransport(transport, log))
         parent.send(transport.port)
         while not parent.poll():
             loop.turn(IDLE_WAIT_S)
