@@ -87,7 +87,7 @@ def test_doctor_says_which_layers_a_head_reads_and_which_tree_was_the_best(stars
     target, head = write_target(tmp_path / "target"), write_reader(tmp_path / "head", feature_layers=(0,))
     pair = ("--target", str(target), "--draft", str(head), "--dtype", "float32", "--num-threads", "1")
     report = write_tree_report(tmp_path / "tree.json", {"target": str(target), "draft": str(head)})
-    measure = ("--num-prompts", "1", "--max-tokens", "8", "--max-draft-tokens", "2", "--tree-report", str(report))
+    measure = ("--num-prompts", "1", "--max-tokens", "12", "--max-draft-tokens", "2", "--tree-report", str(report))
     outcome = starspec("doctor", *pair, *measure)
     text = outcome.out.replace("\n", " ")
     assert outcome.code == 0

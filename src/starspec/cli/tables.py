@@ -168,8 +168,8 @@ def step_table(rows: Sequence[StepRow]) -> Table:
 def star_table(rows: Sequence[StarRow]) -> Table:
     """One row for each service of each number of targets."""
     title = (
-        "synthetic accelerators; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, with S and Z "
-        "of one target; T_wait and t_c in milliseconds a round"
+        "synthetic accelerators; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, with S and "
+        "Z of one target; T_wait and t_c in milliseconds a round"
     )
     table = _table(
         title,
