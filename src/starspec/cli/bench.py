@@ -173,8 +173,8 @@ def tree(
         console.print(f"best at {temperature}: {best}", style="bold")
     for sentence in report.losing:
         console.print(f"a losing regime: {sentence}")
-    for shape in report.at_the_edge:
-        console.print(f"{shape} is at the edge of what was tried: more may be better")
+    for sentence in report.at_the_edge:
+        console.print(f"{sentence}, which may be better")
     _show_ratios(report.ratios)
     if json_file is not None:
         write_report(report, json_file)
