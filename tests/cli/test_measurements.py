@@ -192,6 +192,29 @@ def test_a_way_of_batching_that_cannot_be_is_one_sentence(arguments, sentence, s
     assert sentence in outcome.err
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_figures_of_a_quick_measurement_come_with_a_caution(quick: bool, starspec, tmp_path: Path) -> None:
+    from predictable import write_target
+
+    model = str(write_target(tmp_path / "target"))
+    size = ("--quick",) if quick else ("--batch-sizes", "1", "--num-prompts", "1", "--max-tokens", "2")
+    outcome = starspec(
+        *("bench", "batch", "--target", model, "--draft", model, "--draft-quantization", "none", "--dtype", "float32"),
+        *("--methods", "ragged,plain", "--repeats", "1", "--num-threads", "1", *size),
+    )
+    assert outcome.code == 0
+    text = outcome.out.replace("\n", " ")
+    assert text.count("--quick: one repeat of little work, so figures and ratios may be chance") == quick
+
+
+def test_a_quick_bench_tree_says_that_its_ratios_may_be_chance(starspec) -> None:
+    grid = ("--chains", "2", "--depths", "2", "--top-ks", "2", "--nodes", "3", "--p-mins", "0")
+    pair = ("--target", TARGET, "--draft", DRAFT, "--draft-quantization", "none", "--num-threads", "1")
+    outcome = starspec("bench", "tree", *pair, *grid, "--quick")
+    assert outcome.code == 0
+    assert "--quick: one repeat of little work" in outcome.out
+
+
 @pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])
 def test_every_measurement_has_a_quick_form_and_a_file(command: str, starspec) -> None:
     outcome = starspec("bench", command, "--help")
