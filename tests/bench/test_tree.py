@@ -107,10 +107,29 @@ def test_the_grid_for_heads_has_the_smallest_trees() -> None:
     assert min(shape.num_draft_tokens for shape in CAUSAL_GRID.shapes() if not shape.is_chain) == 6
 
 
-def test_the_best_that_is_the_largest_tried_is_named() -> None:
-    shapes = [DraftBudget.chain(2), DraftBudget.chain(3), DraftBudget(4, 2, 2), DraftBudget(6, 3, 2)]
-    rows = [ROW, row(shapes[1], 15.0), row(shapes[2], 18.0), row(shapes[0], 9.0, stage="trial")]
-    assert at_the_edge(rows, shapes) == ["chain of 3 at T=0"]
+CHAINS = [DraftBudget.chain(length) for length in (2, 3, 4)]
+TREES = [DraftBudget(*sides) for sides in ((3, 2, 2), (4, 2, 4), (6, 3, 2), (6, 3, 4), (8, 4, 4), (12, 4, 8))]
+
+
+@pytest.mark.parametrize(
+    ("best", "sentence"),
+    [
+        (CHAINS[2], "chain of 4 at T=0: nothing deeper was tried"),
+        (CHAINS[0], "chain of 2 at T=0: nothing shallower was tried"),
+        (TREES[0], "tree 2 x 2, 3 nodes at T=0: nothing shallower or smaller was tried"),
+        (TREES[1], "tree 2 x 4, 4 nodes at T=0: nothing shallower was tried"),
+        (TREES[5], "tree 4 x 8, 12 nodes at T=0: nothing deeper or wider or larger was tried"),
+    ],
+)
+def test_the_best_that_is_at_an_end_of_what_was_tried_is_named(best: DraftBudget, sentence: str) -> None:
+    rows = [ROW, row(CHAINS[1], 15.0), row(TREES[3], 18.0), row(best, 9.0, stage="trial")]
+    assert at_the_edge(rows, CHAINS + TREES) == []
+    assert at_the_edge([*rows, row(best, 20.0)], CHAINS + TREES) == [sentence]
+
+
+def test_below_the_least_that_there_can_be_there_is_no_edge() -> None:
+    shapes = [DraftBudget.chain(1), *CHAINS, DraftBudget(2, 1, 2), *TREES]
+    assert at_the_edge([row(DraftBudget.chain(1), 20.0), row(DraftBudget(2, 1, 2), 20.0)], shapes) == []
 
 
 def test_a_grid_of_one_kind_is_refused() -> None:

@@ -87,7 +87,7 @@ def test_doctor_says_which_layers_a_head_reads_and_which_tree_was_the_best(stars
     target, head = write_target(tmp_path / "target"), write_reader(tmp_path / "head", feature_layers=(0,))
     pair = ("--target", str(target), "--draft", str(head), "--dtype", "float32", "--num-threads", "1")
     report = write_tree_report(tmp_path / "tree.json", {"target": str(target), "draft": str(head)})
-    measure = ("--num-prompts", "1", "--max-tokens", "8", "--max-draft-tokens", "2", "--tree-report", str(report))
+    measure = ("--num-prompts", "1", "--max-tokens", "12", "--max-draft-tokens", "2", "--tree-report", str(report))
     outcome = starspec("doctor", *pair, *measure)
     text = outcome.out.replace("\n", " ")
     assert outcome.code == 0
@@ -190,6 +190,29 @@ def test_a_way_of_batching_that_cannot_be_is_one_sentence(arguments, sentence, s
     outcome = starspec(*arguments)
     assert outcome.code == 2
     assert sentence in outcome.err
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_figures_of_a_quick_measurement_come_with_a_caution(quick: bool, starspec, tmp_path: Path) -> None:
+    from predictable import write_target
+
+    model = str(write_target(tmp_path / "target"))
+    size = ("--quick",) if quick else ("--batch-sizes", "1", "--num-prompts", "1", "--max-tokens", "2")
+    outcome = starspec(
+        *("bench", "batch", "--target", model, "--draft", model, "--draft-quantization", "none", "--dtype", "float32"),
+        *("--methods", "ragged,plain", "--repeats", "1", "--num-threads", "1", *size),
+    )
+    assert outcome.code == 0
+    text = outcome.out.replace("\n", " ")
+    assert text.count("--quick: one repeat of little work, so figures and ratios may be chance") == quick
+
+
+def test_a_quick_bench_tree_says_that_its_ratios_may_be_chance(starspec) -> None:
+    grid = ("--chains", "2", "--depths", "2", "--top-ks", "2", "--nodes", "3", "--p-mins", "0")
+    pair = ("--target", TARGET, "--draft", DRAFT, "--draft-quantization", "none", "--num-threads", "1")
+    outcome = starspec("bench", "tree", *pair, *grid, "--quick")
+    assert outcome.code == 0
+    assert "--quick: one repeat of little work" in outcome.out
 
 
 @pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])

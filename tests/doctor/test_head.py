@@ -54,7 +54,9 @@ def test_a_head_is_checked_against_its_target(found: Examination) -> None:
 
 
 def test_the_reading_of_the_layers_that_fits_is_found_and_used(found: Examination) -> None:
-    best, own = found.layer_readings
+    assert found.layers is not None
+    assert found.layers.is_settled
+    best, own = found.layers.used, found.layers.other
     assert (best.feature_layers, best.is_default) == (TELLING_LAYERS, False)
     assert (own.feature_layers, own.is_default) == ((0,), True)
     assert own.first_choice_rate < 0.1
@@ -62,8 +64,13 @@ def test_the_reading_of_the_layers_that_fits_is_found_and_used(found: Examinatio
     assert found.prospects[0].first_choice_rate == best.first_choice_rate
 
 
-def test_of_two_readings_that_fit_as_well_the_heads_own_is_kept(target_folder: Path, tmp_path: Path) -> None:
-    own, other = diagnose(target_folder, write_reader(tmp_path / "head")).layer_readings
+def test_of_two_readings_that_fit_as_well_the_heads_own_is_used_and_nothing_claimed(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    choice = diagnose(target_folder, write_reader(tmp_path / "head")).layers
+    assert choice is not None
+    assert not choice.is_settled
+    own, other = choice.used, choice.other
     assert (own.feature_layers, own.is_default) == (TELLING_LAYERS, True)
     assert (other.feature_layers, other.first_choice_rate) == ((2,), own.first_choice_rate)
 
@@ -71,7 +78,7 @@ def test_of_two_readings_that_fit_as_well_the_heads_own_is_kept(target_folder: P
 def test_layers_that_were_given_are_not_doubted(target_folder: Path, tmp_path: Path) -> None:
     head = write_reader(tmp_path / "head", feature_layers=(0,))
     found = diagnose(target_folder, head, feature_layers=TELLING_LAYERS)
-    assert found.layer_readings == []
+    assert found.layers is None
     assert found.prospects[0].first_choice_rate > 0.9
 
 

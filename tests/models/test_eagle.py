@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 from eagle_checkpoints import TOKEN_IDS, make_head
 from tiny import make_config
 
-from starspec.errors import CacheRangeError
+from starspec.errors import CacheRangeError, ModelError
 from starspec.models.eagle import EagleHead
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
@@ -310,3 +311,25 @@ def test_what_a_step_reads_of_memory_does_not_count_the_embedding():
     num_parameters = sum(tensor.numel() for tensor in weights.tensors.values())
     assert (info.num_parameters, info.vocab_size, info.max_model_len) == (num_parameters, 40, 64)
     assert info.num_weight_bytes == 4 * (num_parameters - weights.tensors["embed_tokens.weight"].numel())
+
+
+def test_scaled_positions_are_those_of_the_head_and_not_of_the_runs_length():
+    """yarn that does not say which length it was stretched from takes that of the head's own config.json."""
+    weights = make_weights("eagle3")
+    weights = replace(weights, spec=replace(weights.spec, rope_scaling={"rope_type": "yarn", "factor": 2.0}))
+    given = [EagleHead(weights, make_config(max_model_len=each), "tiny", pack_dense) for each in (20, 64)]
+    features = features_of(weights, 12)
+    first, second = (slots_of(head, tokens_of(12), features) for head in given)
+    assert torch.equal(first, second)
+
+
+def test_rotary_settings_that_cannot_be_computed_are_one_sentence():
+    weights = make_weights("eagle3")
+    spec = replace(weights.spec, rope_theta=1.0, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(ModelError, match="the rotary settings of 'tiny' cannot be used: "):
+        make_running(replace(weights, spec=spec))
+
+
+def slots_of(head, token_ids, features):
+    row = head.cache.lease()
+    return head.forward([Segment(row, token_ids, len(token_ids))], head.fuse(features)).logits

@@ -28,7 +28,13 @@ from starspec.models.eagle_load import is_head
 from starspec.models.eagle_spec import HeadWeights, TargetShape
 from starspec.models.eagle_vocabulary import is_said, offsets_of, token_ids_of
 
-LLAMA3_SCALING = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LISTED = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -368,6 +374,13 @@ class TestConfig:
             ({"rope_parameters": "plain"}, "has rotary settings that are no JSON object"),
             ({"rms_norm_eps": -1}, "has rms_norm_eps -1 where a positive number should be"),
             ({"rope_scaling": {"rope_type": "longrope"}}, "rotary type 'longrope'"),
+            ({"rope_scaling": {"rope_type": "llama3"}}, "'llama3' without factor and low_freq_factor and high_freq"),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "has factor 'x' in its rotary settings, where a"),
+            ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "has factor 0 in its rotary settings, where a"),
+            ({"rope_theta": float("inf")}, "has rope_theta inf where a positive number should be"),
+            ({"rope_parameters": {"rope_theta": float("nan")}}, "has rope_theta nan where a positive number should be"),
+            ({"rms_norm_eps": 10**400}, "where a positive number should be"),
+            ({"max_position_embeddings": 1}, "max_position_embeddings 1, which should be 16 or more"),
             ({"architectures": ["LlamaForCausalLMEagel3"]}, "did you mean 'LlamaForCausalLMEagle3'"),
             (
                 {"architectures": ["LlamaForCausalLMPEagle"]},
@@ -405,6 +418,15 @@ class TestConfig:
 
 
 class TestTensors:
+    @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize(("method", "dialect"), EVERY_DIALECT)
+    def test_a_number_that_is_not_finite_is_refused(self, method, dialect, number, tmp_path):
+        head = make_head(method)
+        head.tensors["layers.0.mlp.up_proj.weight"][3, 5] = number
+        folder = write(tmp_path, *DIALECTS[method][dialect](head))
+        with pytest.raises(ModelError, match=r"layers\.0\.mlp\.up_proj\.weight holds numbers that are NaN or infinite"):
+            read_head(folder, target=TARGET)
+
     @pytest.mark.parametrize(
         ("name", "complaint"),
         [

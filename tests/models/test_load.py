@@ -11,6 +11,7 @@ from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.load import load_runner
 from starspec.models.runner import Segment
+from starspec.models.vocabulary import load_tokenizer
 
 
 @pytest.fixture
@@ -141,6 +142,41 @@ def test_a_config_that_does_not_fit_its_weights_is_one_sentence(llama, changes):
     edit_config(llama, **changes)
     with pytest.raises(ModelError):
         load(llama)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("rope", "complaint"),
+    [
+        ({"rope_type": "llama3"}, "of type 'llama3' without factor and low_freq_factor and high_freq_factor"),
+        ({"rope_type": "yarn", "factor": "x"}, "has factor 'x' in its rotary settings"),
+        ({"rope_type": "linear", "factor": 0}, "has factor 0 in its rotary settings"),
+        ({"rope_theta": float("inf")}, "has rope_theta inf in its rotary settings"),
+        ({"rope_theta": -1}, "has rope_theta -1 in its rotary settings"),
+    ],
+)
+def test_bad_rotary_settings_are_one_sentence(llama, key, rope, complaint):
+    config = json.loads((llama / "config.json").read_text())
+    del config["rope_parameters"]
+    (llama / "config.json").write_text(json.dumps({**config, key: rope}))
+    sentence = refusal(llama)
+    assert sentence.startswith(f"the config.json of '{llama}' has")
+    assert complaint in sentence
+    with pytest.raises(ModelError, match="rotary settings"):
+        load_tokenizer(str(llama))
+
+
+def test_a_model_for_next_to_no_positions_is_refused(llama):
+    edit_config(llama, max_position_embeddings=1)
+    assert "says max_position_embeddings 1, which should be 16 or more" in refusal(llama)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path, save_with_tokenizer, number):
+    model = make_model("llama")
+    model.model.layers[1].mlp.up_proj.weight.data[3, 5] = number
+    folder = save_with_tokenizer(model, tmp_path / "broken")
+    assert "model.layers.1.mlp.up_proj.weight holds numbers that are NaN or infinite" in refusal(folder)
 
 
 def test_a_missing_folder_names_its_nearest_sibling(llama):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import sys
@@ -13,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from starspec.cli import run
 from starspec.models.eagle_checkpoint import read_head
-from starspec.train.answers import read_answers
+from starspec.train.answers import count_tokens, read_answers
 from starspec.train.features import read_shard
 
 QUICK = ["--num-tokens", "400", "--max-new-tokens", "16", "--batch", "8", "--steps", "6", "--num-threads", "1"]
@@ -79,6 +80,26 @@ def test_half_a_line_is_passed_over(tmp_path):
     file = tmp_path / "worker-0.jsonl"
     file.write_text('{"index": 3, "prompt_ids": [1], "answer_ids": [2, 3]}\n{"index": 4, "prompt_i')
     assert [answer.index for answer in read_answers(tmp_path)] == [3]
+
+
+def test_of_two_answers_to_a_prompt_one_counts(tmp_path):
+    answer = '{"index": %d, "prompt_ids": [1], "answer_ids": [2, 3]}\n'
+    (tmp_path / "worker-0.jsonl").write_text(answer % 3 + answer % 5)
+    (tmp_path / "worker-1.jsonl").write_text(answer % 4 + answer % 3)
+    assert [answer.index for answer in read_answers(tmp_path)] == [3, 4, 5]
+    assert count_tokens(tmp_path) == 6
+
+
+def test_nothing_is_put_into_a_file_that_another_process_writes_to(target_folder, prompt_file, tmp_path):
+    answers = tmp_path / "head" / "work" / "answers"
+    answers.mkdir(parents=True)
+    with (answers / "worker-0.jsonl").open("wb") as others:
+        fcntl.flock(others, fcntl.LOCK_EX)
+        others.write(b'{"index": 3, "prompt_i')
+        others.flush()
+        assert train(target_folder, prompt_file, tmp_path / "head") == 0
+    assert (answers / "worker-0.jsonl").read_bytes() == b'{"index": 3, "prompt_i'
+    assert read_answers(answers)
 
 
 def test_work_of_other_prompts_is_not_taken_up(target_folder, prompt_file, tmp_path, capsys):

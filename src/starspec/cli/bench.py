@@ -14,6 +14,7 @@ from starspec.cli.bench_batch import batch
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
+from starspec.cli.quick import Quick, show_caution
 from starspec.cli.tables import (
     async_table,
     divergence_lines,
@@ -35,7 +36,6 @@ QUICK_PROMPTS = 4  # of each part of the certificate
 
 CertifiedPart = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
 GRID, SUITABLE = "Grid", "what suits the kind of draft"
-Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
 
 
 @app.command()
@@ -84,6 +84,7 @@ def pair(
     if report.tokens_per_s_by_assistance:
         console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
     _show_ratios(report.ratios)
+    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
     if not report.outputs_identical:
@@ -173,9 +174,10 @@ def tree(
         console.print(f"best at {temperature}: {best}", style="bold")
     for sentence in report.losing:
         console.print(f"a losing regime: {sentence}")
-    for shape in report.at_the_edge:
-        console.print(f"{shape} is at the edge of what was tried: more may be better")
+    for sentence in report.at_the_edge:
+        console.print(f"{sentence}, which may be better")
     _show_ratios(report.ratios)
+    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
     if png_file is not None:
@@ -195,6 +197,7 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
         report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
     out().print(wire_table(report.rows))
+    show_caution(quick, QUICK.num_repeats)
     if json_file is not None:
         write_report(report, json_file)
 
@@ -215,6 +218,7 @@ def star(quick: Quick = False, json_file: JsonFile = None) -> None:
         report = measure_star(plan, bar.turn)
     out().print(star_table(report.rows))
     _show_ratios(report.ratios)
+    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
 
@@ -235,6 +239,7 @@ def async_pair(quick: Quick = False, json_file: JsonFile = None) -> None:
         report = measure_async(plan, bar.turn)
     out().print(async_table(report.rows))
     _show_ratios(report.ratios)
+    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
 
@@ -265,6 +270,7 @@ def faults(
         prompts = [prompt.text for prompts in prompt_files(dataset) for prompt in prompts]
         report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
     out().print(fault_table(report.rows))
+    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
     if any(row.num_identical < row.num_answers for row in report.rows):

@@ -12,6 +12,7 @@ from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
+from starspec.cli.quick import show_caution
 from starspec.cli.tables import batch_table, out
 from starspec.cli.verify import MEASURE, JsonFile
 
@@ -132,6 +133,7 @@ def batch(
     console.print(f"numerics: {report.numerics}")
     for name, by_batch_size in report.ratios.items():
         console.print(f"{name}: {', '.join(f'batch {size} {ratio:.2f}x' for size, ratio in by_batch_size.items())}")
+    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
     if png_file is not None:

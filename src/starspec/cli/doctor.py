@@ -18,8 +18,8 @@ from starspec.cli.verify import MEASURE, JsonFile, PromptFile
 from starspec.config import ModelConfig, SpeculativeConfig
 
 if TYPE_CHECKING:
-    from starspec.doctor.draft import LayerReading
     from starspec.doctor.examine import Examination, Prospect
+    from starspec.doctor.layers import LayerChoice
     from starspec.doctor.outlook import StepTimes
     from starspec.doctor.trees import TreeAdvice
 
@@ -93,8 +93,8 @@ def _show(found: Examination) -> None:
     if found.times is None:
         console.print("These two cannot be used together.")
         return
-    if found.layer_readings:
-        console.print(_layers_story(found.layer_readings))
+    if found.layers is not None:
+        console.print(_layers_story(found.layers))
     console.print(_times_story(found.times))
     for prospect in found.prospects:
         console.print(_rates_story(prospect))
@@ -104,17 +104,23 @@ def _show(found: Examination) -> None:
         console.print(_tree_story(advice))
 
 
-def _layers_story(readings: list[LayerReading]) -> str:
+def _layers_story(choice: LayerChoice) -> str:
     """Which hidden states an EAGLE head reads, when its list of layers can be meant in two ways."""
     said = "; ".join(
         f"layers {', '.join(map(str, each.feature_layers))} ({each.reason}): right at {each.first_choice_rate:.0%}"
-        for each in readings
+        for each in (choice.used, choice.other)
     )
-    best = readings[0]
-    if best.is_default:
-        return f"{SIGNS['ok']} layers: {said}: keep"
-    key = json.dumps({"feature_layers": best.feature_layers})
-    return f"{SIGNS['warning']} layers: {said}: put {key[1:-1]} into --speculative-config; what follows is measured so"
+    alone = (
+        f"alone at {choice.used.num_alone_right} and {choice.other.num_alone_right} of {choice.num_positions} positions"
+    )
+    if not choice.is_settled:
+        why = "too few to tell which fits, give more prompts (--num-prompts, --prompts)"
+        return f"{SIGNS['warning']} layers: {said}; {alone}: {why}; what follows is measured with the first"
+    if choice.used.is_default:
+        return f"{SIGNS['ok']} layers: {said}; {alone}: keep"
+    key = json.dumps({"feature_layers": choice.used.feature_layers})
+    put = f"put {key[1:-1]} into --speculative-config; what follows is measured so"
+    return f"{SIGNS['warning']} layers: {said}; {alone}: {put}"
 
 
 def _times_story(times: StepTimes) -> str:

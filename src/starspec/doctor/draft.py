@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from starspec.bench.step_times import StepSeconds, time_steps
 from starspec.bench.workbench import Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample, measure_agreement
+from starspec.doctor.layers import LayerChoice
 from starspec.doctor.outlook import Replayed, Seen
 from starspec.doctor.reading import CausalReader
 from starspec.draft.grow import CausalDrafter
 from starspec.models.load import load_runner
 from starspec.models.runner import ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class LayerReading:
-    """One way to read which layers an EAGLE head was trained on."""
-
-    feature_layers: tuple[int, ...]  # of the target's hidden states
-    is_default: bool  # what is read if nobody says otherwise
-    reason: str
-    first_choice_rate: float  # of the greedy sample
 
 
 class ExaminedDraft(Protocol):
@@ -33,8 +24,8 @@ class ExaminedDraft(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
-    def layer_readings(self) -> list[LayerReading]:
-        """Ways to read which hidden states it reads, the one that is used first; [] if there is no doubt."""
+    def layer_choice(self) -> LayerChoice | None:
+        """Which hidden states it reads, if that can be meant in two ways."""
         ...
 
     def agreement(self, sample: Sample) -> Agreement:
@@ -59,7 +50,7 @@ class CausalDraft:
     def __init__(self, bench: Workbench, speculative: SpeculativeConfig) -> None:
         self._bench = bench
         self._runner = load_runner(draft_config(bench.config, speculative))
-        self.layer_readings: list[LayerReading] = []
+        self.layer_choice: LayerChoice | None = None
 
     @property
     def info(self) -> ModelInfo:

@@ -13,8 +13,9 @@ from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Sample
 from starspec.doctor.checks import Check, check_head, check_lengths, check_sizes, check_tokenizers
-from starspec.doctor.draft import CausalDraft, ExaminedDraft, LayerReading
+from starspec.doctor.draft import CausalDraft, ExaminedDraft
 from starspec.doctor.head import HeadDraft
+from starspec.doctor.layers import LayerChoice
 from starspec.doctor.outlook import Forecast, StepTimes, best_forecast, forecast
 from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
 from starspec.errors import ConfigError
@@ -45,7 +46,7 @@ class Examination:
     provenance: Provenance
     checks: list[Check]
     times: StepTimes | None = None  # None, and nothing below: the pair cannot be used
-    layer_readings: list[LayerReading] = field(default_factory=list)  # of an EAGLE head; that which fits comes first
+    layers: LayerChoice | None = None  # of an EAGLE head whose list of layers can be meant in two ways
     prospects: list[Prospect] = field(default_factory=list)
     trees: list[TreeAdvice] = field(default_factory=list)  # of a report of `bench tree`
 
@@ -95,7 +96,7 @@ def examine(
         provenance=provenance,
         checks=checks,
         times=times,
-        layer_readings=examined.layer_readings,
+        layers=examined.layer_choice,
         prospects=[_prospect(examined, sample, times) for sample in samples],
         trees=[] if report is None else advise_trees(report),
     )

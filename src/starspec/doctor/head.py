@@ -7,13 +7,15 @@ answers tells, says little of the next depths: those are taken from decoding.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from starspec.bench.decode import decode, make_engine
 from starspec.bench.step_times import StepSeconds, time_steps
 from starspec.bench.workbench import Workbench
 from starspec.config import SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample, measure_agreement
-from starspec.doctor.draft import LayerReading, draft_config
+from starspec.doctor.draft import draft_config
+from starspec.doctor.layers import LayerChoice, choose_layers
 from starspec.doctor.outlook import DecodedChains, Seen
 from starspec.doctor.reading import HeadReader
 from starspec.length.policy import FixedLength
@@ -24,8 +26,6 @@ from starspec.models.eagle_load import TargetTensors, load_head
 from starspec.models.runner import ModelInfo
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import AcceptanceStats, TargetStats
-
-CLEARLY = 0.05  # a reading must be right so much more often to be preferred to what the head itself says
 
 
 class HeadDraft:
@@ -40,7 +40,7 @@ class HeadDraft:
     def __init__(self, bench: Workbench, speculative: SpeculativeConfig, sample: Sample, max_draft_tokens: int) -> None:
         self._bench = bench
         self._chain = FixedLength(DraftBudget.chain(max_draft_tokens))
-        self._head, self.layer_readings = best_reading(bench, speculative, sample)
+        self._head, self.layer_choice = best_reading(bench, speculative, sample)
         chosen = replace(speculative, feature_layers=self._head.spec.feature_layers)
         self._hub = LocalHub(bench.config, bench.runner.info, chosen, bench.tokenizer)
 
@@ -66,26 +66,23 @@ class HeadDraft:
 
 def best_reading(
     bench: Workbench, speculative: SpeculativeConfig, sample: Sample
-) -> tuple[EagleHead, list[LayerReading]]:
+) -> tuple[EagleHead, LayerChoice | None]:
     """Load a head, under both readings of its list of layers if there are two, and keep the one that fits.
 
-    Returns: the head, and the readings, that of the head first; none if there is no choice.
+    Returns: the head, and how its reading was chosen; None if there was no choice.
     """
     assert speculative.model is not None
     target, config = bench.config.model, draft_config(bench.config, speculative)
     head = load_head(config, target, speculative.feature_layers)
     said = read_features(speculative.model, target=TargetTensors.of(target).shape)
     if speculative.feature_layers is not None or said.other is None:
-        return head, []
+        return head, None
     other = load_head(config, target, said.other)
-    found = [
-        (head, LayerReading(said.layers, True, said.reason, _first_rate(bench, head, sample))),
-        (other, LayerReading(said.other, False, "the other reading of its list", _first_rate(bench, other, sample))),
-    ]
-    if found[1][1].first_choice_rate > found[0][1].first_choice_rate + CLEARLY:
-        found.reverse()
-    return found[0][0], [reading for _, reading in found]
+    default_right, other_right = (_right(bench, each, sample) for each in (head, other))
+    choice = choose_layers(said.layers, said.reason, said.other, default_right, other_right)
+    return (head if choice.used.is_default else other), choice
 
 
-def _first_rate(bench: Workbench, head: EagleHead, sample: Sample) -> float:
-    return measure_agreement(HeadReader(head, bench.runner), sample).first_rate
+def _right(bench: Workbench, head: EagleHead, sample: Sample) -> list[bool]:
+    """Whether the head's first choice is right, at every position of all answers."""
+    return list(chain.from_iterable(measure_agreement(HeadReader(head, bench.runner), sample).first))

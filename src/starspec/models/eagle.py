@@ -24,6 +24,7 @@ from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.eagle_spec import HeadSpec, HeadWeights
+from starspec.models.foreign import reading
 from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import FusedLayer, Norm
 from starspec.models.linear import PackedLinear, Packer
@@ -69,7 +70,7 @@ class EagleHead:
         self._shape = AttentionShape(
             spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.head_dim**-0.5
         )
-        self._rotary = rotary_table(_rotary(spec, self.info.max_model_len, device), self.cache.keys[0].shape[2], dtype)
+        self._rotary = rotary_table(_rotary(name, spec, device), self.cache.keys[0].shape[2], dtype)
         self._embedding = tensors["embed_tokens.weight"]
         self._fuse = pack(tensors["fc.weight"], tensors.get("fc.bias"))
         self._hidden_norm = _norm(tensors, "layers.0.hidden_norm.weight", spec)
@@ -155,15 +156,16 @@ def _norm(tensors: dict[str, Tensor], name: str, spec: HeadSpec) -> Norm | None:
     return Norm(tensors[name], spec.rms_norm_eps) if name in tensors else None
 
 
-def _rotary(spec: HeadSpec, max_len: int, device: torch.device) -> LlamaRotaryEmbedding:
-    config = LlamaConfig(
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_attention_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=max_len,
-        rope_parameters={"rope_type": "default", **(spec.rope_scaling or {}), "rope_theta": spec.rope_theta},
-    )
-    return LlamaRotaryEmbedding(config).to(device)
+def _rotary(name: str, spec: HeadSpec, device: torch.device) -> LlamaRotaryEmbedding:
+    with reading(f"the rotary settings of '{name}' cannot be used"):
+        config = LlamaConfig(
+            hidden_size=spec.hidden_size,
+            num_attention_heads=spec.num_attention_heads,
+            head_dim=spec.head_dim,
+            max_position_embeddings=spec.max_position_embeddings,  # scaling depends on it, and not on a run's length
+            rope_parameters={"rope_type": "default", **(spec.rope_scaling or {}), "rope_theta": spec.rope_theta},
+        )
+        return LlamaRotaryEmbedding(config).to(device)
 
 
 def _info(spec: HeadSpec, config: ModelConfig, name: str, tensors: dict[str, Tensor]) -> ModelInfo:

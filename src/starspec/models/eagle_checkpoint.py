@@ -16,6 +16,7 @@ from starspec.models.eagle_layout import canonical_tensors, check_tensors
 from starspec.models.eagle_spec import HeadSpec, HeadWeights, TargetShape
 from starspec.models.eagle_speculators import speculators_config, stored_name
 from starspec.models.eagle_vocabulary import is_said, offsets_of, token_ids_of
+from starspec.models.soundness import check_length
 
 
 def read_head(
@@ -71,6 +72,7 @@ def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) 
     config = head_config(head, stored_config, tensors)
     reading = resolve_layers(config, target, given)
     spec = _spec(config, tensors, offsets, reading.layers)
+    check_length(head, spec.max_position_embeddings)
     _check_num_features(head, spec, tensors)
     check_tensors(head, spec, tensors)
     _check_target(head, spec, target)

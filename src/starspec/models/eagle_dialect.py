@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from starspec.config import nearest
 from starspec.errors import ModelError
+from starspec.models.soundness import check_rope, is_positive
 
 Method = Literal["eagle", "eagle3"]
 Dialect = Literal["speculators", "SpecForge", "vLLM", "SafeAILab"]
@@ -87,7 +88,7 @@ class HeadConfig:
         """A positive number, from the part `within` of the config. Raises: ModelError if it is none."""
         value = (self.layer if within is None else within).get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not is_positive(value):
             raise ModelError(f"the config.json of '{self.head}' has {key} {value!r} where a positive number should be")
         return float(value)
 
@@ -100,7 +101,10 @@ class HeadConfig:
         return name if isinstance(name, str) and name else None
 
     def rope(self) -> tuple[float, dict[str, object] | None]:
-        """Theta, and the scaling as Hugging Face's rope parameters; None = plain."""
+        """Theta, and the scaling as Hugging Face's rope parameters; None = plain.
+
+        Raises: ModelError if they are of a kind that is not supported, incomplete or no numbers.
+        """
         settings = [self.layer.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
         if not all(isinstance(each, Mapping) for each in settings):
             raise ModelError(f"the config.json of '{self.head}' has rotary settings that are no JSON object")
@@ -113,6 +117,7 @@ class HeadConfig:
         kind = str(scaling.get("rope_type", "default"))
         if kind not in ROPE_TYPES:
             raise ModelError(f"'{self.head}' is not supported: rotary type '{kind}'{nearest(kind, list(ROPE_TYPES))}")
+        check_rope(self.head, scaling)
         return theta, None if kind == "default" else scaling
 
 

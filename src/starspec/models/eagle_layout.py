@@ -9,6 +9,7 @@ from torch import Tensor
 
 from starspec.errors import ModelError
 from starspec.models.eagle_spec import HeadSpec
+from starspec.models.soundness import check_finite
 
 OPTIONAL: Final = ("fc.bias", "lm_head.weight", "embed_tokens.weight")
 PREFIXES: Final = {"model.": "", "midlayer.": "layers.0.", "transformer.": "layers.0.", "fusion_fc.": "fc."}
@@ -73,7 +74,7 @@ def tensor_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
-    """Raises: ModelError naming the first tensor that is missing, unknown, or of the wrong shape or type."""
+    """Raises: ModelError naming the first tensor that is missing, unknown, not finite, of the wrong shape or type."""
     if spec.num_attention_heads % spec.num_key_value_heads or spec.head_dim % 2:
         raise ModelError(
             f"'{head}' is corrupt: its config.json says {spec.num_attention_heads} attention heads over "
@@ -99,6 +100,7 @@ def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> N
             )
         if not tensor.is_floating_point() or tensor.element_size() == 1:
             raise ModelError(f"'{head}' is not supported: {name} is stored as {tensor.dtype}, not as plain numbers")
+    check_finite(head, tensors.items())
     _check_borrowed(head, spec, tensors)
 
 

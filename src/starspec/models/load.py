@@ -13,6 +13,7 @@ from starspec.errors import ConfigError, ModelError
 from starspec.models.foreign import reading
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.runner import ModelInfo, ModelRunner
+from starspec.models.soundness import check_finite, check_length, check_rope_in
 from starspec.models.support import check_class, check_config, model_length, plain_attention
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer
 
@@ -64,10 +65,12 @@ def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunne
 def _read_config(model: str, folder: Path) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
 
+    check_rope_in(model, folder)
     with reading(f"the config.json of '{model}' cannot be read"):
         hf_config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         check_config(model, hf_config)
         check_class(model, hf_config, _model_class(model, hf_config))
+        check_length(model, model_length(hf_config))
     return hf_config
 
 
@@ -98,6 +101,7 @@ def _read_model(config: ModelConfig, folder: Path, hf_config: Any, device: torch
             raise ModelError(
                 f"'{config.model}' is incomplete: {len(names)} weights are missing, the first is {names[0]}"
             )
+        check_finite(config.model, model.named_parameters())
         return model.eval().requires_grad_(requires_grad=False).to(device)
 
 

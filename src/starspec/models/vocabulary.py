@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.models.foreign import first_line, reading
 from starspec.models.locate import is_synthetic, locate
+from starspec.models.soundness import check_rope_in
 
 Vocabulary = Mapping[str, int]
 
@@ -36,6 +37,7 @@ def load_tokenizer(model: str) -> Any:
     folder = locate(model)
     from transformers import AutoTokenizer  # noqa: PLC0415 (a second to import, and synthetic models do without)
 
+    check_rope_in(model, folder)  # transformers reads config.json too, and would put its faults down to the tokenizer
     with reading(f"'{model}' has no tokenizer that can be read"):
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
 

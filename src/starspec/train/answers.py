@@ -1,15 +1,16 @@
 """The first stage: the target's own continuations, from which a head learns.
 
-They go into `answers/worker-N.jsonl` as they come, a line an answer; a run that was killed goes on where it was.
+They go into `answers/worker-N.jsonl` as they come, a line an answer; a run that was killed goes on where it was. Its
+last workers may still be ending then: nobody writes to a file of another, and of two answers to a prompt one counts.
 """
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.synchronize import Event
+from io import FileIO
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -21,12 +22,11 @@ from starspec.llm import LLM
 from starspec.models.vocabulary import load_tokenizer
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
+from starspec.train.workers import IsWanted, run_apart
 
 SAMPLED_TEMPERATURE = 0.7
 MIN_ANSWER_TOKENS = 2  # a shorter one has nothing to foresee
 LOOK_EVERY_S = 5.0
-
-_stop: Event | None = None  # of this process, if it is one of several that answer
 
 Asked = tuple[int, list[int]]  # a prompt's place in its file, and its tokens
 
@@ -88,15 +88,16 @@ def answer_prompts(
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """The answers so far, by prompt; a line that a killed run left unfinished is passed over."""
-    answers = list[Answer]()
+    """The answers so far, one a prompt; a line that a killed run left unfinished is passed over."""
+    answers = dict[int, Answer]()
     for path in sorted(folder.glob("worker-*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:
-                answers.append(msgspec.json.decode(line, type=Answer))
+                answer = msgspec.json.decode(line, type=Answer)
             except msgspec.DecodeError:
                 continue
-    return sorted(answers, key=lambda answer: answer.index)
+            answers.setdefault(answer.index, answer)
+    return [answers[index] for index in sorted(answers)]
 
 
 def count_tokens(folder: Path) -> int:
@@ -109,42 +110,24 @@ def _share_out(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, advance: C
     num_said = count_tokens(folder)
     missing = plan.num_tokens - num_said
     if plan.num_workers == 1:
-        for answer in _work(todo, plan, folder / "worker-0.jsonl", missing):
+        for answer in _work(todo, plan, folder, missing):
             num_said += len(answer.answer_ids)
             advance(num_said)
         return
-    context = get_context("spawn")
-    stop = context.Event()
-    with ProcessPoolExecutor(plan.num_workers, context, _begin_work, (stop,)) as pool:
-        part = -(-missing // plan.num_workers)
-        shares = enumerate(todo[number :: plan.num_workers] for number in range(plan.num_workers))
-        works = {
-            pool.submit(_work_all, share, plan, folder / f"worker-{number}.jsonl", part) for number, share in shares
-        }
-        try:
-            while works:
-                done, works = wait(works, timeout=LOOK_EVERY_S, return_when=FIRST_EXCEPTION)
-                advance(count_tokens(folder))
-                for work in done:
-                    work.result()
-        finally:
-            stop.set()  # if one failed, the others need not end their shares
+    part = -(-missing // plan.num_workers)
+    shares = [(todo[number :: plan.num_workers], plan, folder, part) for number in range(plan.num_workers)]
+    run_apart(_work_all, shares, lambda: advance(count_tokens(folder)), LOOK_EVERY_S)
 
 
-def _begin_work(stop: Event) -> None:
-    global _stop  # noqa: PLW0603 (how a pool's process is told anything at its start)
-    _stop = stop
+def _work_all(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens: int, is_wanted: IsWanted) -> None:
+    for _ in _work(todo, plan, folder, num_tokens, is_wanted):
+        pass
 
 
-def _work_all(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) -> None:
-    for _ in _work(todo, plan, path, num_tokens):
-        if _stop is not None and _stop.is_set():
-            return
-
-
-def _work(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) -> Iterator[Answer]:
-    """Answer one worker's share. Yields: each answer when it is written. Effects: lines of `path`."""
-    _end_last_line(path)
+def _work(
+    todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens: int, is_wanted: IsWanted = lambda: True
+) -> Iterator[Answer]:
+    """Answer one worker's share. Yields: each answer when it is written. Effects: lines of a file of its own."""
     llm = LLM(
         plan.target,
         max_num_seqs=plan.batch,
@@ -154,20 +137,22 @@ def _work(todo: Sequence[Asked], plan: AnswerPlan, path: Path, num_tokens: int) 
         max_model_len=plan.max_model_len,
         num_threads=plan.num_threads,
     )
-    with llm, path.open("ab", buffering=0) as file:
-        for answer in _answers(llm, todo, plan, num_tokens):
+    with llm, _open_free(folder) as file:
+        for answer in _answers(llm, todo, plan, num_tokens, is_wanted):
             file.write(msgspec.json.encode(answer) + b"\n")
             yield answer
 
 
-def _answers(llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int) -> Iterator[Answer]:
-    """Keep the cache's rows full until enough is said; answers come as they end."""
+def _answers(
+    llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int, is_wanted: IsWanted
+) -> Iterator[Answer]:
+    """Keep the cache's rows full until enough is said or nobody wants more; answers come as they end."""
     engine, waiting = llm.engine, iter(todo)
     eos = engine.runner.info.eos_token_ids
     being_said = dict[RequestId, Answer]()
     num_said = 0
     upcoming = next(waiting, None)
-    while engine.has_work or (upcoming is not None and num_said < num_tokens):
+    while is_wanted() and (engine.has_work or (upcoming is not None and num_said < num_tokens)):
         while upcoming is not None and len(being_said) < plan.batch and num_said < num_tokens:
             index, prompt_ids = upcoming
             is_sampled = plan.sampled_every and index % plan.sampled_every == plan.sampled_every - 1
@@ -186,8 +171,17 @@ def _answers(llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int)
                 yield being_said.pop(emission.request_id)
 
 
-def _end_last_line(path: Path) -> None:
-    """Let what a killed run left unfinished be a line of its own."""
-    if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-        with path.open("ab") as file:
-            file.write(b"\n")
+def _open_free(folder: Path) -> FileIO:
+    """The first file of answers that no process writes to, a killed run's last worker included; ours until closed."""
+    for number in count():
+        path = folder / f"worker-{number}.jsonl"
+        file = path.open("ab", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        if file.tell() and not path.read_bytes().endswith(b"\n"):
+            file.write(b"\n")  # what a killed run left unfinished is a line of its own
+        return file
+    raise AssertionError("numbers do not end")

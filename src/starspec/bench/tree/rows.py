@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starspec.bench.pair.methods import Timed
@@ -11,6 +11,24 @@ from starspec.bench.report import Spread
 from starspec.bench.step_times import StepSeconds
 from starspec.bench.tree.shapes import Kind, kind_of
 from starspec.speculation.budget import DraftBudget
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the numbers that a shape is made of."""
+
+    of: Callable[[DraftBudget], int]
+    less: str
+    more: str
+    least: int  # that there can be
+
+
+DEPTH = _Side(lambda shape: shape.num_steps, "shallower", "deeper", 1)
+SIDES = (
+    DEPTH,
+    _Side(lambda shape: shape.top_k, "narrower", "wider", 2),  # 1 is a chain
+    _Side(lambda shape: shape.num_draft_tokens, "smaller", "larger", 2),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +64,7 @@ class TreeReport:
     ratios: dict[str, float]
     best: dict[str, str]  # temperature -> shape, plain decoding where nothing pays
     losing: list[str]  # sentences: where drafts, or trees, do not pay
-    at_the_edge: list[str]  # best shapes beyond which nothing was tried: a larger grid might find better ones
+    at_the_edge: list[str]  # sentences: best shapes beyond which, up or down, nothing was tried
     draft_quantization: str
     draft_step_ms: float  # one layer of the drafter, one session with one node
     target_step_ms: float  # one token
@@ -95,19 +113,23 @@ def losing_regimes(rows: Sequence[TreeRow]) -> list[str]:
 
 
 def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[str]:
-    """Best shapes of the final stage that are the deepest, widest or largest of their kind."""
+    """A sentence for each best shape of the final stage at an end of what was tried of its kind, if there is more."""
     found = []
     for row in rows:
         if row.stage == "final" and row.num_nodes:
             kind = [shape for shape in shapes if kind_of(shape) is kind_of(row.budget)]
-            sides = [
-                (row.num_steps, {shape.num_steps for shape in kind}),
-                (row.eagle_topk, {shape.top_k for shape in kind}),
-                (row.num_nodes, {shape.num_draft_tokens for shape in kind}),
-            ]
-            if any(len(tried) > 1 and value == max(tried) for value, tried in sides):
-                found.append(f"{row.shape} at T={row.temperature:g}")
+            beyond = [word for side in SIDES for word in _untried(row.budget, kind, side)]
+            if beyond:
+                found.append(f"{row.shape} at T={row.temperature:g}: nothing {' or '.join(beyond)} was tried")
     return found
+
+
+def _untried(best: DraftBudget, tried: Sequence[DraftBudget], side: _Side) -> list[str]:
+    if best.is_chain and side is not DEPTH:  # a chain's other sides say the same, or nothing
+        return []
+    value, values = side.of(best), {side.of(shape) for shape in tried}
+    below = [side.less] if value == min(values) > side.least else []
+    return below + ([side.more] if value == max(values) else []) if len(values) > 1 else []
 
 
 def _temperatures(rows: Sequence[TreeRow]) -> list[float]:

@@ -1,0 +1,99 @@
+"""Numbers of a checkpoint that would be loaded in silence and say nonsense: not finite, not positive, or missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+from torch import Tensor
+
+from starspec.errors import ModelError
+
+MIN_MODEL_LEN: Final = 16  # positions: what was made for fewer cannot even read a prompt
+ROPE_NUMBERS: Final = (
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+)
+ROPE_NEEDS: Final = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def is_positive(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number above zero, and no infinite one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+
+
+def check_finite(model: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Reads every number once.
+
+    Args:
+        tensors: of floating point, by name.
+    Raises: ModelError naming the first tensor with a number that is not finite.
+    """
+    for name, tensor in tensors:
+        if tensor.numel() and not all(math.isfinite(each) for each in tensor.detach().aminmax()):
+            raise ModelError(f"'{model}' is corrupt: {name} holds numbers that are NaN or infinite")
+
+
+def check_length(model: str, max_position_embeddings: int | None) -> None:
+    """Raises: ModelError if a model was made for next to no positions."""
+    if max_position_embeddings is not None and max_position_embeddings < MIN_MODEL_LEN:
+        raise ModelError(
+            f"'{model}' cannot be used: its config.json says max_position_embeddings {max_position_embeddings}, "
+            f"which should be {MIN_MODEL_LEN} or more"
+        )
+
+
+def check_rope_in(model: str, folder: Path) -> None:
+    """Look at the rotary settings in a folder's config.json, if it can be read: whoever loads it says why not.
+
+    Raises: as `check_rope`; transformers' own complaint would be a KeyError or a TypeError, or none.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if not isinstance(config, dict):
+        return
+    for settings in (
+        {"rope_theta": config.get("rope_theta")},
+        config.get("rope_parameters"),
+        config.get("rope_scaling"),
+    ):
+        if isinstance(settings, Mapping):
+            check_rope(model, settings)
+
+
+def check_rope(model: str, settings: Mapping[str, Any]) -> None:
+    """Look at rotary settings, `rope_type` included; those of layer types, one in the other, are looked at each.
+
+    Raises: ModelError naming what is missing, or is no positive number.
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            check_rope(model, value)
+        elif key in ROPE_NUMBERS and value is not None and not is_positive(value):
+            raise ModelError(
+                f"the config.json of '{model}' has {key} {value!r} in its rotary settings, where a positive number "
+                "should be"
+            )
+    kind = str(settings.get("rope_type", settings.get("type", "default")))  # "type" in older files
+    missing = [key for key in ROPE_NEEDS.get(kind, ()) if settings.get(key) is None]
+    if missing:
+        raise ModelError(
+            f"the config.json of '{model}' has rotary settings of type '{kind}' without {' and '.join(missing)}"
+        )
