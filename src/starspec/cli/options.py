@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import typer
 
 from starspec.config import (
+    Admission,
     BatchingConfig,
     BatchingMethod,
     GatewayConfig,
@@ -275,3 +276,27 @@ def _numbers(text: str | None, option: str, read: Callable[[str], Number], examp
         return tuple(read(each) for each in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
+
+
+def weights(text: str | None) -> dict[str, float]:
+    """What was given as name=3,other=1. Raises: ConfigError unless it is that."""
+    found: dict[str, float] = {}
+    for each in text.split(",") if text else ():
+        name, _, weight = each.rpartition("=")
+        try:
+            found[name.strip()] = float(weight)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError(f"--weights must be NAME=WEIGHT,..., as in target-0=3,target-1=1, not '{text}'")
+    return found
+
+
+def admission(text: str) -> Admission:
+    """What was given as off, n_max or 4. Raises: ConfigError unless it is that."""
+    words: dict[str, Literal["off", "n_max"]] = {"off": "off", "n_max": "n_max"}
+    if text in words:
+        return words[text]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--admission must be off, n_max or a number of targets, not '{text}'")
+    return int(text)

@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, Scheduling, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -72,6 +72,31 @@ def draft(
             rich_help_panel=opt.LIMITS,
         ),
     ] = opt.HUB.max_batch,
+    scheduling: Annotated[
+        Scheduling,
+        typer.Option(
+            help="Who grows first when not all can, for --max-batch or for want of rows: targets in turns, by weight; "
+            "or who came first.",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = opt.HUB.scheduling,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of targets in fair scheduling, NAME=WEIGHT,...",
+            show_default="1 each",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = None,
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="How many targets are drafted for at once: off = all; n_max = as many as are all faster with drafts "
+            "than without, as far as can be foretold (StarSD, section 4.2); or a number. The others decode plainly and "
+            "ask again.",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = "off",
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",
@@ -97,6 +122,9 @@ def draft(
             lease_s=lease,
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
+            scheduling=scheduling,
+            weights=opt.weights(weights),
+            admission=opt.admission(admission),
             run_ahead=run_ahead,
         )
         model = None
