@@ -57,6 +57,7 @@ class ModelConfig:
     numerics: Literal["invariant", "fast"] = "invariant"  # the same bits with and without speculation, or speed
     max_model_len: int | None = None  # tokens a row can hold; None = the model's own, at most 4096
     num_rows: int = 8  # cache rows: sequences held at once
+    kv_budget_bytes: int | None = None  # as many rows as fit into so much memory, instead of num_rows
     num_threads: int | None = None  # torch threads; None = torch's own choice
     fused: bool = True  # False: unmodified Hugging Face modules, the reference
 
@@ -65,6 +66,8 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("numerics", self.numerics, ("invariant", "fast"))
         _at_least("num_rows", self.num_rows, 1)
+        if self.kv_budget_bytes is not None:
+            _at_least("kv_budget_bytes", self.kv_budget_bytes, 1)
         if self.num_threads is not None:
             _at_least("num_threads", self.num_threads, 1)
         if self.max_model_len is not None:

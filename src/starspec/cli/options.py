@@ -300,3 +300,21 @@ def admission(text: str) -> Admission:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"--admission must be off, n_max or a number of targets, not '{text}'")
     return int(text)
+
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def num_bytes(text: str | None, option: str) -> int | None:
+    """What was given as 2GiB, 1.5 GB or 1048576. Raises: ConfigError naming the option."""
+    if text is None:
+        return None
+    number = text.rstrip("BGIKMbgikm ")
+    unit = UNITS.get(text[len(number) :].strip().upper())
+    try:
+        found = int(float(number) * (unit or 0))
+    except (ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise ConfigError(f"{option} must be an amount of memory, as 512MiB, 2GiB or 1048576, not '{text}'")
+    return found

@@ -52,6 +52,16 @@ def draft(
     keys: opt.Keys = None,
     insecure: opt.Insecure = False,
     max_num_seqs: opt.DraftSessions = 32,
+    kv_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for the draft's keys and values, as 512MiB, 2GiB or bytes: it is divided into cache rows, in "
+            "place of --max-num-seqs. Sequences beyond them are served too, with rows taken from those not used for "
+            "longest.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = None,
     max_targets: Annotated[int, typer.Option(min=1, help="Targets at once.", rich_help_panel=opt.LIMITS)] = (
         opt.HUB.max_targets
     ),
@@ -110,6 +120,8 @@ def draft(
         speculative = options.to_config() or SpeculativeConfig()
         if speculative.method != "ngram" and speculative.model is None:
             raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
+        if speculative.method == "ngram" and kv_budget is not None:
+            raise ConfigError("--kv-budget is of draft models: method 'ngram' keeps no keys and values")
         config = HubConfig(
             host=host,
             port=port,
@@ -137,6 +149,7 @@ def draft(
                 numerics="fast",  # a draft's last bits decide nothing
                 max_model_len=speculative.max_model_len or max_model_len,
                 num_rows=max_num_seqs,
+                kv_budget_bytes=opt.num_bytes(kv_budget, "--kv-budget"),
                 num_threads=num_threads,
             )
         log_to_stderr(log_level)
