@@ -26,6 +26,7 @@ MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
 MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
 MIN_LEASE_S = 0.1
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
 
 SampleMethod = Literal["coupled", "rejection"]
 RunAhead = Literal["off", "chain", "outcomes"]
@@ -36,6 +37,10 @@ chain       what follows if all of it is accepted; and nobody waits for a chain 
             asks gets what has grown (AMUSD)
 outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
+Admission = Literal["off", "n_max"] | int
+"""How many targets a hub drafts for at once: all; as many as all gain by it (StarSD's N_max); or so many."""
+Scheduling = Literal["fair", "fifo"]
+"""Who grows first when not all can: targets in turns, by weight; or who came first."""
 BatchingMethod = Literal["ragged", "eqspec", "exspec", "rollback"]
 
 T = TypeVar("T")
@@ -52,6 +57,7 @@ class ModelConfig:
     numerics: Literal["invariant", "fast"] = "invariant"  # the same bits with and without speculation, or speed
     max_model_len: int | None = None  # tokens a row can hold; None = the model's own, at most 4096
     num_rows: int = 8  # cache rows: sequences held at once
+    kv_budget_bytes: int | None = None  # as many rows as fit into so much memory, instead of num_rows
     num_threads: int | None = None  # torch threads; None = torch's own choice
     fused: bool = True  # False: unmodified Hugging Face modules, the reference
 
@@ -60,6 +66,8 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("numerics", self.numerics, ("invariant", "fast"))
         _at_least("num_rows", self.num_rows, 1)
+        if self.kv_budget_bytes is not None:
+            _at_least("kv_budget_bytes", self.kv_budget_bytes, 1)
         if self.num_threads is not None:
             _at_least("num_threads", self.num_threads, 1)
         if self.max_model_len is not None:
@@ -196,8 +204,21 @@ class HubConfig:
     prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
     max_batch: int | None = None  # sessions that grow in one draft forward; 1 = one at a time, as StarSD; None = all
     run_ahead: RunAhead = "off"  # what is drafted while proposals are in verification and nobody waits
+    scheduling: Scheduling = "fair"  # who grows first when not all can
+    admission: Admission = "off"  # how many targets are drafted for at once
+    weights: Mapping[str, float] = field(default_factory=dict)  # target's name -> its share of fair scheduling; else 1
 
     def __post_init__(self) -> None:
+        _one_of("scheduling", self.scheduling, get_args(Scheduling))
+        for name, weight in self.weights.items():
+            if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+                raise ConfigError(f"the weight of '{name}' must be {MIN_WEIGHT} to {MAX_WEIGHT:g}, got {weight:g}")
+        if self.admission not in ("off", "n_max"):
+            if not isinstance(self.admission, int):
+                raise ConfigError(f"admission must be off, n_max or a number of targets, not '{self.admission}'")
+            _at_least("admission", self.admission, 1)
+        if self.weights and self.scheduling == "fifo":
+            raise ConfigError("weights are of fair scheduling: with fifo they would do nothing")
         _one_of("run_ahead", self.run_ahead, get_args(RunAhead))
         for name in ("max_targets", "max_tags", "max_draft_tokens", "prefill_chunk"):
             _at_least(name, getattr(self, name), 1)

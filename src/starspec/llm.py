@@ -206,7 +206,7 @@ class LLM:
 
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
     own = ["speculative_config", "max_num_seqs", "batching", "prefill_chunk"]
-    names = [*own, *(each.name for each in fields(ModelConfig) if each.name != "num_rows")]
+    names = [*own, *(each.name for each in fields(ModelConfig) if each.name not in ("num_rows", "kv_budget_bytes"))]
     for name in options:
         if name not in names:
             raise ConfigError(f"LLM: unknown option '{name}'{nearest(name, names)}")

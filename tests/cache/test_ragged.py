@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
-from starspec.errors import CacheRangeError, NoFreeRow, OurBug
+from starspec.errors import CacheRangeError, ConfigError, NoFreeRow, OurBug
 
 LAYERS, ROWS, MAX_LEN, HEADS, DIM = 2, 3, 12, 2, 4
 
@@ -238,3 +238,14 @@ def test_a_cache_without_layers_still_counts():
     row = cache.lease()
     cache.commit(row, [0, 2])
     assert (cache.lengths[row], cache.num_bytes, cache.num_free_rows) == (2, 0, 1)
+
+
+def test_a_budget_in_bytes_is_as_many_rows_as_fit_and_one_for_none_is_a_sentence() -> None:
+    shape = (2, 5, KEY_BLOCK, 3, 4)
+    row_bytes = RaggedCache(*shape).num_bytes // 5
+    assert RaggedCache.within(None, *shape).num_rows == 5
+    for num_rows in (1, 7):
+        assert RaggedCache.within(num_rows * row_bytes, *shape).num_rows == num_rows
+        assert RaggedCache.within((num_rows + 1) * row_bytes - 1, *shape).num_bytes == num_rows * row_bytes
+    with pytest.raises(ConfigError, match=f"one of {KEY_BLOCK} tokens, drafts included, takes {row_bytes}"):
+        RaggedCache.within(row_bytes - 1, *shape)

@@ -47,6 +47,34 @@ MISTAKES = {
         "the hub would listen on 0.0.0.0 without keys",
     ),
     "ports": (("draft", "--spec-method", "ngram", "--data-ports", "9-1"), "--data-ports must be FIRST-LAST"),
+    "weights": (
+        ("draft", "--spec-method", "ngram", "--weights", "target-0"),
+        "--weights must be NAME=WEIGHT,..., as in target-0=3,target-1=1, not 'target-0'",
+    ),
+    "a weight out of range": (
+        ("draft", "--spec-method", "ngram", "--weights", "target-0=0"),
+        "the weight of 'target-0' must be 0.01 to 100, got 0",
+    ),
+    "weights that would do nothing": (
+        ("draft", "--spec-method", "ngram", "--weights", "a=2", "--scheduling", "fifo"),
+        "weights are of fair scheduling",
+    ),
+    "admission": (
+        ("draft", "--spec-method", "ngram", "--admission", "nmax"),
+        "--admission must be off, n_max or a number of targets, not 'nmax'",
+    ),
+    "memory": (
+        ("draft", "--draft", "synthetic:role=draft", "--kv-budget", "2GiBs"),
+        "--kv-budget must be an amount of memory, as 512MiB, 2GiB or 1048576, not '2GiBs'",
+    ),
+    "memory for nobody": (
+        ("draft", "--draft", "synthetic:role=draft", "--kv-budget", "1KiB", "--port", "0"),
+        "a KV budget of 1024 bytes holds no sequence",
+    ),
+    "memory without keys and values": (
+        ("draft", "--spec-method", "ngram", "--kv-budget", "1GiB"),
+        "--kv-budget is of draft models",
+    ),
     "hub elsewhere": (
         ("up", "--target", "x", "--speculative-config", '{"remote": {"endpoint": "tcp://10.0.0.1:7700"}}'),
         "remote.endpoint names a hub elsewhere, but `starspec up` starts its own",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from math import exp
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -217,7 +217,7 @@ class ToyStar:
         max_len: int = 64,
         target_vocab_size: int = VOCAB_SIZE,
         run_ahead: RunAhead = "off",
-        **limits: int,
+        **limits: Any,
     ) -> None:
         self.clock = VirtualClock()
         self.runner = ToyRunner(num_rows, max_len)

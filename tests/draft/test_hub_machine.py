@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any, ClassVar
 
 from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ReferenceTree, ToyStar, ToyTag, by_paths, paths_of
 from hypothesis import settings
@@ -38,6 +39,7 @@ class Life(RuleBasedStateMachine):
     """
 
     run_ahead: RunAhead = "off"
+    limits: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +50,7 @@ class Life(RuleBasedStateMachine):
             max_draft_tokens=MAX_NODES,
             max_tags=64,
             run_ahead=self.run_ahead,
+            **self.limits,
         )
         self.numbers = itertools.count(1)
         self.tags: dict[str, dict[int, ToyTag]] = {}
@@ -60,7 +63,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         name = f"t{next(self.numbers)}"
-        self.star.hub.join(SessionId(name), TargetId("target"), VOCAB_SIZE)
+        self.star.hub.join(SessionId(name), TargetId(name), VOCAB_SIZE)
         self.tags[name] = {}
 
     @precondition(lambda self: self.tags)
@@ -153,10 +156,16 @@ class Life(RuleBasedStateMachine):
         asked = tag.budget
         if not tag.receive(message):
             return
-        if isinstance(message, Proposal):
+        if isinstance(message, Proposal) and message.retry_after_s:
+            assert "admission" in self.limits
+            assert not message.token_ids
+            tag.link.lose()
+        elif isinstance(message, Proposal):
             self._check(by_paths(message), tag.expected_tree(MAX_NODES, MAX_LEN), is_chain=asked.is_chain)
         else:
-            assert tag in self.torn, "a tag whose messages all arrived is never asked to open again"
+            assert tag in self.torn or "admission" in self.limits, (
+                "a tag whose messages all arrived is never asked to open again"
+            )
             self.torn.discard(tag)
             self._send(name, tag.open(asked))
 
@@ -204,6 +213,28 @@ class LifeOfOutcomes(Life):
     run_ahead = "outcomes"
 
 
+class LifeInTurns(Life):
+    """As above, with room for two sessions in a layer, and one target of more weight than the others."""
+
+    limits: ClassVar[dict[str, Any]] = {"max_sessions": 2, "weights": {"t1": 4.0}}
+
+
+class LifeWithPlaces(Life):
+    """As above, where two of three targets are drafted for."""
+
+    limits: ClassVar[dict[str, Any]] = {"max_sessions": 2, "admission": 2}
+
+
+class LifeWithForetoldPlaces(LifeWithPlaces):
+    """As above, for as many as the hub foretells to gain by it."""
+
+    run_ahead = "outcomes"
+    limits: ClassVar[dict[str, Any]] = {"max_sessions": 1, "admission": "n_max"}
+
+
 SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestLife, TestLifeAlongTheChain, TestLifeOfOutcomes = Life.TestCase, LifeAlongTheChain.TestCase, LifeOfOutcomes.TestCase
 TestLife.settings = TestLifeAlongTheChain.settings = TestLifeOfOutcomes.settings = SETTINGS
+TestLifeInTurns, TestLifeWithPlaces = LifeInTurns.TestCase, LifeWithPlaces.TestCase
+TestLifeWithForetoldPlaces = LifeWithForetoldPlaces.TestCase
+TestLifeInTurns.settings = TestLifeWithPlaces.settings = TestLifeWithForetoldPlaces.settings = SETTINGS

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.sequence_rows import SequenceRows, check_increasing
+from starspec.errors import ConfigError
 
 KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
 
@@ -54,7 +55,7 @@ class RaggedCache(SequenceRows):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(num_rows, max_len)
-        num_slots = -(-max_len // KEY_BLOCK) * KEY_BLOCK
+        num_slots = _num_slots(max_len)
         shape = (num_layers, 2, num_rows, num_kv_heads, num_slots, head_dim)
         self._storage = _lazy_zeros(shape, dtype, torch.device(device))
         self.keys: tuple[Tensor, ...] = self._storage[:, 0].unbind(0)  # one [B, H, S, D] a layer
@@ -64,6 +65,33 @@ class RaggedCache(SequenceRows):
         self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
         self._row_size = num_kv_heads * num_slots * head_dim  # elements from one row to the next
         self._window_stride = (0, num_slots * head_dim, head_dim, 1)
+
+    @classmethod
+    def within(
+        cls,
+        num_bytes: int | None,
+        num_layers: int,
+        num_rows: int,
+        max_len: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> RaggedCache:
+        """A cache of as many rows as fit into so much memory; of `num_rows` if that is None.
+
+        Raises: ConfigError if not even one row fits.
+        """
+        if num_bytes is not None:
+            num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
+            num_rows = num_bytes // num_row_bytes
+            if num_rows < 1:
+                raise ConfigError(
+                    f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens, drafts included, "
+                    f"takes {num_row_bytes}; allow more, or lower max_model_len"
+                )
+        return cls(num_layers, num_rows, max_len, num_kv_heads, head_dim, dtype=dtype, device=device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -148,6 +176,11 @@ class RaggedCache(SequenceRows):
         of_row = self._storage[:, :, row]  # [L, 2, H, S, D]
         # index_select copies, so a slot may be both read and overwritten
         of_row[:, :, :, start : start + len(slots)] = of_row.index_select(3, index)
+
+
+def _num_slots(max_len: int) -> int:
+    """Of a row: whole blocks."""
+    return -(-max_len // KEY_BLOCK) * KEY_BLOCK
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import typer
 
 from starspec.config import (
+    Admission,
     BatchingConfig,
     BatchingMethod,
     GatewayConfig,
@@ -275,3 +276,45 @@ def _numbers(text: str | None, option: str, read: Callable[[str], Number], examp
         return tuple(read(each) for each in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
+
+
+def weights(text: str | None) -> dict[str, float]:
+    """What was given as name=3,other=1. Raises: ConfigError unless it is that."""
+    found: dict[str, float] = {}
+    for each in text.split(",") if text else ():
+        name, _, weight = each.rpartition("=")
+        try:
+            found[name.strip()] = float(weight)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError(f"--weights must be NAME=WEIGHT,..., as in target-0=3,target-1=1, not '{text}'")
+    return found
+
+
+def admission(text: str) -> Admission:
+    """What was given as off, n_max or 4. Raises: ConfigError unless it is that."""
+    words: dict[str, Literal["off", "n_max"]] = {"off": "off", "n_max": "n_max"}
+    if text in words:
+        return words[text]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--admission must be off, n_max or a number of targets, not '{text}'")
+    return int(text)
+
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def num_bytes(text: str | None, option: str) -> int | None:
+    """What was given as 2GiB, 1.5 GB or 1048576. Raises: ConfigError naming the option."""
+    if text is None:
+        return None
+    number = text.rstrip("BGIKMbgikm ")
+    unit = UNITS.get(text[len(number) :].strip().upper())
+    try:
+        found = int(float(number) * (unit or 0))
+    except (ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise ConfigError(f"{option} must be an amount of memory, as 512MiB, 2GiB or 1048576, not '{text}'")
+    return found

@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, Scheduling, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -52,6 +52,16 @@ def draft(
     keys: opt.Keys = None,
     insecure: opt.Insecure = False,
     max_num_seqs: opt.DraftSessions = 32,
+    kv_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for the draft's keys and values, as 512MiB, 2GiB or bytes: it is divided into cache rows, in "
+            "place of --max-num-seqs. Sequences beyond them are served too, with rows taken from those not used for "
+            "longest.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = None,
     max_targets: Annotated[int, typer.Option(min=1, help="Targets at once.", rich_help_panel=opt.LIMITS)] = (
         opt.HUB.max_targets
     ),
@@ -72,6 +82,31 @@ def draft(
             rich_help_panel=opt.LIMITS,
         ),
     ] = opt.HUB.max_batch,
+    scheduling: Annotated[
+        Scheduling,
+        typer.Option(
+            help="Who grows first when not all can, for --max-batch or for want of rows: targets in turns, by weight; "
+            "or who came first.",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = opt.HUB.scheduling,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of targets in fair scheduling, NAME=WEIGHT,...",
+            show_default="1 each",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = None,
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="How many targets are drafted for at once: off = all; n_max = as many as are all faster with drafts "
+            "than without, as far as can be foretold (StarSD, section 4.2); or a number. The others decode plainly and "
+            "ask again.",
+            rich_help_panel=opt.LIMITS,
+        ),
+    ] = "off",
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",
@@ -85,6 +120,8 @@ def draft(
         speculative = options.to_config() or SpeculativeConfig()
         if speculative.method != "ngram" and speculative.model is None:
             raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
+        if speculative.method == "ngram" and kv_budget is not None:
+            raise ConfigError("--kv-budget is of draft models: method 'ngram' keeps no keys and values")
         config = HubConfig(
             host=host,
             port=port,
@@ -97,6 +134,9 @@ def draft(
             lease_s=lease,
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
+            scheduling=scheduling,
+            weights=opt.weights(weights),
+            admission=opt.admission(admission),
             run_ahead=run_ahead,
         )
         model = None
@@ -109,6 +149,7 @@ def draft(
                 numerics="fast",  # a draft's last bits decide nothing
                 max_model_len=speculative.max_model_len or max_model_len,
                 num_rows=max_num_seqs,
+                kv_budget_bytes=opt.num_bytes(kv_budget, "--kv-budget"),
                 num_threads=num_threads,
             )
         log_to_stderr(log_level)

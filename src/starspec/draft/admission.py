@@ -27,6 +27,7 @@ class HubTerms:
     max_draft_tokens: int
     lease_s: float
     features: FeatureTerms | None = None  # None: the draft reads token ids alone
+    is_plain_speed_wanted: bool = False  # targets are to say how fast they are without drafts
 
 
 def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
@@ -56,6 +57,7 @@ def _welcome(terms: HubTerms) -> Welcome:
         terms.lease_s,
         layers,
         window,
+        terms.is_plain_speed_wanted,
     )
 
 

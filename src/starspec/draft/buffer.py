@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
+from starspec.draft.capacity import LayerCost
+from starspec.draft.fairness import Turns, choose_fairly
 from starspec.draft.grow import Drafter, Growth
 from starspec.draft.layer_times import LayerTimes
 from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView, TagKey, choose_layer
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
+from starspec.ids import SessionId
 
 SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: one no longer is read like a layer of a tree, and is no prompt
 MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens that one verdict adds; a head reads all of them anew
 
 
 class RequestBuffer:
-    """Sessions that owe growth, first come first served, and the rows that sessions grow in.
+    """Sessions that owe growth, in order of arrival, and the rows that sessions grow in.
 
     Args:
         drafter: owns the rows.
         prefill_chunk: prompt tokens in one layer, at most.
         max_sessions: sessions in one layer, at most.
         is_ahead: whether trees are to grow while their proposals are in verification.
+        is_fair: whether targets take turns when not all can grow; else it is first come, first served.
     """
 
     def __init__(
@@ -33,11 +37,14 @@ class RequestBuffer:
         prefill_chunk: int,
         max_sessions: int | None = None,
         is_ahead: bool = False,
+        is_fair: bool = False,
     ) -> None:
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
         self._max_sessions = max_sessions
         self._is_ahead = is_ahead
+        self._is_fair = is_fair
+        self._turns = Turns()
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
         self._preparing: dict[TagKey, DraftSession] = {}  # in verification, and perhaps with more to prepare
@@ -57,6 +64,29 @@ class RequestBuffer:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def join(self, session_id: SessionId, weight: float) -> None:
+        """A target comes, with so much weight."""
+        self._turns = self._turns.with_weight(session_id, weight)
+
+    def leave(self, session_id: SessionId) -> None:
+        """A target has gone; its sessions are removed one by one."""
+        self._turns = self._turns.without(session_id)
+
+    @property
+    def waiting_targets(self) -> set[SessionId]:
+        """Those with sessions that owe growth."""
+        return {key.session_id for key in self._waiting}
+
+    @property
+    def weights(self) -> Mapping[SessionId, float]:
+        """Of every target."""
+        return self._turns.weights
+
+    @property
+    def layer_cost(self) -> LayerCost | None:
+        """Of a layer without prompts; None before the first."""
+        return self._times.cost
 
     def update(self, session: DraftSession) -> None:
         """Take in what the session owes now. One that waits already keeps its place in the line;
@@ -89,7 +119,7 @@ class RequestBuffer:
         Returns: the layer and the sessions in it, in order. They stay in flight until `land`.
         Raises: whatever the drafter raises; the sessions are then still in flight.
         """
-        layer = self._choose_layer()
+        layer, self._turns = self._choose_layer()
         if not layer.portions:
             raise OurBug(f"nothing was chosen for a layer, of {list(self._waiting)}")
         for key in layer.evicted:
@@ -142,18 +172,24 @@ class RequestBuffer:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
         if any(session.in_verification is None for session in self._preparing.values()):
             raise OurBug(f"{list(self._preparing)} are prepared for verdicts, and not all will get one")
-        if self._is_settled and self._choose_layer() != choose_layer(self._snapshot()):
+        if self._is_settled and self._choose_layer() != self._choose(self._snapshot()):
             raise OurBug(f"{self._choose_layer()} is not the layer that the scheduler would choose")
 
     def _is_due(self, session: DraftSession) -> bool:
         return session.request is not None and self._drafter.can_grow(session)
 
-    def _choose_layer(self) -> Layer:
+    def _choose_layer(self) -> tuple[Layer, Turns]:
         """The scheduler's choice, taken from the last layer where that is the same."""
         if not self._is_settled:
-            return choose_layer(self._snapshot())
+            return self._choose(self._snapshot())
         waiting = self._waiting.values()
-        return Layer(tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in waiting))
+        return Layer(tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in waiting)), self._turns
+
+    def _choose(self, snapshot: LayerSnapshot) -> tuple[Layer, Turns]:
+        """By turns, if it matters: who takes nothing from anybody owes nothing."""
+        if self._is_fair and snapshot.is_contended:
+            return choose_fairly(snapshot, self._turns)
+        return choose_layer(snapshot), self._turns
 
     def _snapshot(self) -> LayerSnapshot:
         num_free = self._drafter.num_free_rows
@@ -171,10 +207,15 @@ class RequestBuffer:
 
     def _view(self, session: DraftSession) -> SessionView:
         num_missing = self._drafter.num_missing(session)
-        is_prefill = num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST)
-        is_delayed = session.request is not None and session.request.has_prefill
+        request = session.request
         return SessionView(
-            session.key, session.row is not None, num_missing, is_prefill, session.last_used_s, is_delayed
+            session.key,
+            session.row is not None,
+            num_missing,
+            num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST),
+            session.last_used_s,
+            is_delayed=request is not None and request.has_prefill,
+            is_begun=request is not None and request.started_s is not None,
         )
 
     def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:

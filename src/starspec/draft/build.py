@@ -77,6 +77,9 @@ def build_hub(
         prefill_chunk=config.prefill_chunk,
         feature_window=loaded.features.window if loaded.features else 0,
         max_sessions=config.max_batch,
+        scheduling=config.scheduling,
+        weights=config.weights,
+        admission=config.admission,
         run_ahead=config.run_ahead,
         trace=trace,
     )
@@ -91,4 +94,5 @@ def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:
         max_draft_tokens=config.max_draft_tokens,
         lease_s=config.lease_s,
         features=loaded.features,
+        is_plain_speed_wanted=config.admission == "n_max",
     )

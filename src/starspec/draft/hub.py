@@ -7,13 +7,16 @@ found by (target's session, tag) and lives from `Open` to `Close`, or until its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 
-from starspec.config import RunAhead
+from starspec.config import Admission, RunAhead, Scheduling
 from starspec.draft.buffer import RequestBuffer
+from starspec.draft.capacity import num_full, typical
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
+from starspec.draft.places import Load, Places
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spoke import Spoke
@@ -60,6 +63,9 @@ class DraftHub:
         prefill_chunk: prompt tokens in one layer, at most.
         feature_window: positions whose features are kept of each tag.
         max_sessions: sessions in one layer, at most; 1 is StarSD as published, None is all that wait.
+        scheduling: who grows first when not all can.
+        weights: of targets by name, for fair scheduling; of those without, 1.
+        admission: how many targets are drafted for at once; the tags of others are answered as those beyond max_tags.
         run_ahead: what is drafted while nobody waits.
         trace: records layers and idle gaps.
     """
@@ -74,6 +80,9 @@ class DraftHub:
         prefill_chunk: int,
         feature_window: int = 0,
         max_sessions: int | None = None,
+        scheduling: Scheduling = "fair",
+        weights: Mapping[str, float] | None = None,
+        admission: Admission = "off",
         run_ahead: RunAhead = "off",
         trace: Tracer | None = None,
     ) -> None:
@@ -84,11 +93,14 @@ class DraftHub:
         self._max_draft_tokens = max_draft_tokens
         self._feature_window = feature_window
         self._run_ahead_mode = run_ahead
+        self._weights = weights or {}
+        self._places = None if admission == "off" else Places(admission, max_sessions)
         self._buffer = RequestBuffer(
             drafter,
             prefill_chunk=prefill_chunk,
             max_sessions=max_sessions,
             is_ahead=run_ahead != "off",
+            is_fair=scheduling == "fair",
         )
         self._ledger = Ledger(self.stats, clock(), trace)
         self._spokes: dict[SessionId, Spoke] = {}
@@ -119,6 +131,7 @@ class DraftHub:
             num_outcomes=NUM_OUTCOMES if self._run_ahead_mode == "outcomes" else 0,
         )
         self._spokes[session_id] = Spoke(target_id, limits)
+        self._buffer.join(session_id, self._weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._spokes)
 
     def leave(self, session_id: SessionId, now: float) -> None:
@@ -126,6 +139,9 @@ class DraftHub:
         self._spokes.pop(session_id, None)
         for key in [key for key in self._sessions if key.session_id == session_id]:
             self._buffer.remove(self._sessions.pop(key))
+        self._buffer.leave(session_id)
+        if self._places is not None:
+            self._places.leave(session_id)
         self._outbox = [reply for reply in self._outbox if reply[0] != session_id]
         self._take_stock(now)
 
@@ -140,6 +156,8 @@ class DraftHub:
         """
         if session_id not in self._spokes:
             return
+        if self._places is not None and self._places.is_review_due(now):
+            self._places.review(self._load(), now)
         try:
             self._dispatch(session_id, message, now)
         except PeerProtocolError as error:
@@ -182,7 +200,8 @@ class DraftHub:
 
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
-        self._ledger.refresh(now)
+        self._ledger.refresh(now, self._buffer.weights, self._buffer.waiting_targets)
+        self._count_places()
         return HubStatus(self._drafter.name, deepcopy(self.stats))
 
     def check_integrity(self) -> None:
@@ -206,6 +225,7 @@ class DraftHub:
                 if self._link(key).receive(message):
                     self._drop(key)
             case Ping():
+                self._spokes[session_id].plain_tokens_per_s = message.plain_tokens_per_s
                 self._reply(session_id, Pong(message.sequence))
             case Goodbye():
                 self.leave(session_id, now)
@@ -216,12 +236,12 @@ class DraftHub:
         link = self._link(key)
         if link.receive(message) is None:
             return
-        held = self._sessions.get(key)
-        if held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
+        held, has_place = self._sessions.get(key), self._has_place(key.session_id, now)
+        if has_place and held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
             self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now)
             return
         self._drop(key)
-        if len(self._sessions) >= self._max_tags or now < self._paused_until_s:
+        if not has_place or len(self._sessions) >= self._max_tags or now < self._paused_until_s:
             self._decline(key, link, now)
             return
         session = self._sessions[key] = DraftSession(key, message, link, self._spokes[key.session_id].limits, now)
@@ -229,6 +249,7 @@ class DraftHub:
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
         """Do not hold the tag now: an empty proposal lets the target go on, and says when to ask again."""
+        self.stats.num_declined += 1
         if link.wanted.num_draft_tokens:
             retry_after_s = max(RETRY_S, self._paused_until_s - now)
             declined = Proposal(link.tag, link.epoch, link.prefix_len, [], retry_after_s=retry_after_s)
@@ -238,6 +259,8 @@ class DraftHub:
     def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         if token_ids:
+            if session.in_verification is not None:
+                self._spokes[session.key.session_id].add_round(len(token_ids), now - session.proposed_s)
             session.note_verdict(len(token_ids) - 1, now)
             self._drafter.reroot(session, token_ids)
         self._ask(session, budget, now)
@@ -246,11 +269,15 @@ class DraftHub:
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
         link = self._link(key)
-        if link.receive(message):
+        if link.receive(message) is None:
+            if link.gap:
+                self._drop(key)
+                self._reply(key.session_id, link.send(link.gap))
+        elif self._has_place(key.session_id, now):
             self._continue(self._sessions[key], message.token_ids, message.budget, now)
-        elif link.gap:
+        else:
             self._drop(key)
-            self._reply(key.session_id, link.send(link.gap))
+            self._decline(key, link, now)
 
     def _learn(self, key: TagKey, message: Features) -> None:
         """Features of a tag that is not held are dropped: its target is told by what answers its next message."""
@@ -305,7 +332,35 @@ class DraftHub:
         self._ledger.add_proposal(now, tree.num_draft_tokens)
         if request.started_s is not None:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
+        if not request.has_prefill:
+            self._spokes[session.key.session_id].add_proposal(request.num_layers)
         session.settle(now)
+
+    def _has_place(self, session_id: SessionId, now: float) -> bool:
+        """Whether the target is drafted for: it may ask for it with every tag."""
+        if self._places is None or self._places.is_held(session_id):
+            return True
+        return self._places.ask(session_id, self._load(), now)
+
+    def _load(self) -> Load:
+        num_tags = Counter(key.session_id for key in self._sessions)
+        demands = {name: spoke.demand(num_tags[name]) for name, spoke in self._spokes.items()}
+        return Load(
+            {name: demand for name, demand in demands.items() if demand is not None},
+            {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
+            frozenset(num_tags),
+            self._buffer.layer_cost,
+        )
+
+    def _count_places(self) -> None:
+        load = self._load()
+        demands = [demand for name, demand in load.demands.items() if name in load.busy]
+        if demands and load.cost is not None:
+            one = typical(demands)
+            service_s = one.num_layers * load.cost.alone_s
+            self.stats.num_full = num_full(service_s, one.return_s) if service_s else 0
+        if self._places is not None:
+            self.stats.num_places, self.stats.num_max = self._places.num_held, self._places.num_max
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)

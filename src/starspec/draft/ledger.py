@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from starspec.draft.fairness import jains_index
 from starspec.draft.scheduler import Layer
+from starspec.ids import SessionId
 from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 
 WINDOW_S = 5.0  # "the last seconds" of load and R_q
+SLOT_S = 0.25  # what targets were served is remembered in slots of time of this length
 DRAFT_TRACK, IDLE_TRACK = "draft", "idle"
 
 
@@ -21,11 +25,18 @@ class _Span(NamedTuple):
         return max(0.0, self.end_s - max(self.start_s, since_s))
 
 
+class _Served(NamedTuple):
+    """What targets were served within one slot of time."""
+
+    start_s: float
+    num_tokens: Counter[SessionId]
+
+
 class Ledger:
     """Adds up layers, idle gaps and proposals. Times come from outside, in seconds on one clock.
 
     Args:
-        stats: what is kept up to date; `load`, `proposals_per_s` and `idle_s` by `refresh` only.
+        stats: what is kept up to date; `load`, `proposals_per_s`, `idle_s` and `fairness` by `refresh` only.
         started_s: the time now.
         trace: also gets every layer and every idle gap, if given.
     """
@@ -37,6 +48,7 @@ class Ledger:
         self._busy: deque[_Span] = deque()
         self._idle: deque[_Span] = deque()
         self._proposed: deque[_Span] = deque()  # instants
+        self._served: deque[_Served] = deque()
         self._idle_s = 0.0  # of gaps that are over
         self._idle_since_s: float | None = None
 
@@ -49,6 +61,7 @@ class Ledger:
         if not layer.has_prefill:
             self._stats.t_s.add(end_s - start_s)
         _push(self._busy, _Span(start_s, end_s))
+        self._add_served(end_s, layer)
         if self._trace:
             num_tokens = sum(portion.num_tokens for portion in layer.portions)
             name = "prefill" if layer.has_prefill else "draft layer"
@@ -90,8 +103,15 @@ class Ledger:
             if gap.end_s > gap.start_s:  # a request may have come while a layer ran, before the gap began
                 self._add_idle(gap)
 
-    def refresh(self, now: float) -> None:
-        """Bring the statistics of the last seconds, and the idle time, up to now."""
+    def refresh(
+        self, now: float, weights: Mapping[SessionId, float] | None = None, waiting: Iterable[SessionId] = ()
+    ) -> None:
+        """Bring the statistics of the last seconds, and the idle time, up to now.
+
+        Args:
+            weights: of all targets; service is compared by weight.
+            waiting: targets that count even if they were not served at all.
+        """
         since_s = now - WINDOW_S
         open_gap = _Span(now if self._idle_since_s is None else self._idle_since_s, now)
         busy_s = sum(span.seconds_since(since_s) for span in self._busy)
@@ -101,6 +121,22 @@ class Ledger:
         self._stats.idle_s = self._idle_s + open_gap.seconds_since(0.0)
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
+        self._stats.fairness = self._fairness(since_s, weights or {}, waiting)
+
+    def _fairness(self, since_s: float, weights: Mapping[SessionId, float], waiting: Iterable[SessionId]) -> float:
+        served: Counter[SessionId] = Counter(dict.fromkeys(waiting, 0))
+        for slot in self._served:
+            if slot.start_s > since_s:
+                served.update(slot.num_tokens)
+        return jains_index(served[target] / weight for target, weight in weights.items() if target in served)
+
+    def _add_served(self, now: float, layer: Layer) -> None:
+        if not self._served or now >= self._served[-1].start_s + SLOT_S:
+            self._served.append(_Served(now, Counter()))
+            while self._served[0].start_s <= now - WINDOW_S:
+                self._served.popleft()
+        for portion in layer.portions:
+            self._served[-1].num_tokens[portion.key.session_id] += portion.cost
 
     def _add_idle(self, gap: _Span) -> None:
         self._idle_s += gap.end_s - gap.start_s

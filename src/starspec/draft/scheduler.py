@@ -1,7 +1,7 @@
 """Which sessions grow in the next draft layer: a pure function of a snapshot.
 
-First come, first served, and all that wait grow together in one batched forward, or the first `max_sessions` of them
-(StarSD serves one at a time):
+All that wait grow together in one batched forward, or the first `max_sessions` of the line (StarSD serves one at a
+time). The line is first come, first served, unless it is another (`fairness.py`):
 
 1. A waiting session without a row takes a free one; else the row of the idle session that was used least recently;
    else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
@@ -14,8 +14,9 @@ First come, first served, and all that wait grow together in one batched forward
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from starspec.ids import SessionId, Tag
 
@@ -37,6 +38,7 @@ class SessionView:
     is_prefill: bool  # they are more than a verdict leaves
     last_used_s: float  # when it last sent a request or got a proposal
     is_delayed: bool = False  # a layer for its request had a prompt in it
+    is_begun: bool = False  # it was in a layer for its request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,13 @@ class LayerSnapshot:
     chunk_beside: int  # the same for a layer in which others decode; at least 1
     max_sessions: int | None = None  # in one layer; None = all that wait
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether some must wait because others do not."""
+        if self.max_sessions is not None and len(self.waiting) > self.max_sessions:
+            return True
+        return sum(not each.has_row for each in self.waiting) > self.num_free_rows + len(self.idle)
+
 
 @dataclass(frozen=True, slots=True)
 class Portion:
@@ -58,6 +67,11 @@ class Portion:
     key: TagKey
     num_tokens: int
     is_prefill: bool
+
+    @property
+    def cost(self) -> int:
+        """Draft tokens that its target is charged. Of a prompt all that counts is the place in the layer."""
+        return 1 if self.is_prefill else self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +90,53 @@ class Layer:
         return sum(portion.num_tokens for portion in self.portions if portion.is_prefill)
 
 
-def choose_layer(snapshot: LayerSnapshot) -> Layer:
+class Line(Protocol):
+    """Those who wait, in some order; it may depend on who before was taken into the layer."""
+
+    def __iter__(self) -> Iterator[SessionView]:
+        """Each of them once."""
+        ...
+
+    def charge(self, portion: Portion) -> None:
+        """The one that came last is in the layer."""
+        ...
+
+
+class FirstComeLine:
+    """In order of arrival."""
+
+    def __init__(self, waiting: Sequence[SessionView]) -> None:
+        self._waiting = waiting
+
+    def __iter__(self) -> Iterator[SessionView]:
+        return iter(self._waiting)
+
+    def charge(self, portion: Portion) -> None:
+        pass
+
+
+def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
     """Choose the next layer.
 
+    Args:
+        line: who comes first; None = who came first.
     Returns: a layer with at least one portion if any session waits; each session at most once; never more rows
         in use than there are.
+    Effects: the line.
     """
     rows, prompts = _Rows(snapshot), _PromptTokens(snapshot)
+    line = line or FirstComeLine(snapshot.waiting)
     portions: list[Portion] = []
-    for place, session in enumerate(snapshot.waiting):
-        if len(portions) == snapshot.max_sessions:
-            break
+    for session in line:
+        rows.pass_by(session)
         num_tokens = prompts.left_for(session) if session.is_prefill else session.num_missing
-        if num_tokens and rows.take(place, session):
+        if num_tokens and rows.take(session):
             portions.append(Portion(session.key, num_tokens, session.is_prefill))
+            line.charge(portions[-1])
             if session.is_prefill:
                 prompts.take(session, num_tokens)
+            if len(portions) == snapshot.max_sessions:
+                break
     return Layer(tuple(portions), tuple(rows.evicted))
 
 
@@ -119,11 +164,15 @@ class _Rows:
     def __init__(self, snapshot: LayerSnapshot) -> None:
         self._num_free = snapshot.num_free_rows
         self._idle = sorted(snapshot.idle, key=lambda session: session.last_used_s, reverse=True)
-        self._in_line = [(place, session) for place, session in enumerate(snapshot.waiting) if session.has_row]
+        self._behind = {session.key: None for session in snapshot.waiting if session.has_row}
         self.evicted: list[TagKey] = []
 
-    def take(self, place: int, session: SessionView) -> bool:
-        """See that the session at `place` of the line has a row; False if there is none for it in this layer."""
+    def pass_by(self, session: SessionView) -> None:
+        """It is this session's turn: whoever comes later cannot take its row."""
+        self._behind.pop(session.key, None)
+
+    def take(self, session: SessionView) -> bool:
+        """See that the session has a row; False if there is none for it in this layer."""
         if session.has_row:
             return session.key not in self.evicted
         if self._num_free:
@@ -132,7 +181,7 @@ class _Rows:
         if self._idle:
             self.evicted.append(self._idle.pop().key)
             return True
-        if self._in_line and self._in_line[-1][0] > place:
-            self.evicted.append(self._in_line.pop()[1].key)
+        if self._behind:
+            self.evicted.append(self._behind.popitem()[0])
             return True
         return False

@@ -39,6 +39,7 @@ class DraftRequest:
     arrived_s: float
     started_s: float | None = None  # start of its first layer
     has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
+    num_layers: int = 0  # of its service
 
     def times(self, now: float) -> tuple[float, float]:
         """Seconds in the queue and seconds of service, if the proposal is made now."""
@@ -111,6 +112,11 @@ class DraftSession:
         return not self.to_forward
 
     @property
+    def proposed_s(self) -> float:
+        """When the proposal in verification was made."""
+        return self._proposed_s
+
+    @property
     def num_known(self) -> int:
         """Tokens of the chain that is owed that are there already; 0 if what is owed is no chain."""
         return self.tree.num_known(self.budget) if self.budget.is_chain else 0
@@ -151,6 +157,7 @@ class DraftSession:
         if self.request is not None:
             self.request.started_s = now if self.request.started_s is None else self.request.started_s
             self.request.has_prefill |= has_prefill
+            self.request.num_layers += 1
 
     def settle(self, now: float) -> None:
         """The proposal that was owed is made."""

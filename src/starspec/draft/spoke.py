@@ -1,12 +1,15 @@
-"""What the hub keeps of one target besides its sessions: how far tags had come that it does not hold."""
+"""What the hub keeps of one target besides its sessions: its rounds, and how far the tags had come that it lost."""
 
 from __future__ import annotations
 
+from starspec.draft.capacity import Demand
 from starspec.draft.session import DraftLimits
 from starspec.ids import Tag, TargetId
+from starspec.speculation.stats import Mean
 from starspec.wire.session import Role, TagSession
 
 MAX_PAST_TAGS = 1024
+MIN_ROUNDS = 5  # until then nothing is known of a target's rounds
 
 
 class Spoke:
@@ -19,7 +22,33 @@ class Spoke:
     def __init__(self, target_id: TargetId, limits: DraftLimits) -> None:
         self.target_id = target_id
         self.limits = limits  # of its sessions
+        self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
+        self._layers, self._return, self._tokens = Mean(), Mean(), Mean()
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
+
+    def add_proposal(self, num_layers: int) -> None:
+        """One was made in so many layers, none of them with a prompt."""
+        self._layers.add(num_layers)
+
+    def add_round(self, num_tokens: int, return_s: float) -> None:
+        """The verdict on a proposal came after so long, with so many tokens."""
+        self._return.add(return_s)
+        self._tokens.add(num_tokens)
+
+    def demand(self, num_sessions: int) -> Demand | None:
+        """What this target asks for with so many sessions; None if too little is known.
+
+        A target that has not said how fast it is without drafts is supposed to take Z for a token.
+        """
+        if min(self._return.count, self._layers.count) < MIN_ROUNDS or not self._return.value:
+            return None
+        return Demand(
+            num_sessions=max(1, num_sessions),
+            num_layers=self._layers.value,
+            return_s=self._return.value,
+            num_tokens=self._tokens.value,
+            plain_tokens_per_s=self.plain_tokens_per_s or 1.0 / self._return.value,
+        )
 
     def recall(self, tag: Tag) -> TagSession:
         """The link of a tag that has no session; a fresh one, remembered from now on, if the tag is unknown."""

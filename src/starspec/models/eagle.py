@@ -58,7 +58,8 @@ class EagleHead:
         self.spec = spec
         self.info = _info(spec, config, name, tensors)
         self.token_ids = None if weights.draft_token_ids is None else weights.draft_token_ids.to(device)
-        self.cache = RaggedCache(
+        self.cache = RaggedCache.within(
+            config.kv_budget_bytes,
             num_layers=1,
             num_rows=config.num_rows,
             max_len=self.info.max_model_len + MAX_DRAFT_TOKENS,

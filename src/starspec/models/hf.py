@@ -130,7 +130,8 @@ def make_cache(model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> 
     """The cache that fits a model: rows hold the longest sequence and the longest proposal behind it."""
     text = model.config.get_text_config(decoder=True)
     num_heads = text.num_attention_heads
-    return RaggedCache(
+    return RaggedCache.within(
+        config.kv_budget_bytes,
         num_layers=text.num_hidden_layers,
         num_rows=config.num_rows,
         max_len=info.max_model_len + MAX_DRAFT_TOKENS,

@@ -56,6 +56,7 @@ class SyntheticRunner:
         *,
         name: str = "synthetic",
         num_rows: int = 8,
+        kv_budget_bytes: int | None = None,
         max_model_len: int = DEFAULT_MAX_MODEL_LEN,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -63,7 +64,8 @@ class SyntheticRunner:
         self._spec = spec
         self._clock = clock
         self._sleep = sleep
-        self._cache = RaggedCache(1, num_rows, max_model_len + MAX_DRAFT_TOKENS, 1, 1, dtype=torch.int64)
+        shape = (1, num_rows, max_model_len + MAX_DRAFT_TOKENS, 1, 1)
+        self._cache = RaggedCache.within(kv_budget_bytes, *shape, dtype=torch.int64)
         self._info = ModelInfo(
             name=name,
             vocab_size=spec.vocab,
@@ -81,7 +83,11 @@ class SyntheticRunner:
             raise ConfigError("a synthetic model has no weights to quantize or to put on a device")
         max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         return cls(
-            parse_synthetic(config.model), name=config.model, num_rows=config.num_rows, max_model_len=max_model_len
+            parse_synthetic(config.model),
+            name=config.model,
+            num_rows=config.num_rows,
+            kv_budget_bytes=config.kv_budget_bytes,
+            max_model_len=max_model_len,
         )
 
     @property

@@ -46,6 +46,7 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("rounds", "Rounds.", lambda t: t.stats.num_rounds),
     Target("late_rounds", "Rounds that went on without an awaited proposal.", lambda t: t.stats.num_late_rounds),
     Target("stale_messages", "Messages of the hub dropped by epoch.", lambda t: t.stats.num_stale_messages),
+    Target("declined_tags", "Times that the hub had no room for a tag.", lambda t: t.stats.num_declined),
     Target("reconnects", "Times that a lost hub was found again.", lambda t: t.stats.num_reconnects),
     Target("degraded_seconds", "Seconds without a usable hub, while one was configured.", lambda t: t.stats.degraded_s),
     Target("requests_finished", "Requests that ended by stop or length.", lambda t: t.stats.num_finished),
@@ -73,6 +74,11 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
     ),
     Target("rounds_per_second", "R_p = 1 / round_seconds.", lambda t: t.stats.rounds_per_s),
     Target("tokens_per_second", "O_i: tokens emitted over the last seconds.", lambda t: t.stats.tokens_per_s),
+    Target(
+        "plain_tokens_per_second",
+        "Of one sequence without drafts; 0 = not measured.",
+        lambda t: t.stats.plain_tokens_per_s,
+    ),
 )
 
 HUB_COUNTERS: Final[tuple[Hub, ...]] = (
@@ -80,6 +86,7 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_ahead_seconds", "Seconds of drafting ahead of verdicts, for nobody yet.", lambda h: h.stats.ahead_s),
     Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
     Hub("hub_layers", "Draft layers: batched draft forwards.", lambda h: h.stats.num_layers),
+    Hub("hub_declined_tags", "Times that a tag was declined for want of room.", lambda h: h.stats.num_declined),
     Hub("hub_evictions", "Rows taken from a tag for another.", lambda h: h.stats.num_evictions),
     Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
@@ -100,4 +107,8 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_sessions_per_layer", "Sessions grown by one layer.", lambda h: h.stats.sessions_per_layer.value),
     Hub("hub_load", "Busy / (busy + idle) over the last seconds.", lambda h: h.stats.load),
     Hub("hub_proposals_per_second", "R_q: proposals over the last seconds.", lambda h: h.stats.proposals_per_s),
+    Hub("hub_places", "Targets drafted for, where not all may be.", lambda h: h.stats.num_places),
+    Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
+    Hub("hub_n_max", "N_max: targets that can all gain; 0 = not known.", lambda h: h.stats.num_max),
+    Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
 )

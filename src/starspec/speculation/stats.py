@@ -170,6 +170,8 @@ class TargetStats:
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that went on without an awaited proposal
     num_stale_messages: int = 0  # dropped by epoch
+    num_declined: int = 0  # times that the hub had no room for a tag
+    plain_tokens_per_s: float = 0.0  # of one sequence, measured without drafts; 0 = not measured
     num_reconnects: int = 0  # times that the hub was found again
     degraded_s: float = 0.0  # seconds without a usable hub, while one was configured
     tokens_per_s: float = 0.0  # O_i over the last seconds
@@ -213,6 +215,11 @@ class HubStats:
     num_leases_expired: int = 0
     load: float = 0.0  # busy / (busy + idle) over the last seconds
     proposals_per_s: float = 0.0  # R_q over the last seconds
+    num_places: int = 0  # targets that are drafted for, where not all may be
+    num_full: int = 0  # N_full (eq. 12); 0 = not known
+    num_max: int = 0  # N_max (section 4.2), where targets are admitted by it; 0 = not known
+    num_declined: int = 0  # times that a tag was declined for want of room
+    fairness: float = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight
 
     @property
     def hit_rate(self) -> float:

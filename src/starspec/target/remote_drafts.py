@@ -28,6 +28,7 @@ from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_liveness import HubLiveness
+from starspec.target.plain_speed import PlainSpeed
 from starspec.target.sequence import Emitted, Sequence, SequenceState
 from starspec.target.told_features import ToldFeatures, WantedFeatures
 from starspec.wire.messages import (
@@ -67,7 +68,6 @@ class _SequenceTag:
     untold: list[int] = field(default_factory=list)  # committed since that Open; the hub hears of it once it answers
     num_misses: int = 0  # in a row
     num_pause_rounds: int = 0
-    open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
 
 class RemoteDrafts:
@@ -106,6 +106,9 @@ class RemoteDrafts:
         self._hub = HubLiveness(clock())
         self._num_sequences = 0  # of the next round: those that the last one left, and those opened since
         self._num_connects = 0
+        self._ask_again_s = 0.0  # a hub that had no room for a tag asked to hear of no other before
+        self._plain_speed = PlainSpeed()
+        self._is_plain_round = False  # nobody has a draft in the round that runs
         self._feature_terms = WantedFeatures()  # of the hub found last: it may come back
         self._is_waiting = False  # in `_await`: what arrives now has just arrived
         self._round, self._verify = Mean(), Mean()  # seconds of recent rounds
@@ -131,7 +134,7 @@ class RemoteDrafts:
         state = _SequenceTag(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
         self._tags[tag] = state
         self._by_request[sequence.request_id] = tag
-        if not self._hub.is_lost:
+        if self._may_open:
             self._transport.send(self._open(state))
 
     @property
@@ -147,6 +150,11 @@ class RemoteDrafts:
 
     def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
         self.poll()
+        trees = [EMPTY_TREE] * len(batch) if self._is_to_be_measured else self._collect(batch)
+        self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
+        return trees
+
+    def _collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
         awaited = [state for state in states if state is not None and state.is_awaited]
         self._await(awaited)
@@ -168,7 +176,7 @@ class RemoteDrafts:
                 state.untold += added.token_ids
             elif state.session.is_held:
                 messages += self._verdict(state, added.token_ids)
-            elif not self._hub.is_lost and self._clock() >= state.open_at_s:
+            elif self._may_open:
                 messages += self._open(state)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
@@ -185,6 +193,9 @@ class RemoteDrafts:
         """Set the next deadline so that even a round that waits in vain ends within two recent rounds, or MAX_GAP_S."""
         self._round.add(round_s)
         self._verify.add(verify_s)
+        if self._is_plain_round:
+            self._plain_speed.add_round(verify_s, self._clock())
+            self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s
         if self._fixed_deadline_s is None:
             longest_s = GAP_SHARE * max(MAX_GAP_S, 2.0 * self._round.value)
             self._deadline_s = max(MIN_DEADLINE_S, longest_s - self._verify.value)
@@ -197,10 +208,22 @@ class RemoteDrafts:
         self._stats.degraded_s = self._hub.lost_s(now)
         if self._transport.is_connected and now >= self._next_ping_s:
             self._next_ping_s = now + PING_INTERVAL_S
-            self._transport.send([Ping(next(self._ping_numbers))])
+            self._transport.send([Ping(next(self._ping_numbers), self._plain_speed.tokens_per_s)])
 
     def shutdown(self) -> None:
         self._transport.close()
+
+    @property
+    def _may_open(self) -> bool:
+        """Whether the hub may be told of tags that it does not hold."""
+        return not self._hub.is_lost and self._clock() >= self._ask_again_s
+
+    @property
+    def _is_to_be_measured(self) -> bool:
+        """Whether a round without drafts is due: the hub wants to know what this target can do without it."""
+        welcome = self._transport.welcome
+        is_wanted = welcome is not None and welcome.is_plain_speed_wanted
+        return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._clock())
 
     # ---------------------------------------------------------------- waiting
 
@@ -268,6 +291,7 @@ class RemoteDrafts:
         self._hub.find(self._clock())
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_terms()
+        self._ask_again_s = 0.0
         for state in self._tags.values():
             self._transport.send(self._open(state))
 
@@ -296,7 +320,8 @@ class RemoteDrafts:
             self._transport.send(self._open(state))
         elif message.retry_after_s:
             self._let_go(state)
-            state.open_at_s = self._clock() + message.retry_after_s
+            self._ask_again_s = self._clock() + message.retry_after_s
+            self._stats.num_declined += 1
         elif state.untold:
             untold, state.untold, state.is_opening = state.untold, [], False
             self._transport.send(self._verdict(state, untold))

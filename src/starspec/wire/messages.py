@@ -69,6 +69,7 @@ class Welcome(Message, frozen=True):
     lease_s: Seconds  # a target silent for longer loses its tags
     feature_layers: FeatureLayers = ()  # hidden states that the draft reads, as Hugging Face counts them; () = none
     feature_window: Count = 0  # features of the past that it wants with a tag: of so many positions, the last ones
+    is_plain_speed_wanted: bool = False  # the hub takes targets in by it: measure it now and then, and say it in Ping
 
 
 class Refused(Message, frozen=True):
@@ -217,6 +218,7 @@ class Ping(Message, frozen=True):
     """
 
     sequence: Count
+    plain_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0  # of one sequence without drafts; 0 = not known
 
 
 class Pong(Message, frozen=True):

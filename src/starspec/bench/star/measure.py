@@ -15,7 +15,7 @@ from starspec.config import HubConfig, ModelConfig
 
 MAX_MODEL_LEN = 4096
 SERVICES = {
-    "one at a time": HubConfig(port=0, max_batch=1),
+    "one at a time": HubConfig(port=0, max_batch=1, scheduling="fifo"),
     "full": HubConfig(port=0, run_ahead="outcomes"),
 }
 

@@ -1,0 +1,102 @@
+"""How many targets one draft can serve so that all of them gain by it (StarSD section 4.2). Pure functions.
+
+A target's session goes round: d layers at the hub, then Z seconds away. Two things bound how fast. If the hub is never
+overcrowded, a round takes d c(b) + Z, where c(b) is a layer over the b sessions that draft at the same time. And a hub
+that takes at most K sessions into a layer needs sum(d) c(K) / K to serve all of them once. With K = 1 this is
+T = max(S + Z, N S), the paper's equations 8 to 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+from typing import NamedTuple
+
+NUM_STEPS = 20  # of the iteration for b; each at least halves what is wrong with it while layers are shorter than Z
+
+
+class LayerCost(NamedTuple):
+    """Seconds of a layer: c(b) = alone + per_session (b - 1)."""
+
+    alone_s: float
+    per_session_s: float
+
+    def seconds(self, num_sessions: float) -> float:
+        return self.alone_s + self.per_session_s * (num_sessions - 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one target asks of a hub, and what it can do without; means over recent rounds."""
+
+    num_sessions: float  # sequences at once
+    num_layers: float  # d: layers behind a proposal
+    return_s: float  # Z: from a proposal to its verdict
+    num_tokens: float  # emitted a round
+    plain_tokens_per_s: float  # of one sequence without drafts
+
+
+def predicted_rates(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None) -> list[float]:
+    """Tokens a second of one sequence of each target, if the hub serves exactly these.
+
+    Args:
+        max_sessions: in one layer, at most.
+    """
+    num_sessions = sum(each.num_sessions for each in demands)
+    width = num_sessions if max_sessions is None else min(num_sessions, max_sessions)
+    layer_s, served_once_s = cost.seconds(_sessions_in_a_layer(demands, cost, width)), 0.0
+    if width < num_sessions:
+        served_once_s = sum(each.num_sessions * each.num_layers for each in demands) * cost.seconds(width) / width
+    return [each.num_tokens / max(each.num_layers * layer_s + each.return_s, served_once_s) for each in demands]
+
+
+def num_full(service_s: float, return_s: float) -> int:
+    """N_full: from so many targets on, one sequence each, a hub that serves one at a time never idles (eq. 12)."""
+    return ceil(return_s / service_s) + 1
+
+
+def all_gain(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float = 0.0) -> bool:
+    """Whether no target falls below its plain speed, and `margin` times it more, if the hub serves exactly these."""
+    rates = predicted_rates(demands, cost, max_sessions)
+    least = 1.0 + margin
+    return all(rate >= least * each.plain_tokens_per_s for rate, each in zip(rates, demands, strict=True))
+
+
+def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, limit: int) -> int:
+    """N_max: the largest number of targets, up to `limit`, of which none falls below its plain speed; at least 1.
+
+    Args:
+        demands: of the targets served, first come first, at least one; those beyond them are supposed to be like them.
+    """
+    supposed = typical(demands)
+    for num_targets in range(2, limit + 1):
+        others = [supposed] * (num_targets - len(demands))
+        if not all_gain([*demands[:num_targets], *others], cost, max_sessions):
+            return num_targets - 1
+    return limit
+
+
+def typical(demands: Sequence[Demand]) -> Demand:
+    """What to expect of a target of which nothing is known; its plain speed is that of the fastest."""
+    return Demand(
+        num_sessions=fmean(each.num_sessions for each in demands),
+        num_layers=fmean(each.num_layers for each in demands),
+        return_s=fmean(each.return_s for each in demands),
+        num_tokens=fmean(each.num_tokens for each in demands),
+        plain_tokens_per_s=max(each.plain_tokens_per_s for each in demands),
+    )
+
+
+def _sessions_in_a_layer(demands: Sequence[Demand], cost: LayerCost, most: float) -> float:
+    """b: by Little's law, as many as the share of a round that each spends drafting, added up; 1 to `most`."""
+    together = most
+    for _ in range(NUM_STEPS):
+        layer_s = cost.seconds(together)
+        drafting = sum(
+            each.num_sessions * each.num_layers * layer_s / (each.num_layers * layer_s + each.return_s)
+            for each in demands
+        )
+        together = min(most, max(1.0, drafting))
+    return together

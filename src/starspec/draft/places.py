@@ -1,0 +1,130 @@
+"""Which targets are drafted for: those that hold a place. No I/O and no clock of its own.
+
+                    room for it, by a margin
+    asks ──────────────────────────────────────> HOLDS A PLACE
+      ^                                               │  its last tag closed KEEP_S ago, or it left, or
+      └───────────────────────────────────────────────┘  somebody lost by it for PATIENCE_S: who came last goes
+
+A target without a place decodes plainly, and asks again with its next Open. What one review finds is never acted upon
+alone: whom to take is decided with one margin, whom to let go with another, after a while (so nobody flaps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from starspec.config import Admission
+from starspec.draft.capacity import Demand, LayerCost, all_gain, num_max, typical
+from starspec.ids import SessionId
+
+REVIEW_S: Final = 0.5  # between two reviews
+KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
+PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
+STAY_S: Final = 5.0  # who has just come is not sent away
+MARGIN: Final = 0.05  # of plain speed: so much more than it to take one in, so much less to let one go
+MAX_COUNTED: Final = 256  # targets that N_max is looked for among
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The hub, as far as it has been measured."""
+
+    demands: Mapping[SessionId, Demand]  # of targets that have had enough rounds
+    plain_tokens_per_s: Mapping[SessionId, float]  # of targets that have said it
+    busy: frozenset[SessionId]  # targets with tags
+    cost: LayerCost | None  # None: no layer has been drafted yet
+
+
+@dataclass(slots=True)
+class _Place:
+    since_s: float
+    used_s: float
+
+
+class Places:
+    """Hands out places.
+
+    Args:
+        admission: as many places as this; or as many as N_max.
+        max_sessions: in one layer, at most.
+    """
+
+    def __init__(self, admission: Admission, max_sessions: int | None) -> None:
+        self._fixed = admission if isinstance(admission, int) else None
+        self._max_sessions = max_sessions
+        self._held: dict[SessionId, _Place] = {}  # first come first
+        self._losing_since_s: float | None = None
+        self._reviewed_s = float("-inf")
+        self.num_max = 0  # at the last review; 0 = not known
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def is_held(self, target: SessionId) -> bool:
+        return target in self._held
+
+    def ask(self, target: SessionId, load: Load, now: float) -> bool:
+        """Whether the target has a place from now on."""
+        if target not in self._held and self._has_room(target, load):
+            self._held[target] = _Place(now, now)
+        return target in self._held
+
+    def leave(self, target: SessionId) -> None:
+        """The target is gone. Idempotent."""
+        self._held.pop(target, None)
+
+    def is_review_due(self, now: float) -> bool:
+        return now - self._reviewed_s >= REVIEW_S
+
+    def review(self, load: Load, now: float) -> None:
+        """Take back places that are not used, and one by which others have lost for a while."""
+        self._reviewed_s = now
+        for target, place in list(self._held.items()):
+            if target in load.busy:
+                place.used_s = now
+            elif now - place.used_s >= KEEP_S:
+                del self._held[target]
+        if self._fixed is not None:
+            self.num_max = self._fixed
+            return
+        measured = self._measured(load)
+        if not measured or load.cost is None:
+            return
+        self.num_max = num_max(measured, load.cost, self._max_sessions, MAX_COUNTED)
+        if all_gain(measured, load.cost, self._max_sessions, -MARGIN):
+            self._losing_since_s = None
+            return
+        if self._losing_since_s is None:
+            self._losing_since_s = now
+        if now - self._losing_since_s >= PATIENCE_S:
+            self._let_one_go(now)
+
+    def _has_room(self, target: SessionId, load: Load) -> bool:
+        if self._fixed is not None:
+            return len(self._held) < self._fixed
+        if not self._held:
+            return True
+        measured = self._measured(load)
+        if not measured or load.cost is None:
+            return False  # soon it will be known
+        supposed = typical(measured)
+        unmeasured = [supposed] * (len(self._held) - len(measured))
+        own = load.demands.get(target) or _with_speed(supposed, load.plain_tokens_per_s.get(target, 0.0))
+        return all_gain([*measured, *unmeasured, own], load.cost, self._max_sessions, MARGIN)
+
+    def _measured(self, load: Load) -> list[Demand]:
+        return [load.demands[target] for target in self._held if target in load.demands]
+
+    def _let_one_go(self, now: float) -> None:
+        """The last to come, if it has been there for a while; the first always stays."""
+        target, place = next(reversed(self._held.items()))
+        if len(self._held) > 1 and now - place.since_s >= STAY_S:
+            del self._held[target]
+            self._losing_since_s = None
+
+
+def _with_speed(demand: Demand, plain_tokens_per_s: float) -> Demand:
+    return replace(demand, plain_tokens_per_s=plain_tokens_per_s) if plain_tokens_per_s else demand

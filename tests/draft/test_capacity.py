@@ -1,0 +1,108 @@
+"""How many targets can gain: the paper's equations where they hold, and what must hold where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.bench.star import operating_point as point
+from starspec.draft.capacity import Demand, LayerCost, all_gain, num_full, num_max, predicted_rates, typical
+from starspec.draft.layer_times import SUPPOSED_SHARE, LayerTimes
+from starspec.draft.scheduler import Layer, Portion, TagKey
+from starspec.ids import SessionId, Tag
+
+COST = LayerCost(point.LAYER_MS / 1e3, point.PER_SESSION * point.LAYER_MS / 1e3)
+STARSD = Demand(
+    num_sessions=1.0,
+    num_layers=point.DEPTH,
+    return_s=point.RETURN_MS / 1e3,
+    num_tokens=3.4,
+    plain_tokens_per_s=point.plain_tokens_per_s(),
+)
+
+demands = st.builds(
+    Demand,
+    num_sessions=st.integers(1, 8).map(float),
+    num_layers=st.floats(0.0, 16.0),
+    return_s=st.floats(0.005, 0.5),
+    num_tokens=st.floats(1.0, 9.0),
+    plain_tokens_per_s=st.floats(1.0, 100.0),
+)
+costs = st.builds(LayerCost, st.floats(1e-4, 1e-2), st.floats(0.0, 1e-2))
+widths = st.none() | st.integers(1, 8)
+
+
+@pytest.mark.parametrize("num_targets", range(1, 17))
+def test_one_at_a_time_is_equations_8_to_10(num_targets: int) -> None:
+    (rate, *_) = predicted_rates([STARSD] * num_targets, COST, max_sessions=1)
+    assert rate == pytest.approx(3.4 / point.NOMINAL.round_ms(num_targets) * 1e3)
+
+
+def test_n_full_is_equation_12() -> None:
+    assert num_full(point.NOMINAL.service_ms, point.RETURN_MS) == point.NOMINAL.num_full == 4
+
+
+def test_n_max_at_the_papers_operating_point() -> None:
+    """71 ms of plain decoding for the tokens of a round; each target takes 11.2 ms of the hub."""
+    assert num_max([STARSD], COST, 1, limit=64) == 6
+    assert num_max([STARSD], COST, None, limit=64) > 20, "batches make room"
+    assert num_max([replace(STARSD, num_sessions=2.0)], COST, 1, limit=64) == 3
+    assert num_max([STARSD], COST, None, limit=5) == 5
+
+
+def test_one_that_is_fast_alone_makes_the_others_few() -> None:
+    fast = replace(STARSD, plain_tokens_per_s=60.0)
+    assert num_max([STARSD, fast], COST, 1, limit=64) == 5
+    assert num_max([STARSD, STARSD, STARSD, replace(fast, plain_tokens_per_s=100.0)], COST, 1, limit=64) == 3
+
+
+@given(st.lists(demands, min_size=1, max_size=6), costs, widths)
+def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost: LayerCost, width: int | None) -> None:
+    number = num_max(found, cost, width, limit=12)
+    others = [typical(found)] * 12
+
+    def gain(count: int) -> bool:
+        return all_gain([*found[:count], *others[: max(0, count - len(found))]], cost, width)
+
+    assert 1 <= number <= 12
+    assert number == 1 or gain(number)
+    assert number == 12 or not gain(number + 1)
+
+
+@given(st.lists(demands, min_size=1, max_size=6), demands, costs, widths)
+def test_nobody_is_faster_for_one_target_more(
+    found: list[Demand], newcomer: Demand, cost: LayerCost, width: int | None
+) -> None:
+    before = predicted_rates(found, cost, width)
+    after = predicted_rates([*found, newcomer], cost, width)
+    assert all(later <= earlier * (1 + 1e-3) for earlier, later in zip(before, after, strict=False))
+
+
+def layer(num_sessions: int) -> Layer:
+    return Layer(tuple(Portion(TagKey(SessionId("s"), Tag(tag)), 1, False) for tag in range(num_sessions)))
+
+
+def test_the_cost_of_a_layer_is_measured_where_layers_differ_and_supposed_where_not() -> None:
+    times = LayerTimes()
+    assert times.cost is None
+    for _ in range(5):
+        times.add(layer(3), 0.012)
+    alone_s = 0.012 / (1 + 2 * SUPPOSED_SHARE)
+    assert times.cost == pytest.approx((alone_s, SUPPOSED_SHARE * alone_s))
+    for num_sessions in (1, 2, 5, 9) * 200:
+        times.add(layer(num_sessions), 0.004 + 0.0005 * num_sessions)
+    assert times.cost == pytest.approx((0.0045, 0.0005), rel=0.02)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
+def test_no_measurement_makes_a_session_free_of_time_or_dearer_than_a_layer(seen: list[tuple[int, float]]) -> None:
+    times = LayerTimes()
+    for num_sessions, seconds in seen:
+        times.add(layer(num_sessions), seconds)
+    assert times.cost is not None
+    assert times.cost.alone_s > 0
+    assert times.cost.per_session_s >= 0
+    assert all(times.cost.seconds(num) > 0 for num in range(1, 20))

@@ -1,0 +1,206 @@
+"""Turns by weight: shares as promised, nobody starved, nothing left undone."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import pytest
+from draft_toys import VOCAB_SIZE, ToyStar, ToyTag
+from hypothesis import given
+from hypothesis import strategies as st
+from test_draft_scheduler import snapshots
+
+from starspec.draft.fairness import QUANTUM, Turns, choose_fairly, jains_index
+from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey
+from starspec.ids import SessionId, Tag, TargetId
+
+CHUNK = 16
+
+
+@dataclass
+class GreedyStar:
+    """Sessions that always ask again, `away` layers after each proposal of `depth` layers; virtual time is layers."""
+
+    weights: dict[str, float]
+    num_sessions: dict[str, int]
+    max_sessions: int
+    depth: int = 8
+    away: int = 0
+    served: Counter[str] = field(default_factory=Counter)
+    longest_wait: int = 0  # layers from a request to its first
+
+    def __post_init__(self) -> None:
+        self.now = 0
+        self.turns = Turns({SessionId(name): weight for name, weight in self.weights.items()})
+        keys = [TagKey(SessionId(name), Tag(tag)) for name, num in self.num_sessions.items() for tag in range(num)]
+        self.line: dict[TagKey, int] = dict.fromkeys(keys, 0)  # who waits, and how many layers it has had
+        self.asked = dict.fromkeys(keys, 0)
+        self.returns: deque[tuple[int, TagKey]] = deque()
+
+    def run(self, num_layers: int) -> GreedyStar:
+        for _ in range(num_layers):
+            while self.returns and self.returns[0][0] <= self.now:
+                key = self.returns.popleft()[1]
+                self.line[key], self.asked[key] = 0, self.now
+            self._layer()
+            self.now += 1
+        return self
+
+    def _layer(self) -> None:
+        views = [SessionView(key, True, 1, False, 0.0, is_begun=had > 0) for key, had in self.line.items()]
+        layer, self.turns = choose_fairly(
+            LayerSnapshot(
+                waiting=tuple(views),
+                idle=(),
+                num_free_rows=0,
+                prefill_chunk=CHUNK,
+                chunk_beside=CHUNK,
+                max_sessions=self.max_sessions,
+            ),
+            self.turns,
+        )
+        assert len(layer.portions) == min(self.max_sessions, len(views)), "a place was left empty"
+        for portion in layer.portions:
+            self.served[str(portion.key.session_id)] += portion.num_tokens
+            if self.line[portion.key] == 0:
+                self.longest_wait = max(self.longest_wait, self.now - self.asked[portion.key])
+            self.line[portion.key] += 1
+            if self.line[portion.key] == self.depth:
+                del self.line[portion.key]
+                self.returns.append((self.now + 1 + self.away, portion.key))
+
+
+@pytest.mark.parametrize("max_sessions", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_sessions", [4, 16])
+def test_two_greedy_targets_of_weight_1_and_3_are_served_1_to_3(max_sessions: int, num_sessions: int) -> None:
+    star = GreedyStar({"light": 1.0, "heavy": 3.0}, {"light": num_sessions, "heavy": num_sessions}, max_sessions)
+    served = star.run(8_000).served
+    assert served["heavy"] / served["light"] == pytest.approx(3.0, abs=0.15)
+
+
+def test_a_target_with_many_sessions_gets_no_more_than_one_with_few() -> None:
+    served = GreedyStar({}, {"many": 60, "few": 3}, max_sessions=2).run(8_000).served
+    assert served["many"] / served["few"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_what_one_cannot_use_goes_to_the_others() -> None:
+    served = GreedyStar({"heavy": 100.0}, {"heavy": 1, "light": 8}, max_sessions=4).run(5_000).served
+    assert served["heavy"] == 5_000, "one session is in one place of a layer"
+    assert served["light"] == 15_000
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from((0.5, 1.0, 2.0, 3.0))), min_size=1, max_size=6),
+    max_sessions=st.integers(1, 5),
+    depth=st.integers(1, 9),
+    away=st.integers(0, 20),
+)
+def test_nobody_waits_for_ever(sizes: list[tuple[int, float]], max_sessions: int, depth: int, away: int) -> None:
+    """A session waits at most until its target has had as many turns as it has sessions, and paid its debts."""
+    names = [f"t{number}" for number in range(len(sizes))]
+    weights = {name: weight for name, (_, weight) in zip(names, sizes, strict=True)}
+    star = GreedyStar(
+        weights, {name: num for name, (num, _) in zip(names, sizes, strict=True)}, max_sessions, depth, away
+    )
+    star.run(600)
+    lightest = min(weights.values())
+    round_tokens = sum(QUANTUM * weight / lightest + depth * max_sessions for weight in weights.values())
+    num_rounds = max(num for num, _ in sizes) * (1 + depth / QUANTUM) + max_sessions * depth / QUANTUM + 1
+    assert star.longest_wait <= num_rounds * round_tokens
+    if away == 0:
+        assert set(star.served) == set(names)
+
+
+@given(
+    weights=st.lists(st.sampled_from((0.25, 1.0, 1.5, 4.0)), min_size=2, max_size=5),
+    max_sessions=st.integers(1, 4),
+    depth=st.integers(1, 9),
+)
+def test_greedy_targets_are_served_by_weight_to_within_a_bound_that_does_not_grow(
+    weights: list[float], max_sessions: int, depth: int
+) -> None:
+    names = [f"t{number}" for number in range(len(weights))]
+    shares = dict(zip(names, weights, strict=True))
+    star = GreedyStar(shares, dict.fromkeys(names, max_sessions + 1), max_sessions, depth)
+    for _ in range(3):
+        star.run(400)
+        per_weight = [Fraction(star.served[name]) / Fraction(shares[name]) for name in names]
+        slack = QUANTUM / min(weights) + max_sessions * depth / min(weights)
+        assert max(per_weight) - min(per_weight) <= 2 * slack
+
+
+@given(snapshots(), st.dictionaries(st.sampled_from("st"), st.floats(-300, 30)))
+def test_whatever_the_credits_the_layer_keeps_the_promises(snapshot: LayerSnapshot, known: dict[str, float]) -> None:
+    turns = Turns({}, {SessionId(name): credit for name, credit in known.items()})
+    layer, after = choose_fairly(snapshot, turns)
+    by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
+    grown = [portion.key for portion in layer.portions]
+    assert grown
+    assert len(set(grown)) == len(grown)
+    assert not set(grown) & set(layer.evicted)
+    assert all(by_key[key].has_row for key in layer.evicted)
+    assert sum(not by_key[key].has_row for key in grown) <= snapshot.num_free_rows + len(layer.evicted)
+    assert all(credit <= QUANTUM or credit == known.get(target) for target, credit in after.credits.items())
+
+
+def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
+    star = ToyStar("a", "b", max_sessions=1)
+    tags = {name: [ToyTag(number, [number, 2]) for number in (1, 2, 3)] for name in "ab"}
+    for name, each in tags.items():
+        star.say(name, *(tag.open(4) for tag in each))
+    proposals = star.drain()
+    assert [name for name, _ in proposals] == ["a", "a", "b", "b", "a", "b"], "two proposals of four tokens a turn"
+    assert all(proposal.service_s == 0 or len(proposal.token_ids) == 4 for _, proposal in proposals)
+
+
+def test_first_come_first_served_remains() -> None:
+    star = ToyStar("a", "b", max_sessions=1, scheduling="fifo")
+    for name in "ab":
+        star.say(name, *(ToyTag(number, [number, 2]).open(4) for number in (1, 2, 3)))
+    assert [name for name, _ in star.drain()] == ["a", "a", "a", "b", "b", "b"]
+
+
+def test_weights_go_by_the_targets_names_and_its_sessions_share_them() -> None:
+    star = ToyStar(max_sessions=1, num_rows=12, weights={"heavy": 3.0})
+    tags: dict[tuple[str, int], ToyTag] = {}
+    for name, session in (("heavy", "s1"), ("light", "s2")):
+        star.hub.join(SessionId(session), TargetId(name), VOCAB_SIZE)
+        for number in range(1, 5):
+            tag = tags[session, number] = ToyTag(number, [number, 2])
+            star.say(session, tag.open(4))
+    served: Counter[str] = Counter()
+    for _ in range(3_000):
+        for session, proposal in star.step():
+            tag = tags[session, proposal.tag]
+            assert tag.receive(proposal)
+            served[session] += len(proposal.token_ids)
+            if len(tag.token_ids) > 50:
+                fresh = tags[session, proposal.tag + 4] = ToyTag(proposal.tag + 4, [1, 2])
+                star.say(session, tag.close(), fresh.open(4))
+            else:
+                star.say(session, tag.verdict([proposal.token_ids[0]]))
+    assert served["s1"] / served["s2"] == pytest.approx(3.0, abs=0.15)
+
+
+def test_jains_index() -> None:
+    assert jains_index([]) == 1.0
+    assert jains_index([0.0, 0.0]) == 1.0
+    assert jains_index([5.0, 5.0, 5.0]) == pytest.approx(1.0)
+    assert jains_index([9.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+
+
+def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain() -> None:
+    star = ToyStar("a", "b", max_sessions=1, scheduling="fifo", weights={"a": 2.0, "b": 1.0})
+    star.runner.layer_s = 0.1
+    star.say("a", *(ToyTag(number, [number, 2]).open(4) for number in range(1, 4)))
+    star.say("b", ToyTag(1, [1, 2]).open(4))
+    while star.hub.stats.num_layers < 8:
+        star.step()
+    assert star.hub.status(star.clock()).stats.fairness == pytest.approx(0.5)
+    star.drain()
+    shares = (12 / 2, 4 / 1)
+    assert star.hub.status(star.clock()).stats.fairness == pytest.approx(jains_index(shares))
+    star.clock.advance(60.0)
+    assert star.hub.status(star.clock()).stats.fairness == 1.0

@@ -1,0 +1,58 @@
+"""A thousand tags on rows for a hundred: slower, and never wrong."""
+
+from __future__ import annotations
+
+import random
+
+from draft_toys import ToyStar, ToyTag, by_paths
+
+from starspec.ids import SessionId
+from starspec.wire.messages import Proposal
+
+NUM_TAGS, NUM_ROWS, NUM_ROUNDS = 1000, 100, 3
+
+
+def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
+    star = ToyStar("a", "b", num_rows=NUM_ROWS, max_tags=NUM_TAGS, prefill_chunk=256)
+    dice = random.Random(1)
+    tags = {
+        (name, number): ToyTag(number, dice.choices(range(30), k=dice.randint(1, 20)))
+        for name in "ab"
+        for number in range(1, NUM_TAGS // 2 + 1)
+    }
+    for (name, _), tag in tags.items():
+        star.hub.handle(SessionId(name), tag.open(2), star.clock())
+    for round_number in range(NUM_ROUNDS):
+        star.hub.check_integrity()
+        told = 0
+        while star.hub.has_work:
+            for name, message in star.hub.step(star.clock()):
+                assert isinstance(message, Proposal)
+                assert message.retry_after_s == 0.0
+                tag = tags[str(name), message.tag]
+                assert tag.receive(message)
+                assert by_paths(message) == tag.expected_tree()
+                told += 1
+            assert star.num_leased <= NUM_ROWS
+        assert told == NUM_TAGS, f"in round {round_number} everybody was served once"
+        for (name, _), tag in tags.items():
+            star.hub.handle(SessionId(name), tag.verdict([dice.randrange(30)], 2), star.clock())
+    stats = star.hub.status(star.clock()).stats
+    assert stats.num_tags == NUM_TAGS
+    assert stats.num_evictions >= (NUM_TAGS - NUM_ROWS) * NUM_ROUNDS
+
+
+def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_read_again_to_its_end() -> None:
+    """Prompts of several layers take rows from each other's idle sessions, never from one that is being read."""
+    star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_sessions=2)
+    tags = {name: [ToyTag(number, [number] * 30) for number in (1, 2, 3)] for name in "abc"}
+    for name, each in tags.items():
+        star.say(name, *(tag.open(2) for tag in each))
+    for _ in range(3):
+        proposals = star.drain()
+        assert len(proposals) == 9
+        for name, proposal in proposals:
+            tag = tags[name][proposal.tag - 1]
+            assert tag.receive(proposal)
+            assert proposal.token_ids == tag.expected(2)
+            star.say(name, tag.verdict([7], 2))

@@ -1,0 +1,203 @@
+"""Whom the hub drafts for, in virtual time: nobody loses by it for long, nobody flaps, and room is given away soon."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from draft_toys import ToyStar, ToyTag
+from test_capacity import COST, STARSD
+
+from starspec.draft.capacity import Demand
+from starspec.draft.places import KEEP_S, MARGIN, PATIENCE_S, REVIEW_S, STAY_S, Load, Places
+from starspec.ids import SessionId
+from starspec.wire.messages import Ping, Proposal
+
+RETRY_S = 1.0
+
+
+class World:
+    """Targets that ask every second until they have a place; reviews as often as the hub holds them."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.now = 0.0
+        self.demands: dict[str, Demand] = {}
+        self.asks_at: dict[str, float] = {}
+        self.changes: list[tuple[float, str, bool]] = []
+
+    def come(self, name: str, demand: Demand = STARSD) -> None:
+        self.demands[name], self.asks_at[name] = demand, self.now
+
+    def go(self, name: str) -> None:
+        self.places.leave(SessionId(name))
+        del self.demands[name], self.asks_at[name]
+
+    def run(self, seconds: float) -> None:
+        end_s = self.now + seconds
+        while self.now < end_s:
+            before = self.held
+            self.places.review(self.load(), self.now)
+            for name, asks_at in self.asks_at.items():
+                if name not in self.held and asks_at <= self.now:
+                    self.places.ask(SessionId(name), self.load(), self.now)
+                    self.asks_at[name] = self.now + RETRY_S
+            self.changes += [(self.now, name, name in self.held) for name in before ^ self.held]
+            self.now += REVIEW_S
+
+    def load(self) -> Load:
+        measured = {SessionId(name): self.demands[name] for name in self.held}
+        speeds = {SessionId(name): each.plain_tokens_per_s for name, each in self.demands.items()}
+        return Load(measured, speeds, frozenset(measured), COST)
+
+    @property
+    def held(self) -> set[str]:
+        return {name for name in self.demands if self.places.is_held(SessionId(name))}
+
+
+def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
+    world = World(Places("n_max", max_sessions=1))
+    for number in range(10):
+        world.come(f"t{number}")
+    world.run(30.0)
+    assert world.places.num_max == 6
+    assert len(world.held) == 6
+    assert len(world.changes) == 6, "nobody came twice"
+
+
+def test_when_one_leaves_another_is_taken_in_within_five_seconds() -> None:
+    world = World(Places(2, max_sessions=None))
+    for name in "abc":
+        world.come(name)
+    world.run(10.0)
+    assert world.held == {"a", "b"}
+    world.go("a")
+    world.run(5.0)
+    assert world.held == {"b", "c"}
+
+
+def test_an_unused_place_is_kept_for_a_while_and_then_given_away() -> None:
+    places, now = Places(1, None), 0.0
+    idle, busy = Load({}, {}, frozenset(), COST), Load({}, {}, frozenset([SessionId("a")]), COST)
+    assert places.ask(SessionId("a"), idle, now)
+    places.review(busy, 10.0)
+    places.review(idle, 10.0 + 0.9 * KEEP_S)
+    assert not places.ask(SessionId("b"), idle, now)
+    places.review(idle, 10.0 + KEEP_S)
+    assert places.ask(SessionId("b"), idle, now)
+
+
+def test_a_newcomer_waits_until_the_first_is_measured() -> None:
+    places, unknown = Places("n_max", None), Load({}, {}, frozenset(), None)
+    assert places.ask(SessionId("a"), unknown, 0.0), "the first always"
+    assert not places.ask(SessionId("b"), unknown, 0.0)
+    assert places.ask(SessionId("b"), Load({SessionId("a"): STARSD}, {}, frozenset(), COST), 1.0)
+
+
+def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_at_once() -> None:
+    world = World(Places("n_max", max_sessions=1))
+    for number in range(6):
+        world.come(f"t{number}")
+    world.run(20.0)
+    assert len(world.held) == 6
+    for name in world.demands:  # the draft guesses worse from now on
+        world.demands[name] = replace(STARSD, num_tokens=2.6)
+    world.run(0.9 * PATIENCE_S)
+    assert len(world.held) == 6
+    world.run(60.0)
+    assert world.held == {"t0", "t1", "t2", "t3", "t4"}
+    assert all(not is_held for at_s, _, is_held in world.changes if at_s > 20.0), "who went stays away"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.04])
+def test_nobody_flaps_when_measurements_waver_within_the_margin(noise: float) -> None:
+    world, dice = World(Places("n_max", max_sessions=1)), random.Random(3)
+    for number in range(10):
+        world.come(f"t{number}")
+    world.run(10.0)
+    num_changes = len(world.changes)
+    for _ in range(600):
+        for name in world.demands:
+            world.demands[name] = replace(STARSD, num_tokens=STARSD.num_tokens * dice.uniform(1 - noise, 1 + noise))
+        world.run(REVIEW_S)
+    came_and_went = world.changes[num_changes:]
+    assert len(came_and_went) <= 1, f"with a margin of {MARGIN}"
+
+
+def test_who_has_just_come_is_not_sent_away() -> None:
+    world = World(Places("n_max", max_sessions=1))
+    world.come("a")
+    world.run(2.0)
+    world.come("b")
+    world.run(1.0)
+    assert world.held == {"a", "b"}
+    world.demands["a"] = world.demands["b"] = replace(STARSD, num_tokens=1.2)
+    world.run(STAY_S - 1.5)
+    assert world.held == {"a", "b"}
+    world.run(10.0)
+    assert world.held == {"a"}, "the first stays"
+
+
+# ---------------------------------------------------------------- in the hub
+
+
+def test_tags_of_a_target_without_a_place_are_declined_at_once_and_taken_in_when_another_has_left() -> None:
+    star = ToyStar("a", "b", admission=1)
+    first, second = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
+    star.say("a", first.open())
+    star.say("b", second.open())
+    ((name, declined),) = star.step()
+    assert (name, declined.token_ids) == ("b", [])
+    assert declined.retry_after_s == RETRY_S
+    second.receive(declined)
+    second.link.lose()
+    assert [name for name, _ in star.drain()] == ["a"]
+    star.hub.leave(SessionId("a"), star.clock())
+    star.say("b", second.open())
+    ((name, proposal),) = star.drain()
+    assert second.receive(proposal)
+    assert proposal.token_ids == second.expected()
+    assert star.hub.status(star.clock()).stats.num_declined == 1
+
+
+def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> None:
+    star = ToyStar("a", admission=1)
+    tag = ToyTag(1, [1, 2])
+    star.say("a", tag.open())
+    assert tag.receive(star.drain()[0][1])
+    star.hub._places.leave(SessionId("a"))
+    assert star.hub._places.ask(SessionId("somebody"), star.hub._load(), star.clock())
+    verdict = tag.verdict([5])
+    star.say("a", verdict)
+    ((_, declined),) = star.drain()
+    assert isinstance(declined, Proposal)
+    assert declined.retry_after_s == RETRY_S
+    assert tag.receive(declined)
+    tag.link.lose()
+    star.say("a", verdict)  # once more, late
+    assert star.drain() == []
+    assert star.num_leased == 0
+
+
+def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
+    star = ToyStar("a", "b", admission="n_max", max_sessions=1, max_len=200)
+    star.runner.layer_s = 0.01
+    tag, other = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
+    star.say("a", tag.open())
+    star.say("b", other.open())
+    for name, message in star.drain():
+        assert (tag if name == "a" else other).receive(message)
+    star.hub.handle(SessionId("a"), Ping(1, 40.0), star.clock())
+    for _ in range(20):
+        star.clock.advance(0.03)
+        star.say("a", tag.verdict([7, 8], 4))
+        star.drain()
+    demand = star.hub._load().demands[SessionId("a")]
+    assert demand.return_s == pytest.approx(0.03)
+    assert 3.0 < demand.num_layers <= 4.0, "what survived a verdict is not drafted again"
+    assert demand.num_tokens == 2
+    assert demand.plain_tokens_per_s == 40.0
+    stats = star.hub.status(star.clock()).stats
+    assert (stats.num_full, stats.num_places) == (2, 1)
+    assert stats.num_max == 1, "2 tokens in 70 ms are no gain over 50 ms"

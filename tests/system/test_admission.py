@@ -1,0 +1,117 @@
+"""Admission over real sockets, with synthetic accelerators: a hub and its targets, each a process of its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from starspec.bench.decode import make_engine
+from starspec.bench.star.serving import StarTargets
+from starspec.bench.star.star_processes import Turn, run_hub
+from starspec.bench.wire.processes import BenchProcess
+from starspec.config import HubConfig, ModelConfig
+from starspec.ids import RequestId, TargetId
+from starspec.length.policy import FixedLength
+from starspec.models.load import load_runner
+from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import TargetStats
+from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.messages import PROTOCOL_VERSION, Hello, RequestSpec
+from starspec.wire.zmq_target import ZmqTarget
+
+pytestmark = pytest.mark.system
+
+DEPTH = 4
+MAX_MODEL_LEN = 4096
+ALONE_S = 3.0  # that the newcomer is watched for while there is no place
+ADMITTED_S = 5.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hub that has a place for some targets, and so many that come first."""
+
+    admission: Literal["n_max"] | int
+    num_first: int
+    draft_ms: float
+
+
+# n_max: 3.4 tokens in 40 + 26 ms are more than 22 ms a token, and in twice 40 ms they are less
+CASES = {"two places": Case(2, 2, 2.0), "n_max of one": Case("n_max", 1, 10.0)}
+
+
+def model(role: str, step_ms: float, **others: float) -> ModelConfig:
+    name = f"synthetic:role={role},vocab=512,alpha=0.8,step_ms={step_ms}"
+    return ModelConfig(
+        model=name + "".join(f",{key}={value}" for key, value in others.items()),
+        num_rows=4,
+        max_model_len=MAX_MODEL_LEN,
+        num_threads=1,
+    )
+
+
+TARGET = model("target", 22.0, per_token=0.03)
+
+
+class Newcomer:
+    """One more target, in this process, with one long request."""
+
+    def __init__(self, endpoint: str) -> None:
+        runner = load_runner(TARGET)
+        tokenizer = load_tokenizer(runner.info.name)
+        hello = Hello(PROTOCOL_VERSION, TargetId("newcomer"), runner.info.vocab_size, vocab_fingerprint(tokenizer))
+        self.stats = TargetStats()
+        self.drafts = RemoteDrafts(ZmqTarget(endpoint, hello), FixedLength(DraftBudget.chain(DEPTH)), self.stats)
+        self.engine = make_engine(runner, tokenizer, self.drafts, self.stats)
+        give_up_s = time.monotonic() + 30.0
+        while not self.drafts.is_connected:
+            assert time.monotonic() < give_up_s
+            self.drafts.poll()
+            time.sleep(0.01)
+        spec = RequestSpec([11, 12, 13], TokenLaw(temperature=0.0), max_tokens=3000)
+        self.engine.submit(RequestId("long"), spec)
+
+    def decode_until(self, deadline_s: float, *, is_drafted: bool = False) -> None:
+        """Until then, or until a draft has been verified if that is waited for."""
+        while time.monotonic() < deadline_s and not (is_drafted and self.stats.acceptance.num_drafts):
+            self.engine.step()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_newcomer_without_a_place_decodes_plainly_and_gets_one_when_another_leaves(case: Case) -> None:
+    config = HubConfig(port=0, admission=case.admission, max_batch=1)
+    draft = model("draft", case.draft_ms)
+    with StarTargets(case.num_first, TARGET) as first, BenchProcess(run_hub, draft, config) as hub:
+        endpoint = f"tcp://127.0.0.1:{hub.hear()}"
+        for each in first.processes:
+            each.say((endpoint, Turn(num_draft_tokens=DEPTH, warm_up_s=2.0, seconds=ALONE_S)))
+            each.hear()
+        for each in first.processes:
+            each.say("go")
+        started_s = time.monotonic()
+        time.sleep(1.0)  # they decode, and hold their places
+
+        newcomer = Newcomer(endpoint)
+        while newcomer.stats.num_rounds < 1:
+            newcomer.engine.step()
+        assert newcomer.stats.num_declined == 1, "refused within one round"
+        newcomer.decode_until(started_s + ALONE_S)
+        assert newcomer.stats.acceptance.num_drafts == 0
+        assert newcomer.stats.num_rounds > 10
+        assert newcomer.stats.num_late_rounds == 0, "it waits for nothing"
+
+        for each in first.processes:
+            each.hear()
+        left_s = time.monotonic()
+        newcomer.decode_until(left_s + ADMITTED_S, is_drafted=True)
+        assert newcomer.stats.acceptance.num_drafts > 0, "admitted after another has left"
+        newcomer.drafts.shutdown()
+        hub.say("how was it?")
+        stats = hub.hear()
+        assert stats.num_declined >= newcomer.stats.num_declined >= 1
+        hub.say(None)
