@@ -39,7 +39,7 @@ LAWS = {
     ),
 }
 CASES = [(shape, law, batch_size) for shape in ("chain", "tree") for law in LAWS for batch_size in (1, 4)]
-CASES += [("deep tree", "free", 4), ("doubting tree", "free", 4)]
+CASES += [("chain", "free", 8), ("tree", "warped", 8), ("deep tree", "free", 8), ("doubting tree", "free", 8)]
 ROLLBACK_CASES = [("chain", "free"), ("tree", "warped")]
 FALSE_ALARM_EACH = FALSE_ALARM / (len(CASES) + len(ROLLBACK_CASES))
 Answer = tuple[int, ...]

@@ -114,7 +114,7 @@ def _layers_story(choice: LayerChoice) -> str:
         f"alone at {choice.used.num_alone_right} and {choice.other.num_alone_right} of {choice.num_positions} positions"
     )
     if not choice.is_settled:
-        why = "too few to tell which fits, give more prompts (--num-prompts, --prompts)"
+        why = "too few to tell which fits, give more prompts or longer answers (--prompts, --num-prompts, --max-tokens)"
         return f"{SIGNS['warning']} layers: {said}; {alone}: {why}; what follows is measured with the first"
     if choice.used.is_default:
         return f"{SIGNS['ok']} layers: {said}; {alone}: keep"
