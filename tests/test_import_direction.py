@@ -34,6 +34,7 @@ ARROWS = {
     "target": ENGINE,
     "gateway": ENGINE,
     "supervise": {"speculation", "wire", "observe", "config"},
+    "integrations": {"speculation", "wire", "config"},
     "local_star": ENGINE | {"draft", "target"},
     "llm": ENGINE | {"target", "local_star"},
     "bench": SERVERS | {"llm", "local_star", "__init__"},
@@ -90,7 +91,10 @@ def test_draft_and_target_do_not_know_each_other() -> None:
     assert "draft" not in ARROWS["target"]
 
 
-@pytest.mark.parametrize("module", ["starspec", "starspec.cli", "starspec.wire.messages", "starspec.wire.session"])
+@pytest.mark.parametrize(
+    "module",
+    ["starspec", "starspec.cli", "starspec.wire.messages", "starspec.wire.session", "starspec.integrations.vllm"],
+)
 def test_what_holds_no_model_starts_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
