@@ -25,6 +25,7 @@ class _Drafted:
     """What is kept of a request besides its tokens."""
 
     pace: Pace
+    is_by_hub: bool  # whose drafts the pace is of
     num_drafted: int = 0  # tokens handed to vLLM in the last step
     index: NgramIndex | None = None
 
@@ -84,9 +85,9 @@ class StepDrafter:
     def _choose(self, row: SeenRow) -> int:
         """How long a draft the row is worth, after what came of its last one."""
         state = self._drafted.get(row.request)
-        if state is None:
+        if state is None or state.is_by_hub != self._hub.is_here:  # what n-grams achieve says nothing of a hub
             pace = Pace(self._max_draft_tokens, is_fixed=not self._settings.adaptive)
-            state = self._drafted[row.request] = _Drafted(pace)
+            state = self._drafted[row.request] = _Drafted(pace, self._hub.is_here)
         state.pace.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
         return max(0, min(state.pace.choose(), self._max_model_len - len(row.request) - 1))
 

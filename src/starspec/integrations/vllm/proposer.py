@@ -11,9 +11,11 @@ the last request there are none. One lock keeps them apart; whoever waits for th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -104,9 +106,12 @@ class StarProposer:
 
     def _give_up(self) -> None:
         """A bug of ours must not end a server that others use: log it, and let vLLM decode without drafts."""
-        log.exception("starspec stops drafting for this server; vLLM goes on without")
-        self._drafter = None
+        log.error("starspec stops drafting for this server; vLLM goes on", traceback=traceback.format_exc())
         self._is_stopped.set()
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            with contextlib.suppress(Exception):
+                drafter.shutdown()
 
 
 def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -> StepDrafter:

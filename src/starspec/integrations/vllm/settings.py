@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -84,7 +84,9 @@ def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _converted(variable: str, text: str, key: str) -> object:
     """The text of a variable as a value of its key's type. Raises: ConfigError."""
+    kind = get_type_hints(VllmSettings)[key]
     try:
-        return msgspec.convert(text, get_type_hints(VllmSettings)[key], strict=False)
+        return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{variable}='{text}': {error}") from error
+        choices = nearest(text, [*get_args(kind)]) if get_origin(kind) is Literal else ""
+        raise ConfigError(f"{variable}='{text}': {error}{choices}") from error
