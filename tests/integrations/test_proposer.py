@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,25 +14,6 @@ from starspec.errors import ConfigError
 from starspec.integrations.vllm import StarProposer
 
 HEAVY = ["torch", "transformers", "starspec.models", "starspec.target", "starspec.draft", "starspec.gateway", "fastapi"]
-
-
-class Words:
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 0, "b": 1}
-
-
-@pytest.fixture
-def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Any:
-    vllm, tokenizers = ModuleType("vllm"), ModuleType("vllm.tokenizers")
-    monkeypatch.setattr(vllm, "__version__", "0.32.0", raising=False)
-    monkeypatch.setattr(tokenizers, "cached_tokenizer_from_config", lambda config: config.words, raising=False)
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.tokenizers", tokenizers)
-    monkeypatch.setenv("STARSPEC_HUB", "tcp://127.0.0.1:9")  # nobody listens there
-    model = SimpleNamespace(get_vocab_size=lambda: 64, max_model_len=128, words=Words())
-    parallel = SimpleNamespace(rank=0, tensor_parallel_size=2)
-    speculative = SimpleNamespace(num_speculative_tokens=3)
-    return SimpleNamespace(model_config=model, parallel_config=parallel, speculative_config=speculative)
 
 
 @pytest.fixture
