@@ -38,7 +38,7 @@ ARROWS = {
     "local_star": ENGINE | {"draft", "target"},
     "llm": ENGINE | {"target", "local_star"},
     "bench": SERVERS | {"llm", "local_star", "__init__"},
-    "doctor": ENGINE | {"draft", "target", "local_star", "bench"},
+    "doctor": ENGINE | {"draft", "target", "local_star", "bench", "integrations"},
     "train": ENGINE | {"llm", "bench"},
     "cli": SERVERS | {"llm", "local_star", "bench", "doctor", "train", "__init__"},
     "__init__": {"config", "sampling_params", "llm"},
