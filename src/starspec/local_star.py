@@ -11,11 +11,12 @@ from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_of
 from starspec.draft.loop import HubLoop
 from starspec.errors import ConfigError
+from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
 from starspec.length.policy import LengthPolicy, make_policy
 from starspec.models.eagle_load import is_head
 from starspec.models.runner import ModelInfo
-from starspec.models.vocabulary import check_vocabularies, load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import check_vocabularies, load_tokenizer
 from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
 from starspec.target.remote_drafts import RemoteDrafts

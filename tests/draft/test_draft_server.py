@@ -21,8 +21,9 @@ from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.build import load_drafter
 from starspec.draft.server import DraftServer
 from starspec.errors import ConfigError
+from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
-from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import load_tokenizer
 from starspec.wire.ask import HubAsker
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, Proposal
 from starspec.wire.zmq_target import ZmqTarget

@@ -6,13 +6,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from starspec.errors import ModelError, VocabularyMismatch
-from starspec.models.vocabulary import (
-    check_pair,
-    check_vocabularies,
-    eos_token_ids,
-    load_tokenizer,
-    vocab_fingerprint,
-)
+from starspec.fingerprint import vocab_fingerprint
+from starspec.models.vocabulary import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
 
 WORDS = ("<eos>", "red", "green", "blue")
 

@@ -18,8 +18,8 @@ from starspec.length.policy import FixedLength, InSmallBatches
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.target.engine import TargetEngine
-from starspec.target.hub_liveness import MIN_PAUSE_S
 from starspec.target.remote_drafts import RemoteDrafts
+from starspec.wire.hub_liveness import MIN_PAUSE_S
 from starspec.wire.messages import Drawn, HubToTarget, Open, Proposal, RequestSpec, Welcome
 from starspec.wire.session import Role, TagSession
 

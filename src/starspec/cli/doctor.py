@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,10 @@ from starspec.cli.progress import ProgressBar
 from starspec.cli.tables import out
 from starspec.cli.verify import MEASURE, JsonFile, PromptFile
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from starspec.doctor.checks import Check
     from starspec.doctor.examine import Examination, Prospect
     from starspec.doctor.layers import LayerChoice
     from starspec.doctor.outlook import StepTimes
@@ -27,8 +30,8 @@ SIGNS = {"ok": "[green]ok[/]", "warning": "[yellow]note[/]", "fatal": "[red]no[/
 
 
 def doctor(
-    target: opt.TargetModel,
-    draft: opt.GivenDraft,
+    target: opt.MaybeTarget = None,
+    draft: opt.MaybeDraft = None,
     draft_quantization: opt.GivenQuantization = "none",
     spec_method: opt.GivenMethod = "draft_model",
     prompts: PromptFile = None,
@@ -51,6 +54,13 @@ def doctor(
             rich_help_panel=MEASURE,
         ),
     ] = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(
+            help="A running vLLM server, http://host:port: check it instead, by its own counters.",
+            show_default=opt.NONE_GIVEN,
+        ),
+    ] = None,
     json_file: JsonFile = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     device: opt.Device = opt.MODEL.device,
@@ -62,6 +72,11 @@ def doctor(
     Exits 1 if they cannot be used together.
     """
     log_to_stderr("warning")
+    if vllm is not None:
+        _examine_vllm(vllm)
+        return
+    if target is None or draft is None:
+        raise ConfigError("give --target and --draft, or --vllm")
     with ProgressBar("doctor") as bar:
         bar.begin("loading", None)
         from starspec.bench.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
@@ -86,10 +101,23 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _examine_vllm(url: str) -> None:
+    from starspec.doctor.vllm import check_vllm, read_vllm  # noqa: PLC0415 (its package imports torch)
+
+    checks = check_vllm(read_vllm(url))
+    _show_checks(checks)
+    if any(check.severity == "fatal" for check in checks):
+        raise typer.Exit(1)
+
+
+def _show_checks(checks: Sequence[Check]) -> None:
+    for check in checks:
+        out().print(f"{SIGNS[check.severity]} {check.what}: {check.story}")
+
+
 def _show(found: Examination) -> None:
     console = out()
-    for check in found.checks:
-        console.print(f"{SIGNS[check.severity]} {check.what}: {check.story}")
+    _show_checks(found.checks)
     if found.times is None:
         console.print("These two cannot be used together.")
         return

@@ -38,6 +38,10 @@ NONE_GIVEN = "none"
 # ---------------------------------------------------------------- models
 
 TargetModel = Annotated[str, typer.Option("--target", help=f"Target model: {A_MODEL}.", rich_help_panel=MODELS)]
+MaybeTarget = Annotated[
+    str | None,
+    typer.Option("--target", help=f"Target model: {A_MODEL}.", show_default=NONE_GIVEN, rich_help_panel=MODELS),
+]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"],
     typer.Option(help="Number format of the weights.", rich_help_panel=MODELS),
@@ -82,6 +86,16 @@ DraftQuantization = Annotated[
         help="Of the draft's weights; the output cannot change. The same as 'quantization' of --speculative-config.",
         show_default=NONE_GIVEN,
         rich_help_panel=SPECULATION,
+    ),
+]
+MaybeDraft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "--spec-model",
+        help=f"Draft model: {A_MODEL}; or an EAGLE head's folder or hub id.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=MODELS,
     ),
 ]
 GivenDraft = Annotated[

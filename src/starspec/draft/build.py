@@ -13,9 +13,10 @@ from starspec.draft.grow import CausalDrafter, Drafter
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.errors import ConfigError
+from starspec.fingerprint import vocab_fingerprint
 from starspec.models.eagle_load import is_head, load_head
 from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import load_tokenizer
 from starspec.tracing import Tracer
 
 

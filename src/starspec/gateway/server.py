@@ -16,6 +16,7 @@ import uvicorn
 
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
+from starspec.fingerprint import vocab_fingerprint
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.defaults import GenerationDefaults, read_generation_defaults
 from starspec.gateway.dial import Connections, Dial, dial_of
@@ -27,7 +28,7 @@ from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.router import Router
 from starspec.gateway.translate import Translator
 from starspec.models.locate import is_synthetic, locate
-from starspec.models.vocabulary import eos_token_ids, load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import eos_token_ids, load_tokenizer
 
 BACKLOG: Final = 1024  # connections that wait to be accepted
 CLOSE_S: Final = 1  # to say the last words on connections that are still open

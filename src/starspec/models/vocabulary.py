@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import TemplateError
 
 from starspec.errors import ModelError, RequestError, VocabularyMismatch
+from starspec.fingerprint import HasVocabulary
 from starspec.models.foreign import first_line, reading
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.soundness import check_rope_in
 
 Vocabulary = Mapping[str, int]
-
-
-class HasVocabulary(Protocol):
-    """The part of a tokenizer that decides whether two models can share token ids."""
-
-    def get_vocab(self) -> dict[str, int]: ...
 
 
 def load_tokenizer(model: str) -> Any:
@@ -60,17 +54,6 @@ def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) ->
         why = f"the model's chat template cannot read these messages: {first_line(error)}"
         raise RequestError(why, "messages") from error
     return list(prompt)
-
-
-def vocab_fingerprint(tokenizer: HasVocabulary) -> str:
-    """A hash of the token -> id map, added tokens included: equal iff the two share all ids.
-
-    It knows nothing of the embedding, so a padded one (151936 or 152064 rows for the same tokenizer) changes nothing.
-    """
-    digest = hashlib.sha256()
-    for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])):
-        digest.update(f"{token_id}\0{token}\0".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
 
 
 def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:

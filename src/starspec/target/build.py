@@ -8,11 +8,12 @@ import structlog
 
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
+from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
 from starspec.length.policy import make_policy
 from starspec.models.load import load_runner
 from starspec.models.runner import BatchRunner
-from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import load_tokenizer
 from starspec.observe.trace import Trace
 from starspec.speculation.stats import TargetStats
 from starspec.target.batching import lay_out

@@ -27,10 +27,10 @@ from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_budget
-from starspec.target.hub_liveness import HubLiveness
 from starspec.target.plain_speed import PlainSpeed
 from starspec.target.sequence import Emitted, Sequence, SequenceState
 from starspec.target.told_features import ToldFeatures, WantedFeatures
+from starspec.wire.hub_liveness import HubLiveness
 from starspec.wire.messages import (
     Close,
     HubToTarget,

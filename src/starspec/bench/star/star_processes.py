@@ -15,11 +15,12 @@ from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.loop import HubLoop
 from starspec.errors import PeerLost
+from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import RequestId, TargetId
 from starspec.length.policy import FixedLength
 from starspec.models.load import load_runner
 from starspec.models.runner import BatchRunner
-from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import HubStats, TargetStats

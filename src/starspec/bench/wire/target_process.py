@@ -10,10 +10,11 @@ from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.wire.clock import Interval
 from starspec.config import ModelConfig
 from starspec.errors import PeerLost
+from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import Tag, TargetId
 from starspec.length.policy import FixedLength
 from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats

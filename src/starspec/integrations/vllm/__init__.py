@@ -1,0 +1,5 @@
+"""vLLM servers as targets: `--speculative-config '{"method": "custom_class", ...}'` names `StarProposer`."""
+
+from starspec.integrations.vllm.proposer import StarProposer
+
+__all__ = ["StarProposer"]

@@ -1,0 +1,262 @@
+"""The hub's side of a vLLM server: a tag for each request, one message out and one wait a step.
+
+It is not `target/remote_drafts.py`: that one follows sequences of our own engine, their laws and hidden states, over
+rounds that it times itself. Both keep to `wire/session.py` and `wire/hub_liveness.py`, which hold what must not go
+wrong. vLLM's own tokens are in front of every call, so nothing has to be kept for the hub: what it has not heard of a
+request is what lies behind the tag's prefix, and a message that tells it may as well go out a step later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starspec.errors import PeerProtocolError
+from starspec.ids import Tag
+from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.rows import KnownRequest
+from starspec.speculation.law import TokenLaw
+from starspec.wire.hub_liveness import HubLiveness
+from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
+from starspec.wire.session import Role, TagSession
+from starspec.wire.transport import TargetTransport
+
+LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
+PING_INTERVAL_S: Final = 0.5
+MAX_MISSES: Final = 3  # late proposals in a row before a tag is left alone for a while
+PAUSE_STEPS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a step would like for one request."""
+
+    request: KnownRequest
+    num_draft_tokens: int
+
+
+@dataclass(slots=True)
+class _HubTag:
+    """One request's tag at the hub."""
+
+    request: KnownRequest
+    session: TagSession
+    proposal: Proposal | None = None
+    is_awaited: bool = False
+    is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
+    num_misses: int = 0  # in a row
+    num_pause_steps: int = 0
+    open_at_s: float = 0.0  # a full hub asked not to be told of it before
+
+
+class HubClient:
+    """Proposals from a hub, over any transport. Not safe to call from two threads at once.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, transport: TargetTransport, deadline: Deadline, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._transport = transport
+        self._deadline = deadline
+        self._clock = clock
+        self._hub = HubLiveness(clock())
+        self._tags: dict[KnownRequest, _HubTag] = {}
+        self._by_number: dict[Tag, _HubTag] = {}
+        self._tag_numbers = itertools.count(1)
+        self._ping_numbers = itertools.count(1)
+        self._next_ping_s = 0.0
+        self._num_connects = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether proposals can be expected."""
+        return not self._hub.is_lost
+
+    @property
+    def num_tags(self) -> int:
+        return len(self._tags)
+
+    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
+        """Tell the hub what was committed, and wait for its proposals: one multipart out, one deadline's wait.
+
+        Returns: draft tokens of each request whose proposal came, was sound and fits its present tokens.
+        """
+        if not self._transport.is_connected:
+            self._notice_connection()
+            return {}
+        self._receive(0.0)
+        if self._hub.is_lost:
+            return {}
+        messages = [message for each in wanted for message in self._tell(each)]
+        if messages:
+            self._transport.send(messages)
+        self._await([tag for each in wanted if (tag := self._tags.get(each.request)) and tag.is_awaited])
+        drafts = {each.request: self._draft_of(each) for each in wanted}
+        return {request: token_ids for request, token_ids in drafts.items() if token_ids}
+
+    def close(self, requests: Sequence[KnownRequest]) -> None:
+        """Free the tags of requests that are gone. A hub that fell silent may hold them still, so it is told too."""
+        messages: list[TargetToHub] = []
+        for request in requests:
+            tag = self._tags.pop(request, None)
+            if tag is None:
+                continue
+            del self._by_number[tag.session.tag]
+            messages.append(tag.session.send(Close(tag=tag.session.tag, epoch=tag.session.next_epoch)))
+        if messages:
+            self._transport.send(messages)
+
+    def tend(self) -> None:
+        """Connect, connect again, and read what has come. Beside the steps; never waits."""
+        self._receive(0.0)
+        now = self._clock()
+        if self._transport.is_connected and now >= self._next_ping_s:
+            self._next_ping_s = now + PING_INTERVAL_S
+            self._transport.send([Ping(next(self._ping_numbers))])
+
+    def shutdown(self) -> None:
+        """Leave in good order; no call follows."""
+        self._transport.close()
+
+    # ---------------------------------------------------------------- out
+
+    def _tell(self, wanted: Wanted) -> list[TargetToHub]:
+        """What the hub has not heard of a request; nothing while it is not to draft for it."""
+        tag = self._tags.get(wanted.request)
+        if tag is None and wanted.num_draft_tokens:
+            tag = _HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
+        if tag is None or tag.is_opening:
+            return []
+        tag.proposal, tag.is_awaited = None, False
+        if tag.num_pause_steps:
+            tag.num_pause_steps -= 1
+            return []
+        num_tokens = self._limited(wanted.num_draft_tokens)
+        if not num_tokens or self._clock() < tag.open_at_s:
+            return []
+        self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
+        message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
+        tag.is_awaited = True
+        return [tag.session.send(message)]
+
+    def _open(self, tag: _HubTag, num_tokens: int) -> Open:
+        tag.is_opening = True
+        return Open(
+            tag=tag.session.tag,
+            epoch=tag.session.next_epoch,
+            token_ids=tag.request.token_ids(),
+            prompt_len=tag.request.prompt_len,
+            law=LIKELIEST,
+            num_draft_tokens=num_tokens,
+        )
+
+    def _verdict(self, tag: _HubTag, num_tokens: int) -> Verdict:
+        base_len = tag.session.prefix_len
+        return Verdict(
+            tag=tag.session.tag,
+            epoch=tag.session.next_epoch,
+            base_len=base_len,
+            token_ids=tag.request.token_ids(base_len),
+            num_draft_tokens=num_tokens,
+        )
+
+    def _limited(self, num_tokens: int) -> int:
+        welcome = self._transport.welcome
+        return num_tokens if welcome is None else min(num_tokens, welcome.max_draft_tokens)
+
+    # ---------------------------------------------------------------- waiting
+
+    def _await(self, awaited: list[_HubTag]) -> None:
+        """Receive until all that is awaited is here, or the deadline passes, or the hub is lost."""
+        if not awaited:
+            return
+        asked_s = self._clock()
+        deadline_s = asked_s + self._deadline.seconds
+        is_heard = False
+        while not self._hub.is_lost and any(tag.is_awaited for tag in awaited):
+            left_s = deadline_s - self._clock()
+            if left_s <= 0:
+                break
+            is_heard |= self._receive(left_s)
+        late = [tag for tag in awaited if tag.is_awaited]
+        if not late or any(not tag.is_opening for tag in late):  # a prompt that is read is no sample
+            self._deadline.note_round(self._clock() - asked_s)
+        for tag in late:
+            self._miss(tag)
+        is_silent = not is_heard and any(not tag.is_opening for tag in late)
+        if self._hub.has_fallen_silent(is_silent) and not self._hub.is_lost:
+            self._lose()
+
+    def _miss(self, tag: _HubTag) -> None:
+        tag.is_awaited = False
+        if tag.is_opening:
+            return  # steps go on; the tag joins them when the hub has read its prompt
+        tag.num_misses += 1
+        if tag.num_misses >= MAX_MISSES:  # alive but too slow for this request: stop paying the deadline for it
+            tag.num_misses, tag.num_pause_steps = 0, PAUSE_STEPS
+
+    def _draft_of(self, wanted: Wanted) -> list[int]:
+        tag = self._tags.get(wanted.request)
+        if tag is None or tag.proposal is None or tag.session.prefix_len != len(wanted.request):
+            return []
+        proposal, tag.proposal = tag.proposal, None
+        return list(proposal.token_ids) if proposal.tree.is_chain else []  # vLLM verifies chains
+
+    # ---------------------------------------------------------------- in
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Returns: whether anything was heard."""
+        messages = self._transport.receive(timeout_s)
+        for message in messages:
+            self._handle(message)
+        self._notice_connection()
+        return bool(messages)
+
+    def _handle(self, message: HubToTarget) -> None:
+        if self._hub.is_lost:
+            if self._hub.may_be_found(self._clock()):
+                self._hub.find(self._clock())
+            return
+        if not isinstance(message, Proposal | Reopen):
+            return
+        tag = self._by_number.get(message.tag)
+        if tag is None or not _is_fresh(tag, message):
+            return
+        tag.is_opening = tag.is_awaited = False
+        if isinstance(message, Proposal) and message.retry_after_s:
+            tag.session.lose()
+            tag.open_at_s = self._clock() + message.retry_after_s
+        elif isinstance(message, Proposal):
+            tag.proposal, tag.num_misses = message, 0
+
+    def _notice_connection(self) -> None:
+        """A session that ended took every tag with it; one that began is told of them step by step."""
+        if not self._transport.is_connected:
+            if not self._hub.is_lost:
+                self._lose()
+        elif self._transport.num_connects != self._num_connects:
+            self._num_connects = self._transport.num_connects
+            if not self._hub.is_lost:
+                self._lose()
+            self._hub.find(self._clock())
+
+    def _lose(self) -> None:
+        """The hub is silent or gone: wait for nothing until it is heard again, and open every tag anew then."""
+        self._hub.lose(self._clock())
+        for tag in self._tags.values():
+            tag.session.lose()
+            tag.proposal, tag.is_awaited, tag.is_opening = None, False, False
+
+
+def _is_fresh(tag: _HubTag, message: Proposal | Reopen) -> bool:
+    """Whether the message fits the tag as it is. One that breaks the protocol costs this step its draft."""
+    try:
+        return tag.session.receive(message) is not None
+    except PeerProtocolError:
+        return False

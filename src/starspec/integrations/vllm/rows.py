@@ -1,0 +1,138 @@
+"""Which request is in which row: vLLM tells the proposer tokens, and no names.
+
+A request is recognised by its tokens. Wherever vLLM moved it, one that was there before has all the tokens that are
+known of it in front of the new ones; what does not begin so is another request. The comparison costs the same at 100
+tokens and at 100,000: length, the last tokens, and some spread evenly. Two requests that it cannot tell apart would
+share drafts, which costs speed and never a token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+NUM_COMPARED = 64  # of the last tokens, and of those spread evenly
+FORGET_AFTER_S = 1.0  # out of the batch for longer: finished, or preempted and to be recognised as another one later
+
+
+class KnownRequest:
+    """One request, as far as it has been seen: its prompt and what was sampled.
+
+    Args:
+        token_ids: [S] copied.
+        prompt_len: of these, so many were there before anything was sampled.
+    """
+
+    def __init__(self, number: int, token_ids: Tokens, prompt_len: int) -> None:
+        self.number = number
+        self.prompt_len = prompt_len
+        self._buffer: Tokens = np.empty(max(256, 2 * len(token_ids)), np.int32)
+        self._buffer[: len(token_ids)] = token_ids
+        self._len = len(token_ids)
+
+    def __len__(self) -> int:
+        return self._len
+
+    def token_ids(self, start: int = 0) -> list[int]:
+        """From position `start` on."""
+        ids: list[int] = self._buffer[start : self._len].tolist()
+        return ids
+
+    def extend(self, token_ids: Tokens) -> None:
+        """Take in tokens [T] that follow."""
+        end = self._len + len(token_ids)
+        if end > len(self._buffer):
+            self._buffer = np.concatenate([self._buffer[: self._len], np.empty(end, np.int32)])
+        self._buffer[self._len : end] = token_ids
+        self._len = end
+
+    def begins(self, row: Tokens) -> bool:
+        """Whether a row [S] of at least this length begins with these tokens, as far as samples tell."""
+        known, seen = self._buffer[: self._len], row[: self._len]
+        step = max(1, self._len // NUM_COMPARED)
+        return bool((known[-NUM_COMPARED:] == seen[-NUM_COMPARED:]).all() and (known[::step] == seen[::step]).all())
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRow:
+    """One row of a step in which tokens were sampled."""
+
+    request: KnownRequest  # the new tokens are in it
+    num_new: int
+    is_first: bool  # not seen before, or forgotten
+
+
+class RowBook:
+    """All requests that are known, and where each was last."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._by_row: dict[int, KnownRequest] = {}
+        self._last_seen_s: dict[KnownRequest, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._last_seen_s)
+
+    def see(
+        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens, now: float
+    ) -> list[SeenRow | None]:
+        """Take in a step.
+
+        Args:
+            sampled: for each row the tokens that it added; none while its prompt is read.
+            lengths: [>= rows] tokens of each row, the added ones included.
+            token_ids: [>= rows, >= S] of each row.
+            now: seconds, as in `forget`.
+        Returns: for each row what it holds; None where nothing was sampled.
+        """
+        rows = [token_ids[row, : lengths[row]] for row in range(len(sampled))]
+        before, self._by_row = self._by_row, {}
+        seen: list[SeenRow | None] = [None] * len(rows)
+        for row, request in before.items():
+            if row < len(rows) and self._is_in(request, rows[row], len(sampled[row])):
+                seen[row] = self._take(row, request, rows[row], len(sampled[row]), now)
+        in_place = set(self._by_row.values())
+        moved = [request for request in self._last_seen_s if request not in in_place]
+        for row, tokens in enumerate(rows):
+            if row in self._by_row:
+                continue
+            found = next((each for each in moved if self._is_in(each, tokens, len(sampled[row]))), None)
+            if found is not None:
+                moved.remove(found)
+                seen[row] = self._take(row, found, tokens, len(sampled[row]), now)
+            elif sampled[row]:
+                request = KnownRequest(next(self._numbers), tokens, len(tokens) - len(sampled[row]))
+                self._by_row[row] = request
+                self._last_seen_s[request] = now
+                seen[row] = SeenRow(request, len(sampled[row]), is_first=True)
+        return seen
+
+    def forget(self, now: float) -> list[KnownRequest]:
+        """Drop, and return, the requests that have been in no step for FORGET_AFTER_S."""
+        gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > FORGET_AFTER_S]
+        for request in gone:
+            del self._last_seen_s[request]
+        self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
+        return gone
+
+    def _is_in(self, request: KnownRequest, row: Tokens, num_sampled: int) -> bool:
+        """Whether the row is this request and the tokens sampled now: nothing shorter, and no part of a prompt.
+
+        The row may have more than that: a step near the model's length limit is not told to proposers.
+        """
+        return len(request) <= len(row) - num_sampled and request.begins(row)
+
+    def _take(self, row: int, request: KnownRequest, tokens: Tokens, num_sampled: int, now: float) -> SeenRow | None:
+        self._by_row[row] = request
+        self._last_seen_s[request] = now
+        if not num_sampled:  # its prompt is read (again), and what follows the known tokens may be part of it
+            return None
+        num_new = len(tokens) - len(request)
+        request.extend(tokens[len(request) :])
+        return SeenRow(request, num_new, is_first=False)

@@ -1,0 +1,92 @@
+"""What an operator tells the proposer. vLLM owns its own configuration, so ours comes from variables and a file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from starspec.config import build, nearest
+from starspec.errors import ConfigError
+
+PREFIX: Final = "STARSPEC_"
+FILE_VARIABLE: Final = "STARSPEC_CONFIG"
+OTHERS: Final = ("STARSPEC_API_KEY", "STARSPEC_CACHE", "STARSPEC_SUPERVISOR_FD")  # of other processes of ours
+MAX_LOOKUP: Final = 16
+
+Fallback = Literal["ngram", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Each is a key of the TOML file and a variable: `deadline_ms` is STARSPEC_DEADLINE_MS, which goes before it."""
+
+    hub: str = "tcp://127.0.0.1:7700"  # the hub's public port
+    keys: str | None = None  # folder made by `starspec keygen`; required unless the host is loopback
+    insecure: bool = False  # allow a host that is not loopback without keys
+    name: str | None = None  # this server in the hub's logs and traces; None = host and process
+    deadline_ms: float | None = None  # longest wait of a step for proposals; None = what the last rounds took
+    fallback: Fallback = "ngram"  # drafter of the steps without a hub
+    prompt_lookup_min: int = 2  # shortest n-gram that it looks up
+    prompt_lookup_max: int = 4  # longest
+    adaptive: bool = True  # shorter drafts for a request that accepts few; False: always num_speculative_tokens
+    untested_vllm: bool = False  # go on with a vLLM outside of the tested range
+
+    def __post_init__(self) -> None:
+        if self.fallback not in get_args(Fallback):
+            raise ConfigError(f"fallback '{self.fallback}' is unknown{nearest(self.fallback, [*get_args(Fallback)])}")
+        if self.deadline_ms is not None and not 0 < self.deadline_ms <= 60_000:
+            raise ConfigError(f"deadline_ms must be above 0 and at most 60000, got {self.deadline_ms}")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
+            raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> VllmSettings:
+    """Settings from the file that STARSPEC_CONFIG names, and from the variables, which go before it.
+
+    Raises: ConfigError naming the file or the variable that is wrong, and for an unknown one the nearest that exists.
+    """
+    path = environ.get(FILE_VARIABLE)
+    in_file = {} if not path else _read(Path(path).expanduser())
+    settings = build(VllmSettings, in_file, f"{FILE_VARIABLE} {path}")
+    values = {name: getattr(settings, name) for name in (each.name for each in fields(VllmSettings))}
+    for variable, key in _set_variables(environ).items():
+        values[key] = _converted(variable, environ[variable], key)
+    return build(VllmSettings, values, "starspec settings")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{FILE_VARIABLE}: cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{FILE_VARIABLE}: {path} is no TOML file: {error}") from error
+
+
+def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set and not empty -> the keys that they stand for."""
+    known = {PREFIX + each.name.upper(): each.name for each in fields(VllmSettings)}
+    found = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or variable in OTHERS or not text:
+            continue
+        if variable not in known:
+            raise ConfigError(f"unknown variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
+        found[variable] = known[variable]
+    return found
+
+
+def _converted(variable: str, text: str, key: str) -> object:
+    """The text of a variable as a value of its key's type. Raises: ConfigError."""
+    kind = get_type_hints(VllmSettings)[key]
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError as error:
+        choices = nearest(text, [*get_args(kind)]) if get_origin(kind) is Literal else ""
+        raise ConfigError(f"{variable}='{text}': {error}{choices}") from error

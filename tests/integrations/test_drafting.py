@@ -1,0 +1,222 @@
+"""A hub may be late, silent, dead, lying or chatty: vLLM's steps go on, and no tag outlives its request for long."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from toy import VOCAB_SIZE, next_of
+from toy_hub import DRAFT_S, FULL_S, MOODS
+from toy_vllm import STEP_S, ToyVllm
+
+from starspec.wire.messages import Close, Open, Ping, Verdict
+
+PROMPT = list(range(1, 40))
+
+
+def prompts(num: int, seed: int = 0) -> list[list[int]]:
+    dice = random.Random(seed)
+    return [[dice.randrange(VOCAB_SIZE) for _ in range(dice.randrange(1, 200))] for _ in range(num)]
+
+
+def tokens_sent(vllm: ToyVllm) -> int:
+    told = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]
+    return sum(len(each.token_ids) for each in told)
+
+
+def test_a_good_hub_drafts_every_step_and_hears_each_token_once() -> None:
+    vllm = ToyVllm()
+    request = vllm.submit(PROMPT, 41)
+    vllm.run()
+    assert request.num_drafted == request.num_accepted == 32
+    assert tokens_sent(vllm) <= len(request.token_ids)
+    assert vllm.longest_propose_s == pytest.approx(DRAFT_S)
+
+
+def test_a_step_sends_one_multipart_however_many_rows_it_has() -> None:
+    vllm = ToyVllm()
+    requests = [vllm.submit(prompt, 30) for prompt in prompts(12)]
+    vllm.run()
+    assert max(vllm.num_sent) == 1
+    assert all(each.num_accepted and not each.num_refused for each in requests)
+
+
+@pytest.mark.parametrize("mood", MOODS)
+def test_a_bad_hub_costs_a_step_at_most_one_deadline(mood: str) -> None:
+    vllm = ToyVllm(deadline_ms=7)
+    requests = [vllm.submit(prompt, 60) for prompt in prompts(5)]
+    for _ in range(5):
+        vllm.step()
+    vllm.hub.mood = mood
+    vllm.run()
+    assert vllm.longest_propose_s <= 0.0075
+    for each in requests:
+        assert each.is_done
+    vllm.hub.mood = "good"
+    vllm.rest(2.0)
+    assert not vllm.hub.sessions
+    assert vllm.client.num_tags == 0
+
+
+def test_the_learnt_deadline_ends_a_wait_within_two_steps() -> None:
+    vllm = ToyVllm()
+    vllm.submit(PROMPT, 150)
+    for _ in range(6):
+        vllm.step()
+    vllm.longest_propose_s = 0.0
+    vllm.hub.mood = "late"
+    vllm.run()
+    assert vllm.longest_propose_s <= 2 * STEP_S + 1e-9
+
+
+def test_a_long_prompt_opens_no_tag_before_it_is_read() -> None:
+    vllm = ToyVllm()
+    request = vllm.submit(PROMPT * 4, 10, chunk=30)
+    for _ in range(len(request.token_ids) // 30):
+        vllm.step()
+        assert not vllm.sends
+    vllm.run()
+    assert request.num_accepted
+    assert vllm.hub.num_opens == 1
+
+
+def test_requests_that_move_are_preempted_and_resumed_keep_their_tags() -> None:
+    vllm = ToyVllm()
+    requests = [vllm.submit(prompt, 40) for prompt in prompts(5)]
+    for _ in range(3):
+        vllm.step()
+    vllm.preempt(requests[0])
+    vllm.step()
+    vllm.run()
+    assert all(each.num_accepted and not each.num_refused for each in requests)
+    assert vllm.hub.num_opens == 5
+
+
+def test_a_request_that_stays_away_is_closed_and_opened_anew() -> None:
+    vllm = ToyVllm()
+    request = vllm.submit(PROMPT, 40)
+    for _ in range(3):
+        vllm.step()
+    vllm.preempt(request)
+    vllm.rest(2.0)
+    assert not vllm.hub.sessions
+    vllm.run()
+    assert vllm.hub.num_opens == 2
+    assert request.num_accepted
+    assert not request.num_refused
+
+
+def test_another_request_of_the_same_length_in_the_same_row_is_another_request() -> None:
+    vllm = ToyVllm()
+    first = vllm.submit(PROMPT, 2)
+    vllm.run()
+    second = vllm.submit([7, *first.token_ids[1:-1]], 20)  # its first token is the first's last, as far as lengths tell
+    vllm.run()
+    assert second.num_accepted
+    assert not second.num_refused
+    assert vllm.hub.num_opens == 2
+
+
+def test_aborts_leave_no_tag_two_seconds_later() -> None:
+    vllm = ToyVllm()
+    requests = [vllm.submit(prompt, 200) for prompt in prompts(8)]
+    for _ in range(4):
+        vllm.step()
+    for request in requests:
+        vllm.abort(request)
+    assert len(vllm.hub.sessions) == 8
+    vllm.rest(1.9)
+    assert not vllm.hub.sessions
+
+
+def test_ngrams_draft_while_there_is_no_hub_and_the_hub_again_when_it_is_back() -> None:
+    vllm = ToyVllm(prompt_lookup_min=1)
+    vllm.hub.kill()
+    request = vllm.submit(PROMPT * 3, 60)
+    for _ in range(3):
+        vllm.step()
+    assert request.num_drafted > 0
+    assert vllm.longest_propose_s == 0.0
+    assert not any(vllm.num_sent)
+    vllm.hub.revive()
+    vllm.rest(0.2)
+    vllm.step()  # the last one that n-grams drafted for
+    before = request.num_refused
+    vllm.run()
+    assert vllm.hub.num_opens == 1
+    assert request.num_accepted > 0
+    assert request.num_refused == before
+
+
+def test_without_a_fallback_a_lost_hub_means_plain_steps() -> None:
+    vllm = ToyVllm(fallback="none")
+    vllm.hub.kill()
+    request = vllm.submit(PROMPT * 3, 20)
+    vllm.run()
+    assert request.num_drafted == 0
+
+
+def test_a_hub_that_is_replaced_is_told_everything_anew() -> None:
+    vllm = ToyVllm()
+    requests = [vllm.submit(prompt, 60) for prompt in prompts(3)]
+    for _ in range(4):
+        vllm.step()
+    vllm.hub.kill()
+    vllm.hub.revive()  # within a step: only the number of sessions tells
+    vllm.run()
+    assert vllm.hub.num_opens == 3 * 2
+    assert all(each.num_accepted > 0 for each in requests)
+
+
+def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
+    vllm = ToyVllm()
+    vllm.hub.mood = "full"
+    vllm.submit(PROMPT, 400)
+    started_s = vllm.clock.now
+    while vllm.clock.now < started_s + 3.5 * FULL_S:
+        vllm.step()
+    assert vllm.hub.num_opens <= 4
+
+
+def test_a_request_that_accepts_nothing_is_asked_about_ever_less() -> None:
+    vllm = ToyVllm()
+    vllm.hub.mood = "lying"
+    request = vllm.submit(PROMPT, 200)
+    vllm.run()
+    assert request.num_drafted < 90  # of 800
+    asked = [each for messages in vllm.sends for each in messages if isinstance(each, Verdict)]
+    assert asked[-1].num_draft_tokens == 2  # a probe
+
+
+def test_a_fixed_length_stays() -> None:
+    vllm = ToyVllm(adaptive=False)
+    vllm.hub.mood = "lying"
+    request = vllm.submit(PROMPT, 50)
+    vllm.run()
+    assert request.num_drafted >= 4 * 45
+
+
+def test_a_batch_of_random_traffic_ends_with_every_tag_closed() -> None:
+    dice = random.Random(3)
+    vllm = ToyVllm()
+    for _ in range(150):
+        if dice.random() < 0.2:
+            vllm.submit(prompts(1, dice.randrange(99))[0], dice.randrange(1, 60), chunk=dice.choice([50, 10_000]))
+        vllm.step()
+        victim = dice.choice(vllm.rows) if vllm.rows else None
+        if victim is not None and not victim.is_done and dice.random() < 0.1:
+            (vllm.abort if dice.random() < 0.5 else vllm.preempt)(victim)
+        if dice.random() < 0.05:
+            vllm.hub.mood = dice.choice([each for each in [*MOODS, "good"] if each != "frozen"])  # it loses Close
+    vllm.hub.mood = "good"
+    vllm.run()
+    vllm.rest(3.0)
+    assert not vllm.hub.sessions
+    opened = {each.tag for messages in vllm.sends for each in messages if isinstance(each, Open)}
+    closed = {each.tag for messages in vllm.sends for each in messages if isinstance(each, Close)}
+    assert opened == closed
+    assert all(isinstance(each, Open | Verdict | Close | Ping) for messages in vllm.sends for each in messages)
+
+
+def test_a_token_function_of_all_before_makes_wrong_tags_show() -> None:
+    assert next_of([1, 2, 3]) != next_of([2, 2, 3])

@@ -1,0 +1,65 @@
+"""The class as vLLM constructs and calls it, with a vLLM of three attributes and no hub."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from starspec.errors import ConfigError
+from starspec.integrations.vllm import StarProposer
+
+HEAVY = ["torch", "transformers", "starspec.models", "starspec.target", "starspec.draft", "starspec.gateway", "fastapi"]
+
+
+@pytest.fixture
+def proposer(vllm_config: Any) -> Iterator[StarProposer]:
+    proposer = StarProposer(vllm_config)
+    yield proposer
+    proposer.shutdown()
+
+
+def batch(*rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    token_ids = np.zeros((4, 128), np.int32)
+    for row, ids in enumerate(rows):
+        token_ids[row, : len(ids)] = ids
+    return np.array([len(ids) for ids in rows] + [0] * (4 - len(rows)), np.int32), token_ids
+
+
+def test_without_a_hub_ngrams_draft(proposer: StarProposer) -> None:
+    rows = [1, 2, 3, 4, 1, 2], [5, 6, 7]
+    assert proposer.propose([[2], []], *batch(*rows), slot_mappings=None) == [[3, 4, 1], []]
+
+
+def test_a_bug_of_ours_ends_the_drafting_and_not_the_server(proposer: StarProposer) -> None:
+    nonsense: Any = "no array"
+    assert proposer.propose([[2], [3]], nonsense, nonsense) == [[], []]
+    assert proposer.propose([[2]], *batch([1, 2, 1, 2])) == [[]]
+
+
+def test_only_the_rank_whose_drafts_are_read_speaks_to_the_hub(vllm_config: Any) -> None:
+    vllm_config.parallel_config.rank = 1
+    proposer = StarProposer(vllm_config)
+    assert proposer.propose([[2]], *batch([1, 2, 1, 2])) == [[]]
+
+
+def test_a_vllm_without_a_tokenizer_is_refused(vllm_config: Any) -> None:
+    vllm_config.model_config.words = None
+    with pytest.raises(ConfigError, match="--skip-tokenizer-init"):
+        StarProposer(vllm_config)
+
+
+def test_it_is_used_no_more_after_shutdown(proposer: StarProposer) -> None:
+    proposer.shutdown()
+    proposer.shutdown()
+    assert proposer.propose([[2]], *batch([1, 2, 1, 2])) == [[]]
+
+
+def test_importing_it_brings_nothing_heavy() -> None:
+    code = f"import sys, starspec.integrations.vllm; print([each for each in {HEAVY} if each in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
