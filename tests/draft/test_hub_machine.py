@@ -237,4 +237,6 @@ TestLife, TestLifeAlongTheChain, TestLifeOfOutcomes = Life.TestCase, LifeAlongTh
 TestLife.settings = TestLifeAlongTheChain.settings = TestLifeOfOutcomes.settings = SETTINGS
 TestLifeInTurns, TestLifeWithPlaces = LifeInTurns.TestCase, LifeWithPlaces.TestCase
 TestLifeWithForetoldPlaces = LifeWithForetoldPlaces.TestCase
-TestLifeInTurns.settings = TestLifeWithPlaces.settings = TestLifeWithForetoldPlaces.settings = SETTINGS
+TestLifeInTurns.settings = TestLifeWithPlaces.settings = TestLifeWithForetoldPlaces.settings = settings(
+    SETTINGS, max_examples=30
+)

@@ -83,9 +83,8 @@ CHAIN = ("--spec-tokens", "4")
 TREE = ("--speculative-config", '{"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 13}')
 
 
-@pytest.mark.parametrize("drafts", [CHAIN, TREE], ids=["chain", "tree"])
-async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2: Path, drafts: tuple[str, ...]) -> None:
-    shape = ("--dtype", "float32", "--max-model-len", "512", *drafts)
+async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2: Path) -> None:
+    shape = ("--dtype", "float32", "--max-model-len", "512", *TREE)
     draft_options = ("--draft-quantization", "int4", "--max-num-seqs", "16", "--max-model-len", "512")
     with StarProcesses(str(smollm2), str(smollm2), draft_options=draft_options, target_options=shape) as star:
         await check_star(star)
