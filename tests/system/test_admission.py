@@ -13,10 +13,11 @@ from starspec.bench.star.serving import StarTargets
 from starspec.bench.star.star_processes import Turn, run_hub
 from starspec.bench.wire.processes import BenchProcess
 from starspec.config import HubConfig, ModelConfig
+from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import RequestId, TargetId
 from starspec.length.policy import FixedLength
 from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer, vocab_fingerprint
+from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
