@@ -103,6 +103,15 @@ def test_what_the_law_rules_out_at_the_draft_is_guessed_after_what_it_lets_pass(
         assert len(guesses) == 3
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.001, 1.0])
+def test_where_nothing_may_be_said_the_first_token_is_the_guess(temperature):
+    law = TokenLaw(temperature=temperature, min_tokens=1, end_token_ids=(2,))
+    row = torch.tensor([-inf, -inf, 0.0])
+    assert propose_tokens(row[None], law, 0, [TokenCounts([], [])], num_tokens=2) == [[(0, 0.0)]]
+    assert reference.propose_tokens(row.tolist(), law, [], [], 2, 12) == [(0, 1.0)]
+    assert next_token(row, law, 0, TokenCounts([], [])) == reference.next_token(row.tolist(), law, [], []) == 0
+
+
 def test_rows_and_laws_without_probabilities_give_one_guess():
     broken = torch.tensor([[nan, 1.0], [0.0, inf], [0.0, 1.0]])
     for temperature in (0.0, 1.0):

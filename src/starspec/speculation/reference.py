@@ -101,6 +101,8 @@ def propose_tokens(
     adjusted = adjust(logits, law, prompt_ids, output_ids)
     order = sorted(range(len(adjusted)), key=lambda token_id: (-adjusted[token_id], token_id))
     known = {token_id: adjusted[token_id] for token_id in order if adjusted[token_id] > -inf}
+    if not known:  # nothing may be said
+        return [(order[0], 1.0)]
     if law.temperature > 0:
         position = len(prompt_ids) + len(output_ids)
         candidates = sorted(list(known)[: max(num_tokens, num_candidates)])
