@@ -5,16 +5,26 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 import structlog
 import torch
 from hypothesis import HealthCheck, settings
 
+import starspec
+
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# Hypothesis also draws the constants of the modules that are loaded: all of them, or examples would depend on what else
+# a worker runs.
+for module in walk_packages(starspec.__path__, "starspec."):
+    if not module.name.endswith("__main__"):
+        import_module(module.name)
 
 
 @pytest.fixture(autouse=True)
