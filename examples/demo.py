@@ -7,6 +7,7 @@ stream at a time on one target, with the EAGLE head that ships with starspec, an
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
@@ -210,13 +211,18 @@ async def converse(addresses: dict[str, str], started_s: float) -> bool:
 
 def main() -> None:
     """Exits 0 if every answer was the same with and without drafts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="how often each race is run (default: 3)")
+    num_repeats = parser.parse_args().repeats
+    if num_repeats < 1:
+        parser.error("--repeats is at least 1")
     started_s = time.monotonic()
     model = embedded_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
         is_identical = asyncio.run(converse(addresses, started_s))
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
-            results = asyncio.run(race(addresses["gateway"]))
+            results = asyncio.run(race(addresses["gateway"], num_repeats))
         print(race_line(draft.name, results))
         is_identical &= all(each.is_identical for each in results.values())
     sys.exit(0 if is_identical else 1)

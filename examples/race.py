@@ -25,7 +25,6 @@ KINDS = {
         "List five things to pack for a week in the mountains.",
     ),
 }
-NUM_REPEATS = 3
 MAX_TOKENS = 64
 
 
@@ -83,7 +82,7 @@ class RaceResult:
         return RaceResult([(one[0] + two[0], one[1] + two[1]) for one, two in both])
 
 
-async def race(gateway: str) -> dict[str, RaceResult]:
+async def race(gateway: str, num_repeats: int) -> dict[str, RaceResult]:
     """Answer prompts of each kind greedily, plainly and with drafts in turns; one answer each warms up."""
     client = AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     pairs: dict[str, list[tuple[Turn, Turn]]] = {kind: [] for kind in KINDS}
@@ -91,8 +90,8 @@ async def race(gateway: str) -> dict[str, RaceResult]:
         model = (await client.models.list()).data[0].id
         for is_speculative in (True, False):
             await _turn(client, model, KINDS["code"][:1], is_speculative=is_speculative)
-        for repeat in range(NUM_REPEATS):
-            with Console().status(f"one stream at a time: {repeat + 1} of {NUM_REPEATS}"):
+        for repeat in range(num_repeats):
+            with Console().status(f"one stream at a time: {repeat + 1} of {num_repeats}"):
                 for kind, prompts in KINDS.items():
                     plain = await _turn(client, model, prompts, is_speculative=False)
                     drafted = await _turn(client, model, prompts, is_speculative=True)
@@ -109,7 +108,7 @@ def race_line(name: str, results: dict[str, RaceResult]) -> str:
     kinds = ", ".join(f"{kind} {each.speed_up:.2f}x" for kind, each in results.items())
     return (
         f"one stream, drafts by {name}, against plain decoding: {overall.line}; {kinds};"
-        f" median of {NUM_REPEATS}, {same}"
+        f" median of {len(overall.pairs)}, {same}"
     )
 
 

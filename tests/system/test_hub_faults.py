@@ -33,6 +33,7 @@ PROMPTS = [
     "Give me a recipe for a vegetable soup and explain each step.",
 ]
 NUM_TOKENS = 48
+MAX_ANSWERS = 5  # until drafts of a hub that came back are accepted
 
 
 @dataclass
@@ -133,16 +134,14 @@ async def check_star(star: StarProcesses, num_streams: int = len(PROMPTS), away_
         await running
         assert [stream.text for stream in streams] == [stream.text for stream in plain]
 
-        # speculation is back with the hub
-        again = [Stream() for _ in range(num_streams)]
-        running = asyncio.create_task(answer_all(client, again))
-
-        async def is_back() -> bool:
-            return await count_accepted(star.url) > before
-
-        await until(is_back)
-        await running
-        assert [stream.text for stream in again] == [stream.text for stream in plain]
+        # speculation is back with the hub: soon, but on a busy machine not always within one answer
+        for _ in range(MAX_ANSWERS):
+            again = [Stream() for _ in range(num_streams)]
+            await answer_all(client, again)
+            assert [stream.text for stream in again] == [stream.text for stream in plain]
+            if await count_accepted(star.url) > before:
+                break
+        assert await count_accepted(star.url) > before
 
         # SIGSTOP for a while, then SIGCONT
         streams = [Stream() for _ in range(num_streams)]
