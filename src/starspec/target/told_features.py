@@ -33,6 +33,7 @@ class ToldFeatures:
     """Features of one tag's committed positions, kept as far back as its hub may ask."""
 
     def __init__(self, terms: WantedFeatures) -> None:
+        self.are_wanted = bool(terms.layers)
         self._window = terms.window
         self._tail = FeatureTail(terms.window)
         self._told = 0  # the hub has those of positions before this, as far as it wants them

@@ -154,6 +154,13 @@ class TagSession:
         self._apply(message, event)
         return None if event is Event.GAP else message
 
+    def accepts(self, message: TagMessage) -> bool:
+        """The same, where a message that breaks the protocol is no worse than a stale one: it changes nothing."""
+        try:
+            return self.receive(message) is not None
+        except PeerProtocolError:
+            return False
+
     def lose(self) -> None:
         """The link is gone, and whatever the hub held with it: only `Open` or `Close` can follow."""
         if self.state is not TagState.CLOSED:

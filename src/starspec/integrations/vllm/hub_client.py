@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from starspec.errors import PeerProtocolError
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.rows import KnownRequest
@@ -226,7 +225,7 @@ class HubClient:
         if not isinstance(message, Proposal | Reopen):
             return
         tag = self._by_number.get(message.tag)
-        if tag is None or not _is_fresh(tag, message):
+        if tag is None or not tag.session.accepts(message):
             return
         tag.is_opening = tag.is_awaited = False
         if isinstance(message, Proposal) and message.retry_after_s:
@@ -252,11 +251,3 @@ class HubClient:
         for tag in self._tags.values():
             tag.session.lose()
             tag.proposal, tag.is_awaited, tag.is_opening = None, False, False
-
-
-def _is_fresh(tag: _HubTag, message: Proposal | Reopen) -> bool:
-    """Whether the message fits the tag as it is. One that breaks the protocol costs this step its draft."""
-    try:
-        return tag.session.receive(message) is not None
-    except PeerProtocolError:
-        return False
