@@ -21,11 +21,12 @@ pytestmark = pytest.mark.model
 PROMPTS = spread(own_prompts(), 24)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
-BATCHES = {
+SHIPPED_BATCHES = {
     GREEDY: [("chain", 1), ("tree", 4), ("chain", 8), ("tree", 8)],
     SAMPLED[1]: [("tree", 1), ("chain", 4), ("tree", 8)],
     SAMPLED[2]: [("chain", 1), ("tree", 4)],
 }
+RANDOM_BATCHES = {GREEDY: [("chain", 1), ("tree", 8)], SAMPLED[1]: [("tree", 4)], SAMPLED[2]: [("chain", 8)]}
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +35,20 @@ def bench(smollm2: Path) -> Workbench:
     return Workbench(config)
 
 
-@pytest.mark.parametrize("sampling", BATCHES, ids=lambda each: each.name)
+@pytest.mark.parametrize("sampling", SHIPPED_BATCHES, ids=lambda each: each.name)
 def test_float32_says_what_plain_decoding_says_with_eagle_heads(
     bench: Workbench, sampling: Sampling, random_head: Path
 ) -> None:
-    heads = {"random": random_head} | ({"shipped": SHIPPED} if SHIPPED.is_dir() else {})
     drafts = {
         (name, shape): bench.drafts(replace(SHAPES[shape], method="eagle3", model=str(folder)))
-        for name, folder in heads.items()
+        for name, folder in (("random", random_head), ("shipped", SHIPPED))
         for shape in SHAPES
     }
-    contenders = [Contender(name, size, drafts[name, shape]) for name in heads for shape, size in BATCHES[sampling]]
+    batches = [("random", *each) for each in RANDOM_BATCHES[sampling]]
+    batches += [("shipped", *each) for each in SHIPPED_BATCHES[sampling]]
+    contenders = [Contender(name, size, drafts[name, shape]) for name, shape, size in batches]
     rows = compare_with_plain(bench, PROMPTS, [sampling], contenders, 9)
     assert [row.first_divergence for row in rows] == [None] * len(contenders)
     assert all(row.num_identical == len(PROMPTS) for row in rows)
-    at_work = {name: min(row.acceptance_length for row in rows if row.contender == name) for name in heads}
-    assert at_work["random"] < 1.1
-    assert at_work.get("shipped", 2.0) > 1.5
+    assert max(row.acceptance_length for row in rows if row.contender == "random") < 1.1
+    assert min(row.acceptance_length for row in rows if row.contender == "shipped") > 1.5
