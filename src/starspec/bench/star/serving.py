@@ -72,7 +72,7 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
     Raises: PeerLost if a process dies or hangs.
     """
     taking_part = targets.processes[:num_targets]
-    with BenchProcess(run_hub, draft, config, place=Place.ONE_CORE) as hub:
+    with BenchProcess(run_hub, draft, config, turn.trace_folder, place=Place.ONE_CORE) as hub:
         endpoint = f"tcp://127.0.0.1:{hub.hear()}"
         for each in taking_part:
             each.say((endpoint, turn))

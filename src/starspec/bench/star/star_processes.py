@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from starspec.bench.decode import Job, make_engine
 from starspec.config import HubConfig, ModelConfig
@@ -21,6 +22,7 @@ from starspec.length.policy import FixedLength
 from starspec.models.load import load_runner
 from starspec.models.runner import BatchRunner
 from starspec.models.vocabulary import load_tokenizer
+from starspec.observe.trace import Trace
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import HubStats, TargetStats
@@ -43,6 +45,7 @@ class Turn:
     num_draft_tokens: int  # of a chain
     warm_up_s: float
     seconds: float
+    trace_folder: Path | None = None  # where hub and targets leave their parts of a trace, if one is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +64,30 @@ class TargetTimes:
         return self.num_tokens / self.seconds
 
 
-def run_hub(parent: Connection, model: ModelConfig, config: HubConfig) -> None:
+def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_folder: Path | None = None) -> None:
     """Serve, and tell the statistics whenever the parent says anything, until it says None.
 
     Sends: the public port; then a HubStats for each word.
     """
-    runner = load_runner(model)
+    runner, trace = load_runner(model), Trace("hub") if trace_folder else None
     loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
     transport = ZmqHub(
         config.host,
         config.port,
         partial(admit, terms_of(loaded, config)),
         lambda: HubStatus(model.model, HubStats()),
+        trace=trace,
     )
     try:
-        loop = HubLoop(build_hub(loaded, config), transport)
+        loop = HubLoop(build_hub(loaded, config, trace=trace), transport)
         parent.send(transport.port)
         while True:
             if parent.poll():
                 if parent.recv() is None:
-                    return
+                    break
                 parent.send(loop.status().stats)
             loop.turn(IDLE_WAIT_S)
+        _write(trace, trace_folder, "hub")
     finally:
         transport.close()
 
@@ -109,7 +114,8 @@ def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str
     transport, stats = ZmqTarget(endpoint, hello), TargetStats()
     policy = FixedLength(DraftBudget.chain(turn.num_draft_tokens))
     drafts = RemoteDrafts(transport, policy, stats, deadline_s=DEADLINE_S)
-    engine = make_engine(runner, tokenizer, drafts, stats)
+    trace = Trace(name) if turn.trace_folder else None
+    engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)
     try:
         give_up_s = time.monotonic() + CONNECT_S
         while not drafts.is_connected:
@@ -125,10 +131,16 @@ def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str
         num_tokens = requests.serve_for(turn.seconds)
         seconds = time.monotonic() - started_s
         num_rounds = stats.num_rounds - num_rounds
+        _write(trace, turn.trace_folder, name)
         parent.send(TargetTimes(num_tokens, num_rounds, seconds, stats.wait.value, stats.t_c.value))
         requests.end()
     finally:
         drafts.shutdown()
+
+
+def _write(trace: Trace | None, folder: Path | None, name: str) -> None:
+    if trace is not None and folder is not None:
+        trace.write(folder / f"{name}.json")
 
 
 class _Requests:
