@@ -192,7 +192,7 @@ def star_table(rows: Sequence[StarRow]) -> Table:
             row.service,
             f"{row.tokens_per_s:.0f}",
             f"{row.tokens_per_s_lowest:.1f}",
-            f"{row.vs_plain:.2f}",
+            _or_nothing(row.vs_plain, ".2f"),
             f"{row.rounds_per_s:.1f}",
             _or_nothing(row.rounds_per_s_closed_form, ".1f"),
             _or_nothing(row.paper_rounds_per_s, ".1f"),

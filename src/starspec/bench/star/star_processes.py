@@ -42,7 +42,7 @@ MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there ar
 class Turn:
     """One measurement of a target."""
 
-    num_draft_tokens: int  # of a chain
+    num_draft_tokens: int  # of a chain; 0 = it decodes plainly
     warm_up_s: float
     seconds: float
     trace_folder: Path | None = None  # where hub and targets leave their parts of a trace, if one is wanted
@@ -105,10 +105,10 @@ def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
         word: tuple[str, Turn] | None = parent.recv()
         if word is None:
             return
-        _take_turn(parent, f"{name}-{number}", runner, *word)
+        _take_turn(parent, name, number, runner, *word)
 
 
-def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
+def _take_turn(parent: Connection, name: str, number: int, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
     tokenizer = load_tokenizer(runner.info.name)
     hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
     transport, stats = ZmqTarget(endpoint, hello), TargetStats()
@@ -125,7 +125,7 @@ def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str
             time.sleep(0.01)
         parent.send(True)
         parent.recv()
-        requests = _Requests(engine, name)
+        requests = _Requests(engine, f"{name}-{number}")
         requests.serve_for(turn.warm_up_s)
         num_rounds, started_s = stats.num_rounds, time.monotonic()
         num_tokens = requests.serve_for(turn.seconds)
