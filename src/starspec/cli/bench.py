@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
+from rich.table import Table
 
 from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
@@ -28,6 +29,9 @@ from starspec.cli.tables import (
     wire_table,
 )
 from starspec.cli.verify import MEASURE, JsonFile
+
+if TYPE_CHECKING:
+    from starspec.bench.report import Report
 
 app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
 app.command()(batch)
@@ -203,24 +207,32 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
 
 @app.command()
-def star(quick: Quick = False, json_file: JsonFile = None) -> None:
+def star(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write traces of small stars, for Chrome or Perfetto, and a picture of them to this folder.",
+            show_default="no traces",
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
+) -> None:
     """One hub and more and more targets at StarSD's operating point: as published, and with batches and run-ahead.
 
     Real processes and sockets, synthetic accelerators.
     """
     log_to_stderr("warning")
     with ProgressBar("bench star") as bar:
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
-        from starspec.bench.star.measure import QUICK, StarPlan, measure_star  # noqa: PLC0415
+        from starspec.bench.star.measure import QUICK, TRACED, StarPlan, measure_star, trace_star  # noqa: PLC0415
 
         plan = QUICK if quick else StarPlan()
-        bar.begin("serving", plan.num_turns)
+        bar.begin("serving", plan.num_turns + (len(TRACED) if traces else 0))
+        if traces is not None:
+            trace_star(traces, bar.turn)
         report = measure_star(plan, bar.turn)
-    out().print(star_table(report.rows))
-    _show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
+    _show(star_table(report.rows), report, quick, json_file)
 
 
 @app.command("async")
@@ -231,17 +243,12 @@ def async_pair(quick: Quick = False, json_file: JsonFile = None) -> None:
     """
     log_to_stderr("warning")
     with ProgressBar("bench async") as bar:
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.star.async_pair import QUICK, AsyncPlan, measure_async  # noqa: PLC0415
 
         plan = QUICK if quick else AsyncPlan()
         bar.begin("serving", plan.num_turns)
         report = measure_async(plan, bar.turn)
-    out().print(async_table(report.rows))
-    _show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
+    _show(async_table(report.rows), report, quick, json_file)
 
 
 @app.command()
@@ -330,6 +337,17 @@ def certify(
         write_report(found, json_file)
     if not found.holds:
         raise typer.Exit(1)
+
+
+def _show(table: Table, report: Report, quick: bool, json_file: Path | None) -> None:
+    """What every star benchmark tells, and where it leaves it."""
+    from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+
+    out().print(table)
+    _show_ratios(report.ratios)
+    show_caution(quick)
+    if json_file is not None:
+        write_report(report, json_file)
 
 
 def _trial_line(what: str, rates: Mapping[str, float]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 
+from starspec.bench.figures import require_matplotlib
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.greedy import NUM_TAGS, run_greedy
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.bench.star.star_processes import Turn
+from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig
 
 MAX_MODEL_LEN = 4096
@@ -97,6 +100,31 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     weighted = _serve_by_weight(plan)
     rows.append(_row(WEIGHTED, len(WEIGHTS), weighted, None, None))
     return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes())
+
+
+TRACED = {
+    "n1-off": ("one target, run-ahead off", 1, SERVICES[SINGLE]),
+    "n1-chain": ("one target, run-ahead chain", 1, HubConfig(port=0, run_ahead="chain")),
+    "n1-outcomes": ("one target, run-ahead outcomes", 1, HubConfig(port=0, run_ahead="outcomes")),
+    "n4-off": ("four targets, one at a time, run-ahead off", 4, SERVICES[SINGLE]),
+}
+TRACED_TURN = Turn(num_draft_tokens=point.DEPTH, warm_up_s=0.5, seconds=2.0)
+
+
+def trace_star(folder: Path, advance: Callable[[str], None]) -> None:
+    """Write traces of TRACED, as NAME.json, and a picture of them, traces.png.
+
+    Raises: PeerLost if a process dies or hangs; ConfigError if matplotlib is not installed or nothing can be written.
+    """
+    require_matplotlib()
+    with StarTargets(
+        max(num_targets for _, num_targets, _ in TRACED.values()), _model(point.target_model())
+    ) as targets:
+        for name, (title, num_targets, config) in TRACED.items():
+            advance(f"a trace: {title}")
+            draft = _model(point.draft_model(), num_targets)
+            trace_turn(folder / f"{name}.json", draft, config, targets, num_targets, TRACED_TURN)
+    draw_traces([(title, folder / f"{name}.json") for name, (title, _, _) in TRACED.items()], folder / "traces.png")
 
 
 def _model(name: str, num_rows: int = 1) -> ModelConfig:
