@@ -5,36 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
-from rich.table import Table
 
 from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
+from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import Quick, show_caution
 from starspec.cli.tables import (
-    async_table,
     divergence_lines,
     fault_table,
     lossless_table,
     out,
     pair_table,
-    star_table,
+    show_ratios,
     step_table,
     tree_table,
     wire_table,
 )
 from starspec.cli.verify import MEASURE, JsonFile
 
-if TYPE_CHECKING:
-    from starspec.bench.report import Report
-
 app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
 app.command()(batch)
+app.command()(star)
+app.command("async")(async_pair)
+app.command()(warm)
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
@@ -87,7 +86,7 @@ def pair(
     console.print(_trial_line("speculation lengths", {f"K = {k}": v for k, v in report.tokens_per_s_by_length.items()}))
     if report.tokens_per_s_by_assistance:
         console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
-    _show_ratios(report.ratios)
+    show_ratios(report.ratios)
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
@@ -180,7 +179,7 @@ def tree(
         console.print(f"a losing regime: {sentence}")
     for sentence in report.at_the_edge:
         console.print(f"{sentence}, which may be better")
-    _show_ratios(report.ratios)
+    show_ratios(report.ratios)
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
@@ -204,51 +203,6 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
     show_caution(quick, QUICK.num_repeats)
     if json_file is not None:
         write_report(report, json_file)
-
-
-@app.command()
-def star(
-    quick: Quick = False,
-    json_file: JsonFile = None,
-    traces: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also write traces of small stars, for Chrome or Perfetto, and a picture of them to this folder.",
-            show_default="no traces",
-            rich_help_panel=MEASURE,
-        ),
-    ] = None,
-) -> None:
-    """One hub and more and more targets at StarSD's operating point: as published, and with batches and run-ahead.
-
-    Real processes and sockets, synthetic accelerators.
-    """
-    log_to_stderr("warning")
-    with ProgressBar("bench star") as bar:
-        from starspec.bench.star.measure import QUICK, TRACED, StarPlan, measure_star, trace_star  # noqa: PLC0415
-
-        plan = QUICK if quick else StarPlan()
-        bar.begin("serving", plan.num_turns + (len(TRACED) if traces else 0))
-        if traces is not None:
-            trace_star(traces, bar.turn)
-        report = measure_star(plan, bar.turn)
-    _show(star_table(report.rows), report, quick, json_file)
-
-
-@app.command("async")
-def async_pair(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """One hub and one target with AMUSD's step times: drafting that waits for verdicts, and drafting that does not.
-
-    Real processes and sockets, synthetic accelerators.
-    """
-    log_to_stderr("warning")
-    with ProgressBar("bench async") as bar:
-        from starspec.bench.star.async_pair import QUICK, AsyncPlan, measure_async  # noqa: PLC0415
-
-        plan = QUICK if quick else AsyncPlan()
-        bar.begin("serving", plan.num_turns)
-        report = measure_async(plan, bar.turn)
-    _show(async_table(report.rows), report, quick, json_file)
 
 
 @app.command()
@@ -339,21 +293,5 @@ def certify(
         raise typer.Exit(1)
 
 
-def _show(table: Table, report: Report, quick: bool, json_file: Path | None) -> None:
-    """What every star benchmark tells, and where it leaves it."""
-    from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
-
-    out().print(table)
-    _show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
-
-
 def _trial_line(what: str, rates: Mapping[str, float]) -> str:
     return f"tried before, {what}: {', '.join(f'{name} {rate:.1f}' for name, rate in rates.items())} tokens/s"
-
-
-def _show_ratios(ratios: dict[str, float]) -> None:
-    for name, ratio in ratios.items():
-        out().print(f"{name.replace('_', ' ')}: {ratio:.2f}x")

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-from starspec.bench.star.star_processes import CONNECT_S, TargetTimes, Turn
+from starspec.bench.star.star_processes import TargetTimes, Turn, await_hub
 from starspec.config import ModelConfig
-from starspec.errors import PeerLost
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import Tag, TargetId
 from starspec.models.synthetic_spec import parse_synthetic
@@ -66,12 +65,7 @@ def run_greedy(parent: Connection, name: str, model: ModelConfig) -> None:
 
 def _take_turn(parent: Connection, transport: ZmqTarget, turn: Turn) -> None:
     try:
-        give_up_s = time.monotonic() + CONNECT_S
-        while not transport.is_connected:
-            if time.monotonic() > give_up_s:
-                raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
-            transport.receive(0.0)
-            time.sleep(0.01)
+        await_hub(lambda: transport.is_connected, lambda: transport.receive(0.0))
         parent.send(True)
         parent.recv()
         budget = DraftBudget.chain(turn.num_draft_tokens)

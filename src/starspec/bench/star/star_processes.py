@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from starspec.bench.decode import Job, make_engine
 from starspec.config import HubConfig, ModelConfig
@@ -69,7 +72,8 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_fol
 
     Sends: the public port; then a HubStats for each word.
     """
-    runner, trace = load_runner(model), Trace("hub") if trace_folder else None
+    runner, trace_file = load_runner(model), _trace_file(trace_folder, "hub")
+    trace = Trace("hub") if trace_file else None
     loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
     transport = ZmqHub(
         config.host,
@@ -87,7 +91,8 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_fol
                     break
                 parent.send(loop.status().stats)
             loop.turn(IDLE_WAIT_S)
-        _write(trace, trace_folder, "hub")
+        if trace is not None and trace_file is not None:
+            trace.write(trace_file)
     finally:
         transport.close()
 
@@ -109,7 +114,38 @@ def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
 
 
 def _take_turn(parent: Connection, name: str, number: int, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
-    tokenizer = load_tokenizer(runner.info.name)
+    with attached(name, runner, load_tokenizer(runner.info.name), endpoint, turn) as target:
+        parent.send(True)
+        parent.recv()
+        requests = _Requests(target.engine, f"{name}-{number}")
+        requests.serve_for(turn.warm_up_s)
+        parent.send(target.measure(lambda: requests.serve_for(turn.seconds)))
+        requests.end()
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedTarget:
+    """A target with a hub, for one turn."""
+
+    engine: TargetEngine
+    stats: TargetStats
+    trace: Trace | None
+    trace_file: Path | None
+
+    def measure(self, work: Callable[[], int]) -> TargetTimes:
+        """Time some work that returns the tokens that it emitted. Effects: ends the trace."""
+        num_rounds, started_s = self.stats.num_rounds, time.monotonic()
+        num_tokens = work()
+        seconds = time.monotonic() - started_s
+        if self.trace is not None and self.trace_file is not None:
+            self.trace.write(self.trace_file)
+        num_rounds = self.stats.num_rounds - num_rounds
+        return TargetTimes(num_tokens, num_rounds, seconds, self.stats.wait.value, self.stats.t_c.value)
+
+
+@contextmanager
+def attached(name: str, runner: BatchRunner, tokenizer: Any, endpoint: str, turn: Turn) -> Iterator[AttachedTarget]:
+    """Connect to a hub. Raises: PeerLost if it does not answer."""
     hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
     transport, stats = ZmqTarget(endpoint, hello), TargetStats()
     policy = FixedLength(DraftBudget.chain(turn.num_draft_tokens))
@@ -117,30 +153,24 @@ def _take_turn(parent: Connection, name: str, number: int, runner: BatchRunner, 
     trace = Trace(name) if turn.trace_folder else None
     engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)
     try:
-        give_up_s = time.monotonic() + CONNECT_S
-        while not drafts.is_connected:
-            if time.monotonic() > give_up_s:
-                raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
-            drafts.poll()
-            time.sleep(0.01)
-        parent.send(True)
-        parent.recv()
-        requests = _Requests(engine, f"{name}-{number}")
-        requests.serve_for(turn.warm_up_s)
-        num_rounds, started_s = stats.num_rounds, time.monotonic()
-        num_tokens = requests.serve_for(turn.seconds)
-        seconds = time.monotonic() - started_s
-        num_rounds = stats.num_rounds - num_rounds
-        _write(trace, turn.trace_folder, name)
-        parent.send(TargetTimes(num_tokens, num_rounds, seconds, stats.wait.value, stats.t_c.value))
-        requests.end()
+        await_hub(lambda: drafts.is_connected, drafts.poll)
+        yield AttachedTarget(engine, stats, trace, _trace_file(turn.trace_folder, name))
     finally:
         drafts.shutdown()
 
 
-def _write(trace: Trace | None, folder: Path | None, name: str) -> None:
-    if trace is not None and folder is not None:
-        trace.write(folder / f"{name}.json")
+def await_hub(is_connected: Callable[[], bool], poll: Callable[[], object]) -> None:
+    """Poll until connected. Raises: PeerLost after CONNECT_S."""
+    give_up_s = time.monotonic() + CONNECT_S
+    while not is_connected():
+        if time.monotonic() > give_up_s:
+            raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
+        poll()
+        time.sleep(0.01)
+
+
+def _trace_file(folder: Path | None, name: str) -> Path | None:
+    return None if folder is None else folder / f"{name}.json"
 
 
 class _Requests:
