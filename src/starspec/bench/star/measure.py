@@ -108,6 +108,7 @@ TRACED = {
     "n1-outcomes": ("one target, run-ahead outcomes", 1, HubConfig(port=0, run_ahead="outcomes")),
     "n4-off": ("four targets, one at a time, run-ahead off", 4, SERVICES[SINGLE]),
 }
+SHOWN_S = 0.2  # of each trace in the picture
 TRACED_TURN = Turn(num_draft_tokens=point.DEPTH, warm_up_s=0.5, seconds=2.0)
 
 
@@ -124,7 +125,9 @@ def trace_star(folder: Path, advance: Callable[[str], None]) -> None:
             advance(f"a trace: {title}")
             draft = _model(point.draft_model(), num_targets)
             trace_turn(folder / f"{name}.json", draft, config, targets, num_targets, TRACED_TURN)
-    draw_traces([(title, folder / f"{name}.json") for name, (title, _, _) in TRACED.items()], folder / "traces.png")
+    draw_traces(
+        [(title, folder / f"{name}.json") for name, (title, _, _) in TRACED.items()], folder / "traces.png", SHOWN_S
+    )
 
 
 def _model(name: str, num_rows: int = 1) -> ModelConfig:

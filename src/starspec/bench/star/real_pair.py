@@ -25,6 +25,7 @@ from starspec.speculation.law import TokenLaw
 from starspec.target.engine import TargetEngine
 
 CHAIN_LENGTH: Final = 8  # of a chain that nobody waits for
+SHOWN_S: Final = 1.5  # of each trace in the picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,4 +165,4 @@ def _trace(
         advance(f"a trace: run-ahead {kind}")
         setting = kind, _best(rows, kind).num_draft_tokens
         trace_turn(folder / f"{kind}.json", draft, _hub(setting), targets, 1, _turn(setting))
-    draw_traces([(f"run-ahead {kind}", folder / f"{kind}.json") for kind in kinds], folder / "traces.png")
+    draw_traces([(f"run-ahead {kind}", folder / f"{kind}.json") for kind in kinds], folder / "traces.png", SHOWN_S)

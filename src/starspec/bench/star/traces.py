@@ -15,7 +15,6 @@ from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig
 from starspec.observe.trace import merge
 
-SHOWN_S: Final = 0.2  # of each trace
 LAYER, AHEAD, GIVEN_UP, VERIFY = "draft layer", "run ahead", "given up", "verify"
 COLOURS: Final = {LAYER: "#1f6fb4", AHEAD: "#7fb8e6", GIVEN_UP: "#c8c8c8", VERIFY: "#e08a3c"}
 HUB: Final = "hub"
@@ -55,18 +54,19 @@ def read_trace(path: Path) -> list[Slice]:
     return sorted(slices, key=lambda each: each.start_s)
 
 
-def draw_traces(traces: Sequence[tuple[str, Path]], path: Path) -> None:
+def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) -> None:
     """Save a picture: a panel for each trace, in it a lane for the hub and one for each target.
 
     Args:
         traces: titles and files.
+        shown_s: of each of them.
     Raises: ConfigError if matplotlib is not installed or the picture cannot be written.
     """
     require_matplotlib()
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    shown = [(title, _middle(read_trace(file))) for title, file in traces]
+    shown = [(title, _middle(read_trace(file), shown_s)) for title, file in traces]
     lanes = [sorted({each.process for each in slices}, key=lambda name: (name != HUB, name)) for _, slices in shown]
     heights = [len(each) for each in lanes]
     figure = Figure(figsize=(11, 1.2 + 0.62 * sum(heights)), layout="constrained")
@@ -83,22 +83,22 @@ def draw_traces(traces: Sequence[tuple[str, Path]], path: Path) -> None:
                 panel.broken_barh(spans, (lane - 0.38, 0.76), facecolor=colour, edgecolor="white", linewidth=0.4)
         panel.set_yticks(range(len(names)), names)
         panel.invert_yaxis()
-        panel.set_xlim(0, SHOWN_S * 1e3)
-        panel.set_title(f"{title}: the hub drafts {_busy(slices):.0%} of the time", loc="left", fontsize=10)
+        panel.set_xlim(0, shown_s * 1e3)
+        panel.set_title(f"{title}: the hub drafts {_busy(slices, shown_s):.0%} of the time", loc="left", fontsize=10)
     panels[-1].set_xlabel("milliseconds")
     handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     save(figure, path)
 
 
-def _middle(slices: Sequence[Slice]) -> list[Slice]:
-    """Those of SHOWN_S, from a draft layer half way through on."""
+def _middle(slices: Sequence[Slice], shown_s: float) -> list[Slice]:
+    """Those of so many seconds, from a draft layer half way through on."""
     half_s = (slices[0].start_s + slices[-1].end_s) / 2
     start_s = next(each.start_s for each in slices if each.start_s >= half_s and each.name == LAYER)
-    return [each for each in slices if start_s <= each.start_s < start_s + SHOWN_S]
+    return [each for each in slices if start_s <= each.start_s < start_s + shown_s]
 
 
-def _busy(slices: Sequence[Slice]) -> float:
+def _busy(slices: Sequence[Slice], shown_s: float) -> float:
     """The share of the time in which the hub drafts."""
-    end_s = slices[0].start_s + SHOWN_S
-    return sum(min(each.end_s, end_s) - each.start_s for each in slices if each.process == HUB) / SHOWN_S
+    end_s = slices[0].start_s + shown_s
+    return sum(min(each.end_s, end_s) - each.start_s for each in slices if each.process == HUB) / shown_s
