@@ -170,7 +170,7 @@ def _row(
     plain_tokens_per_s: float | None,
 ) -> StarRow:
     is_single = service == SINGLE
-    paper = point.PAPER.get(num_targets)
+    paper = point.PAPER.get(num_targets) if service in (SINGLE, FULL) else None
     lowest = min(each.tokens_per_s for each in served.targets)
     return StarRow(
         service=service,
