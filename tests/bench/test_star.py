@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from starspec.bench.datasets import own_prompts
+from starspec.bench.star import measure
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.async_pair import CASES, DRAFT_MS, PLAIN_MS, VERIFY_MS, PaperCase
-from starspec.bench.star.measure import StarPlan, measure_star
+from starspec.bench.star.measure import StarPlan, measure_star, trace_star
+from starspec.bench.star.real_pair import PairPlan, measure_real_pair
+from starspec.bench.star.star_processes import Turn
+from starspec.bench.star.traces import GIVEN_UP, HUB, LAYER, VERIFY, read_trace
+from starspec.config import HubConfig, ModelConfig
 
 
 def test_the_operating_point_is_that_of_the_papers_table() -> None:
@@ -30,10 +38,41 @@ def test_a_small_star_is_served_and_counted() -> None:
     plan = StarPlan(num_targets=(1, 2), warm_up_s=0.3, seconds=0.7)
     report = measure_star(plan, lambda _: None)
     assert [(row.num_targets, row.service) for row in report.rows] == [
-        (num_targets, service) for num_targets in (1, 2) for service in ("one at a time", "full")
+        *((1, service) for service in ("plain", "one at a time", "full")),
+        *((2, service) for service in ("plain", "one at a time", "full", "one at a time, n_max")),
+        (2, "weights 1 and 3"),
     ]
     for row in report.rows:
         assert row.tokens_per_s > 0
-        assert 1 < row.tokens_per_round < 1 + point.DEPTH
+        if row.service in ("one at a time", "full"):
+            assert 1 <= row.tokens_per_round < 1 + point.DEPTH
         assert (row.hit_rate > 0) == (row.service == "full")
+    assert report.rows[0].tokens_per_round == 1
     assert {"closed_form_error_max", "per_target_n1_vs_off", "min_per_target_vs_plain"} <= report.ratios.keys()
+    assert report.ratios["served_weight_3_vs_weight_1"] > 2
+
+
+def test_a_traced_star_shows_what_hub_and_targets_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = {"chain": ("a chain", 1, HubConfig(port=0, run_ahead="chain"))}
+    monkeypatch.setattr(measure, "TRACED", chain)
+    monkeypatch.setattr(measure, "TRACED_TURN", Turn(num_draft_tokens=point.DEPTH, warm_up_s=0.1, seconds=1.0))
+    trace_star(tmp_path / "traces", lambda _: None)
+    done = {(each.process, each.name) for each in read_trace(tmp_path / "traces" / "chain.json")}
+    assert {(HUB, LAYER), (HUB, GIVEN_UP), ("target-0", VERIFY)} <= done
+    assert (tmp_path / "traces" / "traces.png").stat().st_size > 1000
+
+
+def test_a_pair_of_any_models_decodes_the_same_requests_with_each_setting(tmp_path: Path) -> None:
+    """Real models are loaded the same way; these take no time to load."""
+    target, draft = (
+        ModelConfig(model=f"synthetic:role={role},alpha=0.9,step_ms={step_ms}", num_rows=1, num_threads=1)
+        for role, step_ms in (("target", 10), ("draft", 2))
+    )
+    plan = PairPlan(num_prompts=2, max_tokens=24, num_repeats=1, lengths=(2,))
+    report = measure_real_pair(target, draft, own_prompts(), plan, lambda _: None, tmp_path)
+    assert [(row.run_ahead, row.num_draft_tokens) for row in report.rows] == plan.settings
+    for row in report.rows:
+        assert row.tokens_per_s > 0
+        assert (row.hit_rate > 0) == (row.run_ahead != "off")
+    assert report.ratios.keys() == {"chain_vs_off", "outcomes_vs_off"}
+    assert {each.name for each in tmp_path.iterdir()} == {"off.json", "chain.json", "outcomes.json", "traces.png"}

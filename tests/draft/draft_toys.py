@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
+from starspec.errors import ForwardGivenUp
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.speculation.budget import DraftBudget
@@ -119,8 +120,15 @@ class ToyRunner:
         self.clock: VirtualClock | None = None
         self.layer_s = 0.0  # how long a forward takes on that clock
         self.is_broken = False
+        self.on_forward: Callable[[], None] | None = None  # what happens while one runs
 
-    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_in_vain: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
         assert not feature_layers
         if self.is_broken:
             raise RuntimeError("the accelerator is on fire")
@@ -129,6 +137,10 @@ class ToyRunner:
             self.clock.advance(self.layer_s)
         assert len({segment.row for segment in segments}) == len(segments)
         rows = [row for segment in segments for row in self._logits(segment)]
+        if self.on_forward is not None:
+            self.on_forward()
+        if is_in_vain is not None and is_in_vain():
+            raise ForwardGivenUp("the toy is not wanted any more")
         return ForwardOutput(torch.stack(rows) if rows else LOGITS[:0])
 
     def _logits(self, segment: Segment) -> list[Tensor]:
@@ -232,8 +244,8 @@ class ToyStar:
             self.hub.handle(SessionId(target), message, self.clock())
             self.hub.check_integrity()
 
-    def step(self) -> list[tuple[str, HubToTarget]]:
-        replies = self.hub.step(self.clock())
+    def step(self, is_in_vain: Callable[[], bool] | None = None) -> list[tuple[str, HubToTarget]]:
+        replies = self.hub.step(self.clock(), is_in_vain)
         self.hub.check_integrity()
         return [(str(session_id), message) for session_id, message in replies]
 

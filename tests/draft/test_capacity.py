@@ -20,7 +20,7 @@ STARSD = Demand(
     num_layers=point.DEPTH,
     return_s=point.RETURN_MS / 1e3,
     num_tokens=3.4,
-    plain_tokens_per_s=point.plain_tokens_per_s(),
+    plain_tokens_per_s=1e3 / point.PLAIN_MS,
 )
 
 demands = st.builds(

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from draft_toys import ToyRunner, ToyTag
 
+from starspec.config import RunAhead
 from starspec.draft.admission import HubTerms, admit
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
@@ -23,10 +24,17 @@ TERMS = HubTerms(draft_name="toy", vocab_fingerprint="f", max_targets=4, max_dra
 class LoopStar:
     """A hub whose loop turns whenever a target waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_ahead: RunAhead = "off") -> None:
         self.clock = VirtualClock()
         self.runner = ToyRunner()
-        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, max_tags=16, max_draft_tokens=8, prefill_chunk=16)
+        self.hub = DraftHub(
+            CausalDrafter(self.runner),
+            self.clock,
+            max_tags=16,
+            max_draft_tokens=8,
+            prefill_chunk=16,
+            run_ahead=run_ahead,
+        )
         self.transport = MemoryHub(partial(admit, TERMS), self.clock)
         self.loop = HubLoop(self.hub, self.transport, self.clock)
 
@@ -61,6 +69,21 @@ def test_what_arrives_while_a_layer_runs_is_in_the_next_one(star: LoopStar) -> N
     two.send([ToyTag(1, [3, 4]).open(3)])
     star.loop.turn()
     assert [len(layer) for layer in star.runner.layers] == [1, 2]
+
+
+def test_what_ends_a_layer_ahead_is_handled_next() -> None:
+    star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
+    link = star.connect("one")
+    link.send([tag.open(3)])
+    (proposal,) = link.receive(1.0)
+    assert tag.receive(proposal)
+    wrong = (proposal.token_ids[0] + 1) % 8
+    star.runner.on_forward = lambda: link.send([tag.verdict([wrong], 3)])
+    star.loop.turn()
+    star.runner.on_forward = None
+    assert star.hub.stats.num_ahead_nodes == 0, "given up"
+    (proposal,) = link.receive(1.0)
+    assert proposal.token_ids == tag.expected(3)[:1]
 
 
 def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:

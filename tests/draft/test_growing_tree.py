@@ -176,3 +176,23 @@ def test_whatever_a_verdict_leaves_the_next_proposal_is_that_of_a_fresh_tree(
         slots = [slots[slot] for slot in survivors.kept]
         assert all(path[: len(prefix)] == prefix for path in slots)
         assert tree.is_rooted or not tree.token_ids
+
+
+@settings(max_examples=200)
+@given(budget=budgets, num_accepted=st.integers(0, 5), rank=st.integers(0, 3), seed=st.integers(0, 99))
+def test_nodes_are_kept_if_they_are_there_after_the_verdict(
+    budget: DraftBudget, num_accepted: int, rank: int, seed: int
+) -> None:
+    tree, prefix = GrowingTree(), (seed,)
+    grow(tree, prefix, budget)
+    nodes = tree.to_prepare(budget, 3)
+    path = next(iter(sorted(paths(tree.best(budget)))), ())[:num_accepted]
+    said = [*path, [guess.token_id for guess in children((*prefix, *path), 4).guesses][rank]]
+    are_kept = tree.are_kept(nodes, said)
+    for node in nodes:
+        tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.opinion)
+    prepared = [tuple(tree.path(node)) for node in nodes]
+    tree.reroot(said)
+    below = {tuple(tree.path(node)) for node in tree.expanded} if tree.is_rooted else set()
+    survivors = [each for each in prepared if each[: len(said)] == tuple(said) and each[len(said) :] in below]
+    assert are_kept == bool(survivors)

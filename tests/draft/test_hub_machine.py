@@ -127,6 +127,13 @@ class Life(RuleBasedStateMachine):
         for name, message in self.star.step():
             self._receive(name, message)
 
+    @precondition(lambda self: self.star.hub.has_work)
+    @rule()
+    def give_a_layer_up(self) -> None:
+        """If it is one that nobody waits for: then nothing has happened."""
+        for name, message in self.star.step(is_in_vain=lambda: True):
+            self._receive(name, message)
+
     @rule()
     def drain(self) -> None:
         while replies := self.star.drain():

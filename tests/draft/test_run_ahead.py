@@ -6,9 +6,11 @@ import pytest
 from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after
 
 from starspec.config import RunAhead
+from starspec.draft.hub import AHEAD_WIDTH
+from starspec.ids import SessionId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Proposal, Reopen
+from starspec.wire.messages import Close, Proposal, Reopen
 
 NUM_NODES = 3
 BUDGETS = [DraftBudget.chain(NUM_NODES), DraftBudget(num_draft_tokens=4, num_steps=3, top_k=2)]
@@ -109,6 +111,45 @@ def test_a_request_waits_for_one_layer_that_ran_ahead() -> None:
     num_layers = len(star.runner.layers)
     proposed(star, tags[1])
     assert len(star.runner.layers) == num_layers + 1
+
+
+def a_layer_ahead(star: ToyStar, tag: ToyTag, verdict: list[int]) -> int:
+    """Run one while a verdict arrives, and handle it then. Returns: nodes that were prepared."""
+    num_before, message = star.hub.stats.num_ahead_nodes, tag.verdict(verdict, NUM_NODES)
+    assert star.step(is_in_vain=lambda: star.hub.is_in_vain([(SessionId("a"), message)])) == []
+    star.say("a", message)
+    return star.hub.stats.num_ahead_nodes - num_before
+
+
+def test_a_layer_that_a_verdict_makes_worthless_is_given_up() -> None:
+    star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    right = proposed(star, tag)[0]
+    assert a_layer_ahead(star, tag, [(right + 1) % (VOCAB_SIZE - 1)]) == 0
+    assert proposed(star, tag) == tag.expected(NUM_NODES)[:1], "of the tokens that were said"
+
+
+def test_a_layer_that_a_verdict_leads_to_goes_on() -> None:
+    star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    star.step()
+    assert a_layer_ahead(star, tag, tag.expected(2)) == 1
+    assert proposed(star, tag) == tag.expected(NUM_NODES)[:1]
+    assert star.hub.stats.num_hits == 1
+
+
+def test_a_layer_goes_on_while_it_is_of_use_to_anybody() -> None:
+    star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
+    for tag in tags:
+        star.say("a", tag.open(NUM_NODES))
+        proposed(star, tag)
+    closing: list[tuple[SessionId, Close]] = []
+    for num_nodes in (AHEAD_WIDTH, 0):
+        num_before = star.hub.stats.num_ahead_nodes
+        closing.append((SessionId("a"), tags[len(closing)].close()))
+        star.step(is_in_vain=lambda: star.hub.is_in_vain(closing))
+        assert star.hub.stats.num_ahead_nodes - num_before == num_nodes
 
 
 def test_preparing_ends() -> None:

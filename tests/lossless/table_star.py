@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -43,7 +43,13 @@ class TableRunner:
         self.cache = RaggedCache(1, num_rows, MAX_LEN + MAX_DRAFT_TOKENS, 1, 1)
         self.info = ModelInfo("table", VOCAB_SIZE, MAX_LEN, 0, 0, ())
 
-    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_in_vain: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
         assert not feature_layers
         rows = [row for segment in segments for row in self._logits(segment)]
         return ForwardOutput(torch.stack(rows) if rows else self._table[:0])

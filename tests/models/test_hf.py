@@ -14,7 +14,7 @@ from tiny import (
 )
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from starspec.errors import CacheRangeError, ModelError
+from starspec.errors import CacheRangeError, ForwardGivenUp, ModelError
 from starspec.models.hf import ATTENTION_NAME, TransformersRunner
 from starspec.models.runner import Segment
 
@@ -26,6 +26,16 @@ PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
 
 def make_runner(family="llama", **changes):
     return TransformersRunner(make_model(family), make_config(**changes), make_info())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forward_that_was_given_up_has_changed_nothing(family):
+    runner, looks = make_runner(family), iter((False, True))
+    row = prefill(runner, prompt_ids(5))
+    expected = runner.forward([Segment(row, [3, 4], 2)]).logits
+    with pytest.raises(ForwardGivenUp):
+        runner.forward([Segment(row, [6, 7], 2)], is_in_vain=lambda: next(looks))
+    assert torch.equal(runner.forward([Segment(row, [3, 4], 2)], is_in_vain=lambda: False).logits, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.config import ModelConfig
-from starspec.errors import CacheRangeError, ConfigError
+from starspec.errors import CacheRangeError, ConfigError, ForwardGivenUp
 from starspec.models.load import load_runner
 from starspec.models.runner import Segment
 from starspec.models.synthetic import NUM_SPECIAL_TOKENS, SyntheticRunner
@@ -132,6 +132,17 @@ def test_time_spent_computing_is_part_of_the_modelled_time():
     runner = SyntheticRunner(SyntheticSpec(step_ms=5), clock=lambda: next(readings), sleep=slept.append)
     runner.forward([Segment(runner.cache.lease(), [5], 1)])
     assert slept == [pytest.approx(0.001)]
+
+
+def test_a_forward_that_nobody_wants_any_more_ends_soon():
+    clock = Clock()
+    runner = make_runner(clock, step_ms=10)
+    row = runner.cache.lease()
+    with pytest.raises(ForwardGivenUp):
+        runner.forward([Segment(row, [5], 1)], is_in_vain=lambda: clock.now >= 0.004)
+    assert clock.now == pytest.approx(0.004)
+    runner.forward([Segment(row, [5], 1)], is_in_vain=lambda: False)
+    assert clock.now == pytest.approx(0.014)
 
 
 def test_nothing_to_run_takes_no_time():

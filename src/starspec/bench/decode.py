@@ -10,6 +10,7 @@ from starspec.config import BatchingConfig, TargetConfig
 from starspec.errors import OurBug
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner
+from starspec.observe.trace import Trace
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import RequestStats, TargetStats
 from starspec.target.drafts import Drafts
@@ -57,12 +58,14 @@ def make_engine(
     *,
     batching: BatchingConfig | None = None,
     max_num_seqs: int | None = None,
+    trace: Trace | None = None,
 ) -> TargetEngine:
     """An engine for measuring: nothing in it is bounded but the runner's rows.
 
     Args:
         runner: laid out for the batching method.
         max_num_seqs: sequences of a round; None = as many as the runner has rows.
+        trace: records rounds, if given.
     """
     config = TargetConfig(
         name="bench",
@@ -71,7 +74,7 @@ def make_engine(
         prefill_chunk=prefill_chunk,
         batching=batching or BatchingConfig(),
     )
-    return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats())
+    return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats(), trace=trace)
 
 
 def decode(

@@ -11,18 +11,18 @@ import typer
 
 from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
+from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import Quick, show_caution
 from starspec.cli.tables import (
-    async_table,
     divergence_lines,
     fault_table,
     lossless_table,
     out,
     pair_table,
-    star_table,
+    show_ratios,
     step_table,
     tree_table,
     wire_table,
@@ -31,6 +31,9 @@ from starspec.cli.verify import MEASURE, JsonFile
 
 app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
 app.command()(batch)
+app.command()(star)
+app.command("async")(async_pair)
+app.command()(warm)
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
@@ -83,7 +86,7 @@ def pair(
     console.print(_trial_line("speculation lengths", {f"K = {k}": v for k, v in report.tokens_per_s_by_length.items()}))
     if report.tokens_per_s_by_assistance:
         console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
-    _show_ratios(report.ratios)
+    show_ratios(report.ratios)
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
@@ -176,7 +179,7 @@ def tree(
         console.print(f"a losing regime: {sentence}")
     for sentence in report.at_the_edge:
         console.print(f"{sentence}, which may be better")
-    _show_ratios(report.ratios)
+    show_ratios(report.ratios)
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
@@ -198,48 +201,6 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
         report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
     out().print(wire_table(report.rows))
     show_caution(quick, QUICK.num_repeats)
-    if json_file is not None:
-        write_report(report, json_file)
-
-
-@app.command()
-def star(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """One hub and more and more targets at StarSD's operating point: as published, and with batches and run-ahead.
-
-    Real processes and sockets, synthetic accelerators.
-    """
-    log_to_stderr("warning")
-    with ProgressBar("bench star") as bar:
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
-        from starspec.bench.star.measure import QUICK, StarPlan, measure_star  # noqa: PLC0415
-
-        plan = QUICK if quick else StarPlan()
-        bar.begin("serving", plan.num_turns)
-        report = measure_star(plan, bar.turn)
-    out().print(star_table(report.rows))
-    _show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
-
-
-@app.command("async")
-def async_pair(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """One hub and one target with AMUSD's step times: drafting that waits for verdicts, and drafting that does not.
-
-    Real processes and sockets, synthetic accelerators.
-    """
-    log_to_stderr("warning")
-    with ProgressBar("bench async") as bar:
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
-        from starspec.bench.star.async_pair import QUICK, AsyncPlan, measure_async  # noqa: PLC0415
-
-        plan = QUICK if quick else AsyncPlan()
-        bar.begin("serving", plan.num_turns)
-        report = measure_async(plan, bar.turn)
-    out().print(async_table(report.rows))
-    _show_ratios(report.ratios)
-    show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
 
@@ -334,8 +295,3 @@ def certify(
 
 def _trial_line(what: str, rates: Mapping[str, float]) -> str:
     return f"tried before, {what}: {', '.join(f'{name} {rate:.1f}' for name, rate in rates.items())} tokens/s"
-
-
-def _show_ratios(ratios: dict[str, float]) -> None:
-    for name, ratio in ratios.items():
-        out().print(f"{name.replace('_', ' ')}: {ratio:.2f}x")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
     from starspec.bench.pair.steps import StepRow
-    from starspec.bench.star.async_pair import AsyncRow
-    from starspec.bench.star.measure import StarRow
     from starspec.bench.tree.rows import TreeRow
     from starspec.bench.wire.measure import WireRow
 
@@ -29,9 +27,29 @@ def out() -> Console:
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
+def new_table(title: str, first: str, *columns: str) -> Table:
+    """A table whose columns are numbers, but for the first and a few others."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("drafts", "batching", "numerics") else "right")
+    return table
+
+
+def or_nothing(value: float | None, form: str) -> str:
+    """A number in a form, or NOTHING."""
+    return NOTHING if value is None else format(value, form)
+
+
+def show_ratios(ratios: dict[str, float]) -> None:
+    """Print each ratio of a report on a line of its own."""
+    for name, ratio in ratios.items():
+        out().print(f"{name.replace('_', ' ')}: {ratio:.2f}x")
+
+
 def lossless_table(rows: Sequence[LosslessRow], title: str) -> Table:
     """One row for each way of sampling and of drafting."""
-    table = _table(
+    table = new_table(
         title,
         "sampling",
         "drafts",
@@ -64,16 +82,18 @@ def lossless_table(rows: Sequence[LosslessRow], title: str) -> Table:
 def pair_table(rows: Sequence[PairRow]) -> Table:
     """One row for each method."""
     title = "tokens/s: median (lowest to highest) of the repeats, prompts included"
-    table = _table(title, "method", "batch", "K", "tokens/s", "acceptance length", "block efficiency", "as our plain")
+    table = new_table(
+        title, "method", "batch", "K", "tokens/s", "acceptance length", "block efficiency", "as our plain"
+    )
     for row in rows:
         rate = row.tokens_per_s
         table.add_row(
             row.method,
             str(row.batch_size),
-            _or_nothing(row.num_draft_tokens, "d"),
+            or_nothing(row.num_draft_tokens, "d"),
             f"{rate.median:.2f} ({rate.lowest:.2f} to {rate.highest:.2f})",
-            _or_nothing(row.acceptance_length, ".2f"),
-            _or_nothing(row.block_efficiency, ".2f"),
+            or_nothing(row.acceptance_length, ".2f"),
+            or_nothing(row.block_efficiency, ".2f"),
             f"{row.num_same_as_plain}/{row.num_answers}",
         )
     return table
@@ -81,7 +101,7 @@ def pair_table(rows: Sequence[PairRow]) -> Table:
 
 def tree_table(rows: Sequence[TreeRow]) -> Table:
     """One row for each shape, temperature and stage."""
-    table = _table(
+    table = new_table(
         "tokens/s: median (lowest to highest) of the repeats, prompts included; bytes = of verdicts and proposals",
         "stage",
         "T",
@@ -101,9 +121,9 @@ def tree_table(rows: Sequence[TreeRow]) -> Table:
             row.shape,
             f"{rate.median:.2f} ({rate.lowest:.2f} to {rate.highest:.2f})",
             f"{row.vs_plain:.2f}x",
-            _or_nothing(row.acceptance_length, ".2f"),
-            _or_nothing(row.block_efficiency, ".2f"),
-            _or_nothing(row.bytes_per_accepted_token, ".0f"),
+            or_nothing(row.acceptance_length, ".2f"),
+            or_nothing(row.block_efficiency, ".2f"),
+            or_nothing(row.bytes_per_accepted_token, ".0f"),
             f"{row.num_same_as_plain}/{row.num_answers}",
         )
     return table
@@ -112,7 +132,7 @@ def tree_table(rows: Sequence[TreeRow]) -> Table:
 def batch_table(rows: Sequence[BatchRow]) -> Table:
     """One row for each method and batch size."""
     columns = ("tokens/s", "scaling", "exact", "partial", "verify calls", "ms/verify", "verify", "draft", "overhead")
-    table = _table(
+    table = new_table(
         "tokens/s: median, prompts included; scaling = over the method's own at batch 1; shares are of rounds' time, "
         "without prompts",
         "method",
@@ -130,7 +150,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
             row.method,
             str(row.batch_size),
             f"{row.tokens_per_s.median:.1f}",
-            _or_nothing(row.batch_scaling, ".2f"),
+            or_nothing(row.batch_scaling, ".2f"),
             f"{row.exact_match:.1%}",
             f"{row.partial_match:.1%}",
             str(row.num_verify_calls),
@@ -142,7 +162,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
             f"{row.grouping_rate:.1%}",
             f"{row.grouping_wait_s:.2f}",
             NOTHING if done is None else f"{done.p50_s:.1f} / {done.p90_s:.1f} / {done.p99_s:.1f}",
-            _or_nothing(row.peak_mib, ".0f"),
+            or_nothing(row.peak_mib, ".0f"),
         )
     return table
 
@@ -150,7 +170,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
 def step_table(rows: Sequence[StepRow]) -> Table:
     """One row for each width of step."""
     columns = ("step ms", "linears ms", "other", "GB/s of weights", "GB/s of memory", "limit ms", "step / limit")
-    table = _table("steps of the target; limit = bytes of its linears / memory's rate", "tokens", *columns)
+    table = new_table("steps of the target; limit = bytes of its linears / memory's rate", "tokens", *columns)
     for row in rows:
         table.add_row(
             str(row.num_tokens),
@@ -165,82 +185,13 @@ def step_table(rows: Sequence[StepRow]) -> Table:
     return table
 
 
-def star_table(rows: Sequence[StarRow]) -> Table:
-    """One row for each service of each number of targets."""
-    title = (
-        "synthetic accelerators; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, with the S "
-        "and Z of one target; T_wait and t_c in milliseconds a round"
-    )
-    table = _table(
-        title,
-        "targets",
-        "service",
-        "tokens/s",
-        "lowest",
-        "x plain",
-        "R_q",
-        "said",
-        "paper",
-        "load",
-        "hits",
-        "T_wait",
-        "t_c",
-    )
-    for row in rows:
-        table.add_row(
-            str(row.num_targets),
-            row.service,
-            f"{row.tokens_per_s:.0f}",
-            f"{row.tokens_per_s_lowest:.1f}",
-            f"{row.vs_plain:.2f}",
-            f"{row.rounds_per_s:.1f}",
-            _or_nothing(row.rounds_per_s_closed_form, ".1f"),
-            _or_nothing(row.paper_rounds_per_s, ".1f"),
-            f"{row.load:.0%}",
-            f"{row.hit_rate:.0%}",
-            f"{row.wait_ms:.1f}",
-            f"{row.link_ms:.2f}",
-        )
-    return table
-
-
-def async_table(rows: Sequence[AsyncRow]) -> Table:
-    """One row for each setting at each acceptance."""
-    title = "synthetic accelerators with AMUSD's step times; paper: its Table I"
-    table = _table(
-        title,
-        "acceptance as in",
-        "run-ahead",
-        "tokens",
-        "ms a token",
-        "x plain",
-        "paper",
-        "tokens a round",
-        "hits",
-        "load",
-    )
-    for row in rows:
-        table.add_row(
-            f"{row.case} ({row.alpha})",
-            row.run_ahead,
-            str(row.num_draft_tokens),
-            f"{row.ms_per_token:.2f}",
-            f"{row.vs_plain:.2f}",
-            _or_nothing(row.paper_vs_plain, ".2f"),
-            f"{row.tokens_per_round:.2f}",
-            f"{row.hit_rate:.0%}",
-            f"{row.load:.0%}",
-        )
-    return table
-
-
 def wire_table(rows: Sequence[WireRow]) -> Table:
     """One row for each star and each echo."""
     title = (
         "milliseconds outside of the drafter's modelled forwards (synthetic accelerators); latency = of the hub, "
         "overhead = latency shared among those that wait, outside = of the round trip"
     )
-    table = _table(
+    table = new_table(
         title,
         "what",
         "measured",
@@ -256,12 +207,12 @@ def wire_table(rows: Sequence[WireRow]) -> Table:
         table.add_row(
             row.what,
             str(row.num_measured),
-            _or_nothing(row.overhead_ms_p50, ".3f"),
-            _or_nothing(row.latency_ms_p50, ".3f"),
-            _or_nothing(row.latency_ms_p90, ".3f"),
-            _or_nothing(row.latency_ms_p99, ".3f"),
-            _or_nothing(row.outside_ms_p50, ".3f"),
-            _or_nothing(row.loopback_ms_p50, ".3f"),
+            or_nothing(row.overhead_ms_p50, ".3f"),
+            or_nothing(row.latency_ms_p50, ".3f"),
+            or_nothing(row.latency_ms_p90, ".3f"),
+            or_nothing(row.latency_ms_p99, ".3f"),
+            or_nothing(row.outside_ms_p50, ".3f"),
+            or_nothing(row.loopback_ms_p50, ".3f"),
             f"{row.round_trip_ms_p50:.3f}",
         )
     return table
@@ -270,7 +221,7 @@ def wire_table(rows: Sequence[WireRow]) -> Table:
 def fault_table(rows: Sequence[FaultRow]) -> Table:
     """One row for each fault."""
     columns = ("identical", "round ms", "gap before", "gap after", "may be", "gap of whole outage", "back after s")
-    table = _table(
+    table = new_table(
         "longest gaps between two pieces of one stream, milliseconds; after = in 1.5 s from the fault",
         "fault of the hub",
         *columns,
@@ -309,15 +260,3 @@ def divergence_lines(rows: Sequence[LosslessRow]) -> list[str]:
 
 def _token(token_id: int | None) -> str:
     return "the end" if token_id is None else f"token {token_id}"
-
-
-def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("drafts", "batching", "numerics") else "right")
-    return table
-
-
-def _or_nothing(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)

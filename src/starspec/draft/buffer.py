@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
@@ -14,6 +14,7 @@ from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView,
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
 from starspec.ids import SessionId
+from starspec.wire.messages import Close, Open, Verdict
 
 SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: one no longer is read like a layer of a tree, and is no prompt
 MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens that one verdict adds; a head reads all of them anew
@@ -49,6 +50,7 @@ class RequestBuffer:
         self._holders: dict[TagKey, DraftSession] = {}  # sessions with a row
         self._preparing: dict[TagKey, DraftSession] = {}  # in verification, and perhaps with more to prepare
         self._in_flight: list[DraftSession] = []
+        self._ahead: list[Growth] = []  # of the layer in flight, if nobody waits for it
         self._times = LayerTimes()
         self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
 
@@ -131,14 +133,15 @@ class RequestBuffer:
         self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill
         return layer, self._in_flight
 
-    def run_ahead(self, width: int) -> int:
+    def run_ahead(self, width: int, is_in_vain: Callable[[], bool] | None = None) -> int:
         """Grow trees whose proposals are in verification by one layer, for the proposals after those.
 
         Args:
             width: nodes in the layer, at most; each session may have as many of them.
+            is_in_vain: whether, by what has arrived meanwhile, nothing of the layer is of use any more.
         Returns: the nodes forwarded; 0 if there is nothing to prepare, and nothing was forwarded then. Their sessions
             stay in flight until `land`.
-        Raises: as run_layer.
+        Raises: as run_layer; ForwardGivenUp if the layer was in vain.
         """
         growths: list[Growth] = []
         for key, session in list(self._preparing.items()):
@@ -149,9 +152,14 @@ class RequestBuffer:
                 self._in_flight.append(session)
             else:
                 del self._preparing[key]
+        self._ahead = growths
         if growths:
-            self._drafter.grow(growths)
+            self._drafter.grow(growths, is_in_vain)
         return sum(growth.num_tokens for growth in growths)
+
+    def is_in_vain(self, spoken: Mapping[TagKey, Open | Verdict | Close]) -> bool:
+        """Whether nothing of the layer that runs ahead is of use once these messages are handled."""
+        return not any(_is_of_use(growth, spoken.get(growth.session.key)) for growth in self._ahead)
 
     def note_time(self, layer: Layer, seconds: float) -> None:
         """A layer took so long: what is read of prompts beside those that decode follows it."""
@@ -159,7 +167,7 @@ class RequestBuffer:
 
     def land(self) -> list[DraftSession]:
         """End the layer in flight. Returns: its sessions."""
-        landed, self._in_flight = self._in_flight, []
+        landed, self._in_flight, self._ahead = self._in_flight, [], []
         return landed
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
@@ -231,3 +239,10 @@ class RequestBuffer:
     def _free(self, session: DraftSession) -> None:
         self._drafter.free(session)
         self._holders.pop(session.key, None)
+
+
+def _is_of_use(growth: Growth, message: Open | Verdict | Close | None) -> bool:
+    """Whether what is prepared outlives the message, if there is one."""
+    if isinstance(message, Verdict):
+        return growth.session.tree.are_kept(growth.prepared, message.token_ids)
+    return message is None

@@ -13,7 +13,7 @@ past with them, so a head that sees the last of them drafts nearly as well (`FEA
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -92,7 +92,7 @@ class EagleDrafter:
     def num_missing(self, session: DraftSession) -> int:
         return self._num_unread(session) or len(session.to_forward) or 1
 
-    def grow(self, layer: Sequence[Growth]) -> None:
+    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         to_forward = [growth.session.to_forward for growth in layer]
         segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         growing = list(zip(layer, segments, to_forward, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, groupby
 from typing import NamedTuple, Protocol
 
@@ -79,12 +79,14 @@ class Drafter(Protocol):
         """Tokens that must be read before the next layer of the tree is known, at least 1."""
         ...
 
-    def grow(self, layer: Sequence[Growth]) -> None:
+    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
         """Read tokens of several sessions at once; the tree of each that then misses none grows by a layer.
 
         Args:
             layer: sessions that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
                 nodes of the tree.
+            is_in_vain: whether, by now, nothing of the layer is of use any more; for nodes that are prepared.
+        Raises: ForwardGivenUp once it is in vain.
         Effects: the sessions' trees and rows; none of them if it raises.
         """
         ...
@@ -151,10 +153,10 @@ class CausalDrafter:
     def num_missing(self, session: DraftSession) -> int:
         return self._num_uncommitted(session) or len(session.to_forward) or 1
 
-    def grow(self, layer: Sequence[Growth]) -> None:
+    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
         to_forward = [growth.prepared or growth.session.to_forward for growth in layer]
         segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
-        logits = self._runner.forward(segments).logits  # [nodes whose children become known, V]
+        logits = self._runner.forward(segments, is_in_vain=is_in_vain).logits  # [nodes whose children become known, V]
         growing = zip(layer, segments, to_forward, strict=True)
         points = [
             Point(growth.session, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes

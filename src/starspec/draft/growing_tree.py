@@ -179,19 +179,19 @@ class GrowingTree:
 
         If they leave the tree, or end at a node that was not expanded, nothing below them is known.
         """
-        path, node = list[int](), ROOT
-        for token_id in token_ids:
-            child = next((each for each in self._children.get(node, ()) if self.token_ids[each] == token_id), None)
-            if child is None:
-                break
-            path.append(child)
-            node = child
+        path = self._followed(token_ids)
+        node = path[-1] if path else ROOT
         slots = {each: slot for slot, each in enumerate(self.forwarded)}
         path_slots = [slots[each] for each in path if each in slots]
         if len(path) < len(token_ids) or node not in self._children:
             self.clear()
             return Survivors(path_slots, [])
         return Survivors(path_slots, self._keep_below(node, slots))
+
+    def are_kept(self, nodes: Iterable[int], token_ids: Sequence[int]) -> bool:
+        """Whether any of the nodes, once expanded, would outlive a `reroot` by these tokens, or be the new root."""
+        path = self._followed(token_ids)
+        return len(path) == len(token_ids) and any(path[-1] in self._ancestry(node) for node in nodes)
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless parents, children and forwarded nodes agree."""
@@ -218,6 +218,23 @@ class GrowingTree:
         if budget.is_chain:
             return list(likely)[: budget.num_draft_tokens]
         return list(self._depth_first(_likeliest(likely, budget.num_draft_tokens)))
+
+    def _followed(self, token_ids: Sequence[int]) -> list[int]:
+        """Nodes that the tokens lead to, one after the other, as far as they are in the tree."""
+        path, node = list[int](), ROOT
+        for token_id in token_ids:
+            child = next((each for each in self._children.get(node, ()) if self.token_ids[each] == token_id), None)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def _ancestry(self, node: int) -> Iterable[int]:
+        """The node and its ancestors, but for the root."""
+        while node != ROOT:
+            yield node
+            node = self._parents[node]
 
     def _of_all(self) -> tuple[dict[int, float], dict[int, int]]:
         """Log-confidence of the path to each node, and its depth; the root's are 0."""

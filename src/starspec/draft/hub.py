@@ -8,7 +8,7 @@ found by (target's session, tag) and lives from `Open` to `Close`, or until its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 
 from starspec.config import Admission, RunAhead, Scheduling
@@ -20,7 +20,7 @@ from starspec.draft.places import Load, Places
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spoke import Spoke
-from starspec.errors import OurBug, PeerProtocolError
+from starspec.errors import ForwardGivenUp, OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import HubStats
@@ -164,10 +164,12 @@ class DraftHub:
             self._reply(session_id, Fault(str(error)))
         self._take_stock(now)
 
-    def step(self, now: float) -> list[Reply]:
+    def step(self, now: float, is_in_vain: Callable[[], bool] | None = None) -> list[Reply]:
         """Hand over what is ready to be sent; if nothing is, draft one layer for all sessions that owe growth; if none
         does, one layer ahead of the verdicts that are to come.
 
+        Args:
+            is_in_vain: asked while a layer runs ahead: whether what has arrived meanwhile ends it.
         Returns: replies, each for the target's session that it names; a proposal as soon as its tree is complete.
         Raises: whatever the drafter raises; call `abandon_layer` then.
         """
@@ -175,9 +177,14 @@ class DraftHub:
             if self._buffer.owes_growth:
                 self._run_layer(now)
             elif self._buffer.can_run_ahead:
-                self._run_ahead(now)
+                self._run_ahead(now, is_in_vain)
         replies, self._outbox = self._outbox, []
         return replies
+
+    def is_in_vain(self, news: Iterable[tuple[SessionId, TargetToHub]]) -> bool:
+        """Whether nothing of the layer that runs ahead is of use once these messages are handled."""
+        about_tags = [(name, message) for name, message in news if isinstance(message, Open | Verdict | Close)]
+        return self._buffer.is_in_vain({TagKey(name, message.tag): message for name, message in about_tags})
 
     def abandon_layer(self, now: float) -> None:
         """After `step` raised: drop the sessions of that layer, and ask their targets to open them anew.
@@ -313,11 +320,14 @@ class DraftHub:
             return num_known > 0
         return not session.pace.pays_to_wait(num_known, self.stats.t_s.value, now - request.arrived_s)
 
-    def _run_ahead(self, now: float) -> None:
-        num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)
-        end = self._clock()
-        if num_nodes:
-            self._ledger.add_ahead(now, end, len(self._buffer.land()), num_nodes)
+    def _run_ahead(self, now: float, is_in_vain: Callable[[], bool] | None) -> None:
+        try:
+            num_nodes = self._buffer.run_ahead(AHEAD_WIDTH, is_in_vain)
+        except ForwardGivenUp:
+            num_nodes = 0
+        end, num_sessions = self._clock(), len(self._buffer.land())
+        if num_sessions:
+            self._ledger.add_ahead(now, end, num_sessions, num_nodes)
         self._take_stock(end)
 
     def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:

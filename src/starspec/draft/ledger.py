@@ -68,12 +68,13 @@ class Ledger:
             self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=len(layer.portions), tokens=num_tokens)
 
     def add_ahead(self, start_s: float, end_s: float, num_sessions: int, num_nodes: int) -> None:
-        """Count one batched forward that nobody waited for."""
+        """Count one batched forward that nobody waited for; without a node if it was given up."""
         self._stats.ahead_s += end_s - start_s
         self._stats.num_ahead_nodes += num_nodes
         _push(self._busy, _Span(start_s, end_s))
         if self._trace:
-            self._trace.slice(DRAFT_TRACK, "run ahead", start_s, end_s, sessions=num_sessions, tokens=num_nodes)
+            name = "run ahead" if num_nodes else "given up"
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=num_sessions, tokens=num_nodes)
 
     def add_outcome(self, is_hit: bool) -> None:
         """Count one verdict whose next proposal was ready, or was not."""

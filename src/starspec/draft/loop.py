@@ -26,6 +26,7 @@ class HubLoop:
         self._hub = hub
         self._transport = transport
         self._clock = clock
+        self._early: list[Arrival] = []  # came while a layer ran ahead
 
     def turn(self, idle_wait_s: float = 0.0) -> bool:
         """Take in what has arrived, then one step of the hub.
@@ -36,7 +37,8 @@ class HubLoop:
             idle_wait_s: longest wait for arrivals; there is none while the hub has work.
         Returns: whether there was anything to do.
         """
-        arrivals = self._transport.receive(0.0 if self._hub.has_work else idle_wait_s)
+        is_busy = self._hub.has_work or bool(self._early)
+        arrivals, self._early = self._early + self._transport.receive(0.0 if is_busy else idle_wait_s), []
         for arrival in arrivals:
             try:
                 self._handle(arrival)
@@ -46,7 +48,7 @@ class HubLoop:
         had_work = self._hub.has_work
         if had_work:
             try:
-                self._deliver(self._hub.step(self._clock()))
+                self._deliver(self._hub.step(self._clock(), self._is_in_vain))
             except Exception:
                 log.exception("a draft layer failed; its tags are dropped, their targets are asked to open them anew")
                 self._hub.abandon_layer(self._clock())
@@ -58,6 +60,15 @@ class HubLoop:
         status.stats.num_frames_rejected = self._transport.stats.num_frames_rejected
         status.stats.num_leases_expired = self._transport.stats.num_leases_expired
         return status
+
+    def _is_in_vain(self) -> bool:
+        """Look who has come while a layer runs ahead. Returns: whether the layer is of no use any more."""
+        news = self._transport.receive(0.0)
+        self._early += news
+        messages = [(each.session_id, each.message) for each in self._early]
+        return bool(news) and self._hub.is_in_vain(
+            (name, message) for name, message in messages if not isinstance(message, Joined | Left)
+        )
 
     def _handle(self, arrival: Arrival) -> None:
         match arrival.message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starspec.cache.rows import RowPool
 from starspec.draft.grow import Growth
@@ -56,7 +56,7 @@ class NgramDrafter:
     def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
         return 1
 
-    def grow(self, layer: Sequence[Growth]) -> None:
+    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         for session in (growth.session for growth in layer):
             guessed = self._index(session).propose(session.budget.num_steps)
             ends = [place for place, token_id in enumerate(guessed) if token_id in session.law.end_token_ids]

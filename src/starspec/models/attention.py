@@ -13,7 +13,7 @@ No keys are copied: heads of one group share them by stride 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
+from starspec.errors import ForwardGivenUp
 
 # Below four query rows MKL picks its kernel by the alignment of a thread's buffer, and bits follow the thread.
 MIN_QUERY_ROWS: Final = 4
@@ -48,6 +49,20 @@ class BatchAttention(Protocol):
         Returns: [R, Hq D], valid until the next layer; anything but NaN for padding.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptible:
+    """Attention of a forward that ends before its next layer once nobody wants what comes of it."""
+
+    attention: BatchAttention
+    is_in_vain: Callable[[], bool]
+
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+        """As `BatchAttention`. Raises: ForwardGivenUp."""
+        if self.is_in_vain():
+            raise ForwardGivenUp("nobody wants this forward any more")
+        return self.attention(layer, query, keys_values, scaling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Final, Self
 
 import torch
@@ -14,6 +15,7 @@ from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows
 from starspec.errors import CacheRangeError
+from starspec.models.attention import Interruptible
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.linear import StepLinear
@@ -95,16 +97,27 @@ class PackedRunner(ABC):
         return fast
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_in_vain: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
         """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
 
-        Raises: CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a
-            segment that is malformed in itself or layers that are not there. Nothing was written then.
+        Args:
+            is_in_vain: asked before the attention of each layer.
+        Raises: ForwardGivenUp once it says yes.
+            CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a segment that
+            is malformed in itself or layers that are not there. Nothing was written then.
         """
         check_segments(segments, self._cache)
         logits, features = [], []
         for pieces in plan_forwards(segments, self.rows):
             batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.reading)
+            if is_in_vain is not None:
+                batch = replace(batch, attention=Interruptible(batch.attention, is_in_vain))
             output = self.run(batch, feature_layers)
             logits.append(output.logits)
             if output.features is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -86,3 +86,18 @@ class ModelRunner(BatchRunner, Protocol):
 
     @property
     def cache(self) -> RaggedCache: ...
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_in_vain: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
+        """As `BatchRunner.forward`.
+
+        Args:
+            is_in_vain: asked again and again while the forward runs; once it says yes the forward ends there.
+        Raises: ForwardGivenUp then.
+        """
+        ...

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
-from starspec.errors import CacheRangeError, ConfigError
+from starspec.errors import CacheRangeError, ConfigError, ForwardGivenUp
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.models.synthetic_spec import SyntheticSpec, parse_synthetic
 
@@ -31,6 +31,8 @@ NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
 DEFAULT_MAX_MODEL_LEN: Final = 4096
 
 NUM_CANDIDATES: Final = 5  # with a logit of their own: the draft's four choices and one that it misses
+LOOK_S: Final = 0.0005  # between two looks at whether a forward is in vain: a real one looks once a layer
+
 LOGIT_GAP: Final = 40.0  # from one to the next: Gumbel noise at any usual temperature does not change their order
 
 MASK: Final = (1 << 64) - 1
@@ -98,10 +100,17 @@ class SyntheticRunner:
     def cache(self) -> RaggedCache:
         return self._cache
 
-    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_in_vain: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
         """Rank the next tokens after each prefix, and take the modelled time; see `ModelRunner.forward`.
 
-        Raises: CacheRangeError if a segment does not fit its row or two segments share one. Nothing was written then.
+        Raises: ForwardGivenUp once `is_in_vain` says yes.
+            CacheRangeError if a segment does not fit its row or two segments share one. Nothing was written then.
             ValueError if features are wanted: there are none.
         """
         if feature_layers:
@@ -115,7 +124,7 @@ class SyntheticRunner:
         logits = self._logits(wanted)
         num_tokens = sum(segment.num_new for segment in segments)
         modelled_s = self._spec.forward_s(len(segments), num_tokens) if segments else 0.0
-        self._wait_until(started + modelled_s)
+        self._wait_until(started + modelled_s, is_in_vain)
         return ForwardOutput(logits)
 
     def token_ids(self, row: int) -> list[int]:
@@ -183,8 +192,13 @@ class SyntheticRunner:
             uniform -= probability
         return NUM_CANDIDATES - 1
 
-    def _wait_until(self, deadline: float) -> None:
+    def _wait_until(self, deadline: float, is_in_vain: Callable[[], bool] | None) -> None:
         remaining_s = deadline - self._clock()
+        while is_in_vain is not None and remaining_s > LOOK_S:
+            self._sleep(LOOK_S)
+            if is_in_vain():
+                raise ForwardGivenUp("nobody wants this forward any more")
+            remaining_s = deadline - self._clock()
         if remaining_s > 0:
             self._sleep(remaining_s)
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 
+from starspec.bench.figures import require_matplotlib
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
 from starspec.bench.star import operating_point as point
+from starspec.bench.star.greedy import NUM_TAGS, run_greedy
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.bench.star.star_processes import Turn
+from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig
 
 MAX_MODEL_LEN = 4096
+PLAIN, SINGLE, ADMITTED, FULL = "plain", "one at a time", "one at a time, n_max", "full"
 SERVICES = {
-    "one at a time": HubConfig(port=0, max_batch=1, scheduling="fifo"),
-    "full": HubConfig(port=0, run_ahead="outcomes"),
+    PLAIN: HubConfig(port=0),
+    SINGLE: HubConfig(port=0, max_batch=1, scheduling="fifo"),
+    FULL: HubConfig(port=0, run_ahead="outcomes", admission="n_max"),
+    ADMITTED: HubConfig(port=0, max_batch=1, scheduling="fifo", admission="n_max"),  # with the most targets only
 }
+WITH_ADMISSION = (FULL, ADMITTED)
+
+WEIGHTED = "weights 1 and 3"
+WEIGHTS = {"target-0": 1.0, "target-1": 3.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +36,15 @@ class StarPlan:
     """How much to measure. The numbers of targets ascend from 1."""
 
     num_targets: tuple[int, ...] = tuple(range(1, 17))
-    warm_up_s: float = 2.0
+    warm_up_s: float = 4.0  # within it those whom the hub admits are admitted
     seconds: float = 10.0
 
     @property
     def num_turns(self) -> int:
-        return len(self.num_targets) * len(SERVICES)
+        return len(self.num_targets) * (len(SERVICES) - 1) + 2
 
 
-QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), warm_up_s=1.0, seconds=5.0)
+QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), warm_up_s=3.0, seconds=5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,7 @@ class StarRow:
     tokens_per_s: float  # O: of all targets
     tokens_per_s_per_target: float  # O_i, mean
     tokens_per_s_lowest: float  # O_i of the target that got least
-    vs_plain: float  # that, against the target alone without drafts
+    vs_plain: float | None  # that, against what so many targets are without drafts
     rounds_per_s: float  # R_q: proposals of the hub
     rounds_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z as measured with one target; one at a time
     rounds_per_s_nominal: float | None  # the same with the modelled S and Z: a machine without overheads
@@ -69,30 +80,80 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
         advance: called with what is about to be measured.
     Raises: PeerLost if a process dies or hangs.
     """
-    target = ModelConfig(model=point.target_model(), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)
-    turn = Turn(num_draft_tokens=point.DEPTH, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
     rows: list[StarRow] = []
-    measured: point.ClosedForm | None = None  # by the first turn: one target, one at a time
-    with StarTargets(max(plan.num_targets), target) as targets:
+    measured: point.ClosedForm | None = None  # by the first turn with drafts: one target, one at a time
+    with StarTargets(max(plan.num_targets), _model(point.target_model())) as targets:
         for num_targets in plan.num_targets:
-            draft = ModelConfig(
-                model=point.draft_model(), num_rows=num_targets, max_model_len=MAX_MODEL_LEN, num_threads=1
-            )
+            plain_tokens_per_s = 0.0  # of a target, beside so many others
             for service, config in SERVICES.items():
+                if service == ADMITTED and num_targets < max(plan.num_targets):
+                    continue
                 advance(f"{num_targets} targets, {service}")
-                served = serve_turn(draft, config, targets, num_targets, turn)
-                measured = measured or _closed_form(served)
-                rows.append(_row(service, num_targets, served, measured))
-    notes = {
+                turn = _turn(plan, num_draft_tokens=0 if service == PLAIN else point.DEPTH)
+                served = serve_turn(_model(point.draft_model(), num_targets), config, targets, num_targets, turn)
+                if service == PLAIN:
+                    plain_tokens_per_s = served.tokens_per_s / num_targets
+                elif measured is None:
+                    measured = _closed_form(served)
+                rows.append(_row(service, num_targets, served, measured, plain_tokens_per_s))
+    advance(WEIGHTED)
+    weighted = _serve_by_weight(plan)
+    rows.append(_row(WEIGHTED, len(WEIGHTS), weighted, None, None))
+    return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes())
+
+
+TRACED = {
+    "n1-off": ("one target, run-ahead off", 1, SERVICES[SINGLE]),
+    "n1-chain": ("one target, run-ahead chain", 1, HubConfig(port=0, run_ahead="chain")),
+    "n1-outcomes": ("one target, run-ahead outcomes", 1, HubConfig(port=0, run_ahead="outcomes")),
+    "n4-off": ("four targets, one at a time, run-ahead off", 4, SERVICES[SINGLE]),
+}
+SHOWN_S = 0.2  # of each trace in the picture
+TRACED_TURN = Turn(num_draft_tokens=point.DEPTH, warm_up_s=0.5, seconds=2.0)
+
+
+def trace_star(folder: Path, advance: Callable[[str], None]) -> None:
+    """Write traces of TRACED, as NAME.json, and a picture of them, traces.png.
+
+    Raises: PeerLost if a process dies or hangs; ConfigError if matplotlib is not installed or nothing can be written.
+    """
+    require_matplotlib()
+    with StarTargets(
+        max(num_targets for _, num_targets, _ in TRACED.values()), _model(point.target_model())
+    ) as targets:
+        for name, (title, num_targets, config) in TRACED.items():
+            advance(f"a trace: {title}")
+            draft = _model(point.draft_model(), num_targets)
+            trace_turn(folder / f"{name}.json", draft, config, targets, num_targets, TRACED_TURN)
+    draw_traces(
+        [(title, folder / f"{name}.json") for name, (title, _, _) in TRACED.items()], folder / "traces.png", SHOWN_S
+    )
+
+
+def _model(name: str, num_rows: int = 1) -> ModelConfig:
+    return ModelConfig(model=name, num_rows=num_rows, max_model_len=MAX_MODEL_LEN, num_threads=1)
+
+
+def _turn(plan: StarPlan, num_draft_tokens: int = point.DEPTH) -> Turn:
+    return Turn(num_draft_tokens=num_draft_tokens, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
+
+
+def _serve_by_weight(plan: StarPlan) -> Served:
+    """Two targets that always wait, at a hub that serves one session at a time."""
+    with StarTargets(len(WEIGHTS), _model(point.target_model()), run_greedy) as targets:
+        draft = _model(point.draft_model(), len(WEIGHTS) * NUM_TAGS)
+        return serve_turn(draft, HubConfig(port=0, max_batch=1, weights=WEIGHTS), targets, len(WEIGHTS), _turn(plan))
+
+
+def _notes() -> dict[str, object]:
+    return {
         "synthetic": True,
         "draft": point.draft_model(),
         "target": point.target_model(),
         "depth": point.DEPTH,
         "nominal": point.NOMINAL,
         "n_full": point.NOMINAL.num_full,
-        "plain_tokens_per_s": point.plain_tokens_per_s(),
     }
-    return Report(collect_provenance(), rows, _ratios(rows), notes)
 
 
 def _closed_form(served: Served) -> point.ClosedForm:
@@ -101,9 +162,15 @@ def _closed_form(served: Served) -> point.ClosedForm:
     return point.ClosedForm(service_ms, 1e3 / served.rounds_per_s - service_ms)
 
 
-def _row(service: str, num_targets: int, served: Served, measured: point.ClosedForm) -> StarRow:
-    is_single = service == "one at a time"
-    paper = point.PAPER.get(num_targets)
+def _row(
+    service: str,
+    num_targets: int,
+    served: Served,
+    measured: point.ClosedForm | None,
+    plain_tokens_per_s: float | None,
+) -> StarRow:
+    is_single = service == SINGLE
+    paper = point.PAPER.get(num_targets) if service in (SINGLE, FULL) else None
     lowest = min(each.tokens_per_s for each in served.targets)
     return StarRow(
         service=service,
@@ -111,9 +178,9 @@ def _row(service: str, num_targets: int, served: Served, measured: point.ClosedF
         tokens_per_s=served.tokens_per_s,
         tokens_per_s_per_target=served.tokens_per_s / num_targets,
         tokens_per_s_lowest=lowest,
-        vs_plain=lowest / point.plain_tokens_per_s(),
+        vs_plain=lowest / plain_tokens_per_s if plain_tokens_per_s else None,
         rounds_per_s=served.rounds_per_s,
-        rounds_per_s_closed_form=measured.rounds_per_s(num_targets) if is_single else None,
+        rounds_per_s_closed_form=measured.rounds_per_s(num_targets) if measured and is_single else None,
         rounds_per_s_nominal=point.NOMINAL.rounds_per_s(num_targets) if is_single else None,
         tokens_per_round=served.tokens_per_round,
         load=served.hub.load,
@@ -129,14 +196,23 @@ def _row(service: str, num_targets: int, served: Served, measured: point.ClosedF
     )
 
 
-def _ratios(rows: Sequence[StarRow]) -> dict[str, float]:
+def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
     found = {(row.service, row.num_targets): row for row in rows}
     said = [(row.rounds_per_s, row.rounds_per_s_closed_form) for row in rows if row.rounds_per_s_closed_form]
     ratios = {"closed_form_error_max": max(abs(measured / expected - 1) for measured, expected in said)}
-    for num_targets in sorted({row.num_targets for row in rows}):
-        full, single = found["full", num_targets], found["one at a time", num_targets]
-        ratios[f"system_n{num_targets}_vs_one_at_a_time"] = full.tokens_per_s / single.tokens_per_s
+    counts = sorted({row.num_targets for row in rows if row.service == FULL})
+    for num_targets in counts:
+        gain = found[FULL, num_targets].tokens_per_s / found[SINGLE, num_targets].tokens_per_s
+        ratios[f"system_n{num_targets}_vs_one_at_a_time"] = gain
         if num_targets == 1:
-            ratios["per_target_n1_vs_off"] = full.tokens_per_s / single.tokens_per_s
-    ratios["min_per_target_vs_plain"] = min(row.vs_plain for row in rows if row.service == "full")
+            ratios["per_target_n1_vs_off"] = gain
+            ratios["load_n1"] = found[FULL, 1].load
+    ratios["min_per_target_vs_plain"] = _lowest(row for row in rows if row.service in WITH_ADMISSION)
+    ratios["without_admission_min_per_target_vs_plain"] = _lowest(row for row in rows if row.service == SINGLE)
+    light, heavy = (each.num_rounds for each in weighted.targets)
+    ratios["served_weight_3_vs_weight_1"] = heavy / light
     return ratios
+
+
+def _lowest(rows: Iterable[StarRow]) -> float:
+    return min(row.vs_plain for row in rows if row.vs_plain is not None)

@@ -76,8 +76,3 @@ class ClosedForm:
 
 
 NOMINAL: Final = ClosedForm(DEPTH * LAYER_MS, RETURN_MS)  # S(d) = d t_s (eq. 5)
-
-
-def plain_tokens_per_s() -> float:
-    """Of one target alone."""
-    return 1e3 / PLAIN_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,13 +19,14 @@ class StarTargets:
 
     Args:
         model: synthetic.
+        run: what each process does, with its name and the model: `run_target` or `run_greedy`.
     Raises: PeerLost if one does not come up.
     """
 
-    def __init__(self, num_targets: int, model: ModelConfig) -> None:
+    def __init__(self, num_targets: int, model: ModelConfig, run: Callable[..., None] = run_target) -> None:
         with ExitStack() as stack:
             self.processes = [
-                stack.enter_context(BenchProcess(run_target, f"target-{index}", model, place=Place.THE_OTHERS))
+                stack.enter_context(BenchProcess(run, f"target-{index}", model, place=Place.THE_OTHERS))
                 for index in range(num_targets)
             ]
             for each in self.processes:
@@ -72,7 +73,7 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
     Raises: PeerLost if a process dies or hangs.
     """
     taking_part = targets.processes[:num_targets]
-    with BenchProcess(run_hub, draft, config, place=Place.ONE_CORE) as hub:
+    with BenchProcess(run_hub, draft, config, turn.trace_folder, place=Place.ONE_CORE) as hub:
         endpoint = f"tcp://127.0.0.1:{hub.hear()}"
         for each in taking_part:
             each.say((endpoint, turn))

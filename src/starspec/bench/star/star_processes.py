@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 from starspec.bench.decode import Job, make_engine
 from starspec.config import HubConfig, ModelConfig
@@ -21,6 +25,7 @@ from starspec.length.policy import FixedLength
 from starspec.models.load import load_runner
 from starspec.models.runner import BatchRunner
 from starspec.models.vocabulary import load_tokenizer
+from starspec.observe.trace import Trace
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import HubStats, TargetStats
@@ -40,9 +45,10 @@ MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there ar
 class Turn:
     """One measurement of a target."""
 
-    num_draft_tokens: int  # of a chain
+    num_draft_tokens: int  # of a chain; 0 = it decodes plainly
     warm_up_s: float
     seconds: float
+    trace_folder: Path | None = None  # where hub and targets leave their parts of a trace, if one is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +67,32 @@ class TargetTimes:
         return self.num_tokens / self.seconds
 
 
-def run_hub(parent: Connection, model: ModelConfig, config: HubConfig) -> None:
+def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_folder: Path | None = None) -> None:
     """Serve, and tell the statistics whenever the parent says anything, until it says None.
 
     Sends: the public port; then a HubStats for each word.
     """
-    runner = load_runner(model)
+    runner, trace_file = load_runner(model), _trace_file(trace_folder, "hub")
+    trace = Trace("hub") if trace_file else None
     loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
     transport = ZmqHub(
         config.host,
         config.port,
         partial(admit, terms_of(loaded, config)),
         lambda: HubStatus(model.model, HubStats()),
+        trace=trace,
     )
     try:
-        loop = HubLoop(build_hub(loaded, config), transport)
+        loop = HubLoop(build_hub(loaded, config, trace=trace), transport)
         parent.send(transport.port)
         while True:
             if parent.poll():
                 if parent.recv() is None:
-                    return
+                    break
                 parent.send(loop.status().stats)
             loop.turn(IDLE_WAIT_S)
+        if trace is not None and trace_file is not None:
+            trace.write(trace_file)
     finally:
         transport.close()
 
@@ -100,35 +110,67 @@ def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
         word: tuple[str, Turn] | None = parent.recv()
         if word is None:
             return
-        _take_turn(parent, f"{name}-{number}", runner, *word)
+        _take_turn(parent, name, number, runner, *word)
 
 
-def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
-    tokenizer = load_tokenizer(runner.info.name)
+def _take_turn(parent: Connection, name: str, number: int, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
+    with attached(name, runner, load_tokenizer(runner.info.name), endpoint, turn) as target:
+        parent.send(True)
+        parent.recv()
+        requests = _Requests(target.engine, f"{name}-{number}")
+        requests.serve_for(turn.warm_up_s)
+        parent.send(target.measure(lambda: requests.serve_for(turn.seconds)))
+        requests.end()
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedTarget:
+    """A target with a hub, for one turn."""
+
+    engine: TargetEngine
+    stats: TargetStats
+    trace: Trace | None
+    trace_file: Path | None
+
+    def measure(self, work: Callable[[], int]) -> TargetTimes:
+        """Time some work that returns the tokens that it emitted. Effects: ends the trace."""
+        num_rounds, started_s = self.stats.num_rounds, time.monotonic()
+        num_tokens = work()
+        seconds = time.monotonic() - started_s
+        if self.trace is not None and self.trace_file is not None:
+            self.trace.write(self.trace_file)
+        num_rounds = self.stats.num_rounds - num_rounds
+        return TargetTimes(num_tokens, num_rounds, seconds, self.stats.wait.value, self.stats.t_c.value)
+
+
+@contextmanager
+def attached(name: str, runner: BatchRunner, tokenizer: Any, endpoint: str, turn: Turn) -> Iterator[AttachedTarget]:
+    """Connect to a hub. Raises: PeerLost if it does not answer."""
     hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
     transport, stats = ZmqTarget(endpoint, hello), TargetStats()
     policy = FixedLength(DraftBudget.chain(turn.num_draft_tokens))
     drafts = RemoteDrafts(transport, policy, stats, deadline_s=DEADLINE_S)
-    engine = make_engine(runner, tokenizer, drafts, stats)
+    trace = Trace(name) if turn.trace_folder else None
+    engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)
     try:
-        give_up_s = time.monotonic() + CONNECT_S
-        while not drafts.is_connected:
-            if time.monotonic() > give_up_s:
-                raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
-            drafts.poll()
-            time.sleep(0.01)
-        parent.send(True)
-        parent.recv()
-        requests = _Requests(engine, name)
-        requests.serve_for(turn.warm_up_s)
-        num_rounds, started_s = stats.num_rounds, time.monotonic()
-        num_tokens = requests.serve_for(turn.seconds)
-        seconds = time.monotonic() - started_s
-        num_rounds = stats.num_rounds - num_rounds
-        parent.send(TargetTimes(num_tokens, num_rounds, seconds, stats.wait.value, stats.t_c.value))
-        requests.end()
+        await_hub(lambda: drafts.is_connected, drafts.poll)
+        yield AttachedTarget(engine, stats, trace, _trace_file(turn.trace_folder, name))
     finally:
         drafts.shutdown()
+
+
+def await_hub(is_connected: Callable[[], bool], poll: Callable[[], object]) -> None:
+    """Poll until connected. Raises: PeerLost after CONNECT_S."""
+    give_up_s = time.monotonic() + CONNECT_S
+    while not is_connected():
+        if time.monotonic() > give_up_s:
+            raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
+        poll()
+        time.sleep(0.01)
+
+
+def _trace_file(folder: Path | None, name: str) -> Path | None:
+    return None if folder is None else folder / f"{name}.json"
 
 
 class _Requests:

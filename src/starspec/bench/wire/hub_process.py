@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -39,9 +39,15 @@ class TimedRunner:
     def cache(self) -> RaggedCache:
         return self._runner.cache
 
-    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_in_vain: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
         started_s = time.monotonic()
-        output = self._runner.forward(segments, feature_layers)
+        output = self._runner.forward(segments, feature_layers, is_in_vain=is_in_vain)
         self.forwards.append(Interval(started_s, time.monotonic()))
         return output
 

@@ -1,0 +1,168 @@
+"""`starspec bench async --target --draft`: run-ahead on against off with real models, hub and target a core each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.bench.decode import Job, decode
+from starspec.bench.figures import require_matplotlib
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Report
+from starspec.bench.star.serving import Served, StarTargets, serve_turn
+from starspec.bench.star.star_processes import Turn, attached
+from starspec.bench.star.traces import draw_traces, trace_turn
+from starspec.config import HubConfig, ModelConfig, RunAhead
+from starspec.models.load import load_runner
+from starspec.models.vocabulary import load_tokenizer
+from starspec.speculation.law import TokenLaw
+from starspec.target.engine import TargetEngine
+
+CHAIN_LENGTH: Final = 8  # of a chain that nobody waits for
+SHOWN_S: Final = 1.5  # of each trace in the picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPlan:
+    """How much to measure. Settings take turns, each turn decodes the same requests one after the other."""
+
+    num_prompts: int = 8
+    max_tokens: int = 96  # of an answer
+    num_repeats: int = 3
+    lengths: tuple[int, ...] = (2, 3, 4)  # of chains that are waited for, and of those that outcomes are prepared for
+
+    @property
+    def settings(self) -> list[tuple[RunAhead, int]]:
+        off: list[tuple[RunAhead, int]] = [("off", length) for length in self.lengths]
+        outcomes: list[tuple[RunAhead, int]] = [("outcomes", length) for length in self.lengths]
+        return [*off, ("chain", CHAIN_LENGTH), *outcomes]
+
+    @property
+    def num_turns(self) -> int:
+        return self.num_repeats * len(self.settings)
+
+
+QUICK = PairPlan(num_prompts=2, max_tokens=48, num_repeats=1, lengths=(3,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRow:
+    """One setting; medians over the repeats."""
+
+    run_ahead: str
+    num_draft_tokens: int  # at most
+    tokens_per_s: float  # prompts included
+    tokens_per_round: float
+    hit_rate: float
+    load: float  # of the hub
+    layer_ms: float  # t_s
+    wait_ms: float  # T_wait, a round
+    link_ms: float  # t_c, a round
+
+
+def measure_real_pair(
+    target: ModelConfig,
+    draft: ModelConfig,
+    prompts: Sequence[Prompt],
+    plan: PairPlan,
+    advance: Callable[[str], None],
+    traces: Path | None = None,
+) -> Report:
+    """Decode the same requests with each setting.
+
+    Args:
+        advance: called with what is about to be measured.
+        traces: also write a trace of a turn of each kind, and a picture of them, to this folder.
+    Raises: PeerLost if a process dies or hangs; ConfigError if traces cannot be drawn or written.
+    """
+    if traces is not None:
+        require_matplotlib()
+    chosen = spread(prompts, plan.num_prompts)
+    served: dict[tuple[RunAhead, int], list[Served]] = {setting: [] for setting in plan.settings}
+    with StarTargets(1, target, partial(run_pair_target, prompts=chosen, max_tokens=plan.max_tokens)) as targets:
+        for _ in range(plan.num_repeats):
+            for setting, turns in served.items():
+                advance(f"run-ahead {setting[0]}, {setting[1]} tokens")
+                turns.append(serve_turn(draft, _hub(setting), targets, 1, _turn(setting)))
+        rows = [_row(*setting, turns) for setting, turns in served.items()]
+        if traces is not None:
+            _trace(traces, rows, draft, targets, advance)
+    models = {"target": target.model, "draft": draft.model}
+    notes = {"draft_quantization": draft.quantization, "prompts": hash_prompts(chosen), "max_tokens": plan.max_tokens}
+    return Report(collect_provenance(models), rows, _ratios(rows), notes)
+
+
+def run_pair_target(
+    parent: Connection, name: str, model: ModelConfig, *, prompts: Sequence[Prompt], max_tokens: int
+) -> None:
+    """Answer the prompts once a turn; the words are those of `run_target`. Raises: PeerLost."""
+    runner, tokenizer = load_runner(model), load_tokenizer(model.model)
+    jobs = [_job(tokenizer, prompt, runner.info.eos_token_ids, max_tokens) for prompt in prompts]
+    parent.send(True)
+    while (word := parent.recv()) is not None:
+        endpoint, turn = word
+        with attached(name, runner, tokenizer, endpoint, turn) as spoke:
+            parent.send(True)
+            parent.recv()
+            _answer(spoke.engine, jobs[:1])  # warms both up
+            parent.send(spoke.measure(partial(_answer, spoke.engine, jobs)))
+
+
+def _answer(engine: TargetEngine, jobs: Sequence[Job]) -> int:
+    """Returns: tokens emitted."""
+    return sum(len(answer.token_ids) for answer in decode(engine, jobs, batch_size=1))
+
+
+def _job(tokenizer: Any, prompt: Prompt, end_token_ids: Sequence[int], max_tokens: int) -> Job:
+    law = TokenLaw(temperature=0.0, end_token_ids=tuple(end_token_ids))
+    return Job(prompt.name, tuple(prompt_token_ids(tokenizer, prompt)), law, max_tokens)
+
+
+def _hub(setting: tuple[RunAhead, int]) -> HubConfig:
+    return HubConfig(port=0, run_ahead=setting[0])
+
+
+def _turn(setting: tuple[RunAhead, int]) -> Turn:
+    return Turn(num_draft_tokens=setting[1], warm_up_s=0.0, seconds=0.0)
+
+
+def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) -> PairRow:
+    middle = sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
+    return PairRow(
+        run_ahead=run_ahead,
+        num_draft_tokens=num_draft_tokens,
+        tokens_per_s=median(each.tokens_per_s for each in turns),
+        tokens_per_round=middle.tokens_per_round,
+        hit_rate=middle.hub.hit_rate,
+        load=middle.hub.load,
+        layer_ms=middle.hub.t_s.value * 1e3,
+        wait_ms=middle.targets[0].wait_s * 1e3,
+        link_ms=middle.targets[0].link_s * 1e3,
+    )
+
+
+def _best(rows: Sequence[PairRow], run_ahead: str) -> PairRow:
+    return max((row for row in rows if row.run_ahead == run_ahead), key=lambda row: row.tokens_per_s)
+
+
+def _ratios(rows: Sequence[PairRow]) -> dict[str, float]:
+    off = _best(rows, "off").tokens_per_s
+    return {f"{kind}_vs_off": _best(rows, kind).tokens_per_s / off for kind in ("chain", "outcomes")}
+
+
+def _trace(
+    folder: Path, rows: Sequence[PairRow], draft: ModelConfig, targets: StarTargets, advance: Callable[[str], None]
+) -> None:
+    """One more turn of the best setting of each kind, and a picture of them, traces.png."""
+    kinds: tuple[RunAhead, ...] = ("off", "chain", "outcomes")
+    for kind in kinds:
+        advance(f"a trace: run-ahead {kind}")
+        setting = kind, _best(rows, kind).num_draft_tokens
+        trace_turn(folder / f"{kind}.json", draft, _hub(setting), targets, 1, _turn(setting))
+    draw_traces([(f"run-ahead {kind}", folder / f"{kind}.json") for kind in kinds], folder / "traces.png", SHOWN_S)

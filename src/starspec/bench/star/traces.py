@@ -1,0 +1,104 @@
+"""Traces of small stars, and a picture of them: where the hub idles, and what takes the gaps away."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from starspec.bench.figures import require_matplotlib, save
+from starspec.bench.star.serving import StarTargets, serve_turn
+from starspec.bench.star.star_processes import Turn
+from starspec.config import HubConfig, ModelConfig
+from starspec.observe.trace import merge
+
+LAYER, AHEAD, GIVEN_UP, VERIFY = "draft layer", "run ahead", "given up", "verify"
+COLOURS: Final = {LAYER: "#1f6fb4", AHEAD: "#7fb8e6", GIVEN_UP: "#c8c8c8", VERIFY: "#e08a3c"}
+HUB: Final = "hub"
+
+
+class Slice(NamedTuple):
+    """What a process did, in seconds of the trace's clock."""
+
+    process: str
+    name: str
+    start_s: float
+    end_s: float
+
+
+def trace_turn(
+    path: Path, draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn
+) -> None:
+    """Serve a turn and write what hub and targets did, for Chrome or Perfetto.
+
+    Raises: PeerLost if a process dies or hangs.
+    """
+    with tempfile.TemporaryDirectory(prefix="starspec-trace-") as folder:
+        serve_turn(draft, config, targets, num_targets, replace(turn, trace_folder=Path(folder)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        merge(sorted(Path(folder).iterdir()), path)
+
+
+def read_trace(path: Path) -> list[Slice]:
+    """The layers and verifications in a trace, in order."""
+    events = json.loads(path.read_bytes())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    slices = [
+        Slice(names[event["pid"]], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+        for event in events
+        if event["ph"] == "X" and event["name"] in COLOURS
+    ]
+    return sorted(slices, key=lambda each: each.start_s)
+
+
+def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) -> None:
+    """Save a picture: a panel for each trace, in it a lane for the hub and one for each target.
+
+    Args:
+        traces: titles and files.
+        shown_s: of each of them.
+    Raises: ConfigError if matplotlib is not installed or the picture cannot be written.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    shown = [(title, _middle(read_trace(file), shown_s)) for title, file in traces]
+    lanes = [sorted({each.process for each in slices}, key=lambda name: (name != HUB, name)) for _, slices in shown]
+    heights = [len(each) for each in lanes]
+    figure = Figure(figsize=(11, 1.2 + 0.62 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, (title, slices), names in zip(panels, shown, lanes, strict=True):
+        start_s = slices[0].start_s
+        for lane, name in enumerate(names):
+            for kind, colour in COLOURS.items():
+                spans = [
+                    ((each.start_s - start_s) * 1e3, (each.end_s - each.start_s) * 1e3)
+                    for each in slices
+                    if (each.process, each.name) == (name, kind)
+                ]
+                panel.broken_barh(spans, (lane - 0.38, 0.76), facecolor=colour, edgecolor="white", linewidth=0.4)
+        panel.set_yticks(range(len(names)), names)
+        panel.invert_yaxis()
+        panel.set_xlim(0, shown_s * 1e3)
+        panel.set_title(f"{title}: the hub drafts {_busy(slices, shown_s):.0%} of the time", loc="left", fontsize=10)
+    panels[-1].set_xlabel("milliseconds")
+    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    save(figure, path)
+
+
+def _middle(slices: Sequence[Slice], shown_s: float) -> list[Slice]:
+    """Those of so many seconds, from a draft layer half way through on."""
+    half_s = (slices[0].start_s + slices[-1].end_s) / 2
+    start_s = next(each.start_s for each in slices if each.start_s >= half_s and each.name == LAYER)
+    return [each for each in slices if start_s <= each.start_s < start_s + shown_s]
+
+
+def _busy(slices: Sequence[Slice], shown_s: float) -> float:
+    """The share of the time in which the hub drafts."""
+    end_s = slices[0].start_s + shown_s
+    return sum(min(each.end_s, end_s) - each.start_s for each in slices if each.process == HUB) / shown_s

@@ -1,0 +1,94 @@
+"""`starspec bench warm`: whether a draft that has idled drafts slower (StarSD section 5.3), on this machine.
+
+Its authors saw 16.1 ms a token where there were gaps of 10 to 30 ms, and 8.9 ms without. Here a one-token step is timed
+right after gaps of different lengths, and so are the steps that follow it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Report
+from starspec.config import ModelConfig
+from starspec.models.load import load_runner
+from starspec.models.runner import ModelRunner, Segment
+
+PREFIX_LEN: Final = 128  # committed tokens
+TOKEN_ID: Final = 1  # whatever it means
+NUM_STEADY: Final = 3  # steps before each gap: what the gap interrupts
+NUM_TIMED: Final = 4  # steps after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmPlan:
+    """How much to measure."""
+
+    gaps_ms: tuple[float, ...] = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
+    num_repeats: int = 200  # of each gap
+
+
+QUICK = WarmPlan(num_repeats=20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmRow:
+    """Steps after gaps of one length; medians, the gaps taking turns in random order."""
+
+    gap_ms: float
+    step_ms: tuple[float, ...]  # the first step after the gap, the second, ...
+    first_vs_steady: float  # the first, against the first after no gap
+    first_p90_ms: float
+
+
+def measure_warm(draft: ModelConfig, plan: WarmPlan, advance: Callable[[str], None]) -> Report:
+    """Time steps after gaps in which the process sleeps.
+
+    Args:
+        advance: called with what is about to be measured.
+    Raises: ModelError if the draft is missing, corrupt or not supported.
+    """
+    runner = load_runner(draft)
+    row = runner.cache.lease()
+    prefix = [TOKEN_ID] * min(PREFIX_LEN, runner.info.max_model_len - 1)
+    runner.forward([Segment(row, prefix, num_logits=0)])
+    runner.cache.append(row, len(prefix))
+    times: dict[float, list[list[float]]] = {gap_ms: [] for gap_ms in plan.gaps_ms}
+    order = random.Random(0)  # noqa: S311  (nothing is to be kept secret)
+    for repeat in range(plan.num_repeats):
+        advance(f"repeat {repeat + 1}")
+        for gap_ms in order.sample(plan.gaps_ms, len(plan.gaps_ms)):
+            times[gap_ms].append(_steps_after(gap_ms / 1e3, runner, row))
+    rows = [_row(gap_ms, steps, times[min(plan.gaps_ms)]) for gap_ms, steps in times.items()]
+    ratios = {f"step_after_{row.gap_ms:g}_ms_idle_vs_none": row.first_vs_steady for row in rows if row.gap_ms}
+    return Report(collect_provenance({"draft": draft.model}), rows, ratios, {"quantization": draft.quantization})
+
+
+def _steps_after(gap_s: float, runner: ModelRunner, row: int) -> list[float]:
+    """Milliseconds of the steps behind a gap."""
+    for _ in range(NUM_STEADY):
+        _step_ms(runner, row)
+    if gap_s:
+        time.sleep(gap_s)
+    return [_step_ms(runner, row) for _ in range(NUM_TIMED)]
+
+
+def _step_ms(runner: ModelRunner, row: int) -> float:
+    started_s = time.perf_counter()
+    runner.forward([Segment(row, [TOKEN_ID], num_logits=1)]).logits.max(dim=-1).indices.tolist()
+    return (time.perf_counter() - started_s) * 1e3
+
+
+def _row(gap_ms: float, steps: Sequence[Sequence[float]], steady: Sequence[Sequence[float]]) -> WarmRow:
+    firsts = sorted(each[0] for each in steps)
+    return WarmRow(
+        gap_ms=gap_ms,
+        step_ms=tuple(median(each[place] for each in steps) for place in range(NUM_TIMED)),
+        first_vs_steady=median(firsts) / median(each[0] for each in steady),
+        first_p90_ms=firsts[int(0.9 * len(firsts))],
+    )
