@@ -146,7 +146,7 @@ def test_whatever_the_credits_the_layer_keeps_the_promises(snapshot: LayerSnapsh
 
 
 def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
-    star = ToyStar("a", "b", max_sessions=1)
+    star = ToyStar("a", "b", max_batch=1)
     tags = {name: [ToyTag(number, [number, 2]) for number in (1, 2, 3)] for name in "ab"}
     for name, each in tags.items():
         star.say(name, *(tag.open(4) for tag in each))
@@ -156,14 +156,14 @@ def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
 
 
 def test_first_come_first_served_remains() -> None:
-    star = ToyStar("a", "b", max_sessions=1, scheduling="fifo")
+    star = ToyStar("a", "b", max_batch=1, scheduling="fifo")
     for name in "ab":
         star.say(name, *(ToyTag(number, [number, 2]).open(4) for number in (1, 2, 3)))
     assert [name for name, _ in star.drain()] == ["a", "a", "a", "b", "b", "b"]
 
 
 def test_weights_go_by_the_targets_names_and_its_sessions_share_them() -> None:
-    star = ToyStar(max_sessions=1, num_rows=12, weights={"heavy": 3.0})
+    star = ToyStar(max_batch=1, num_rows=12, weights={"heavy": 3.0})
     tags: dict[tuple[str, int], ToyTag] = {}
     for name, session in (("heavy", "s1"), ("light", "s2")):
         star.hub.join(SessionId(session), TargetId(name), VOCAB_SIZE)
@@ -192,7 +192,7 @@ def test_jains_index() -> None:
 
 
 def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain() -> None:
-    star = ToyStar("a", "b", max_sessions=1, scheduling="fifo", weights={"a": 2.0, "b": 1.0})
+    star = ToyStar("a", "b", max_batch=1, weights={"a": 2.0, "b": 1.0})
     star.runner.layer_s = 0.1
     star.say("a", *(ToyTag(number, [number, 2]).open(4) for number in range(1, 4)))
     star.say("b", ToyTag(1, [1, 2]).open(4))

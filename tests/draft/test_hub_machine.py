@@ -216,20 +216,20 @@ class LifeOfOutcomes(Life):
 class LifeInTurns(Life):
     """As above, with room for two sessions in a layer, and one target of more weight than the others."""
 
-    limits: ClassVar[dict[str, Any]] = {"max_sessions": 2, "weights": {"t1": 4.0}}
+    limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "weights": {"t1": 4.0}}
 
 
 class LifeWithPlaces(Life):
     """As above, where two of three targets are drafted for."""
 
-    limits: ClassVar[dict[str, Any]] = {"max_sessions": 2, "admission": 2}
+    limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "admission": 2}
 
 
 class LifeWithForetoldPlaces(LifeWithPlaces):
     """As above, for as many as the hub foretells to gain by it."""
 
     run_ahead = "outcomes"
-    limits: ClassVar[dict[str, Any]] = {"max_sessions": 1, "admission": "n_max"}
+    limits: ClassVar[dict[str, Any]] = {"max_batch": 1, "admission": "n_max"}
 
 
 SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)

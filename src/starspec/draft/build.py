@@ -70,20 +70,8 @@ def build_hub(
     loaded: LoadedDrafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Tracer | None = None
 ) -> DraftHub:
     """A hub with the config's limits, which keeps of features what its drafter asks for."""
-    return DraftHub(
-        loaded.drafter,
-        clock,
-        max_tags=config.max_tags,
-        max_draft_tokens=config.max_draft_tokens,
-        prefill_chunk=config.prefill_chunk,
-        feature_window=loaded.features.window if loaded.features else 0,
-        max_sessions=config.max_batch,
-        scheduling=config.scheduling,
-        weights=config.weights,
-        admission=config.admission,
-        run_ahead=config.run_ahead,
-        trace=trace,
-    )
+    window = loaded.features.window if loaded.features else 0
+    return DraftHub(loaded.drafter, clock, config, feature_window=window, trace=trace)
 
 
 def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:

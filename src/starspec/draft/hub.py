@@ -7,19 +7,17 @@ found by (target's session, tag) and lives from `Open` to `Close`, or until its 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 
-from starspec.config import Admission, RunAhead, Scheduling
+from starspec.config import HubConfig
 from starspec.draft.buffer import RequestBuffer
-from starspec.draft.capacity import num_full, typical
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
-from starspec.draft.places import Load, Places
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spoke import Spoke
+from starspec.draft.spokes import Spokes
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -58,15 +56,8 @@ class DraftHub:
     Args:
         drafter: what makes draft tokens.
         clock: read at the end of each layer; every `now` is a time of the same clock, in seconds.
-        max_tags: sessions held at once; one beyond it is answered with an empty proposal and a time to ask again.
-        max_draft_tokens: nodes of one proposal, at most.
-        prefill_chunk: prompt tokens in one layer, at most.
+        config: limits and policies; addresses in it are of no interest here.
         feature_window: positions whose features are kept of each tag.
-        max_sessions: sessions in one layer, at most; 1 is StarSD as published, None is all that wait.
-        scheduling: who grows first when not all can.
-        weights: of targets by name, for fair scheduling; of those without, 1.
-        admission: how many targets are drafted for at once; the tags of others are answered as those beyond max_tags.
-        run_ahead: what is drafted while nobody waits.
         trace: records layers and idle gaps.
     """
 
@@ -74,37 +65,28 @@ class DraftHub:
         self,
         drafter: Drafter,
         clock: Callable[[], float],
+        config: HubConfig,
         *,
-        max_tags: int,
-        max_draft_tokens: int,
-        prefill_chunk: int,
         feature_window: int = 0,
-        max_sessions: int | None = None,
-        scheduling: Scheduling = "fair",
-        weights: Mapping[str, float] | None = None,
-        admission: Admission = "off",
-        run_ahead: RunAhead = "off",
         trace: Tracer | None = None,
     ) -> None:
         self.stats = HubStats()
         self._drafter = drafter
         self._clock = clock
-        self._max_tags = max_tags
-        self._max_draft_tokens = max_draft_tokens
+        self._config = config
         self._feature_window = feature_window
-        self._run_ahead_mode = run_ahead
-        self._weights = weights or {}
-        self._places = None if admission == "off" else Places(admission, max_sessions)
         self._buffer = RequestBuffer(
             drafter,
-            prefill_chunk=prefill_chunk,
-            max_sessions=max_sessions,
-            is_ahead=run_ahead != "off",
-            is_fair=scheduling == "fair",
+            prefill_chunk=config.prefill_chunk,
+            max_sessions=config.max_batch,
+            is_ahead=config.run_ahead != "off",
+            is_fair=config.scheduling == "fair",
         )
         self._ledger = Ledger(self.stats, clock(), trace)
-        self._spokes: dict[SessionId, Spoke] = {}
         self._sessions: dict[TagKey, DraftSession] = {}
+        self._spokes = Spokes(
+            config.admission, self._sessions.keys(), lambda: self._buffer.layer_cost, config.max_batch
+        )
         self._outbox: list[Reply] = []
         self._paused_until_s = float("-inf")
 
@@ -120,28 +102,24 @@ class DraftHub:
             vocab_size: token ids below this are the target's; no others are proposed to it.
         Raises: OurBug if the session exists.
         """
-        if session_id in self._spokes:
-            raise OurBug(f"session {session_id} of target {target_id} joins twice")
         limits = DraftLimits(
             self._drafter.max_len,
             self._drafter.vocab_size,
-            self._max_draft_tokens,
+            self._config.max_draft_tokens,
             vocab_size,
             self._feature_window,
-            num_outcomes=NUM_OUTCOMES if self._run_ahead_mode == "outcomes" else 0,
+            num_outcomes=NUM_OUTCOMES if self._config.run_ahead == "outcomes" else 0,
         )
-        self._spokes[session_id] = Spoke(target_id, limits)
-        self._buffer.join(session_id, self._weights.get(target_id, 1.0))
+        self._spokes.join(session_id, Spoke(target_id, limits))
+        self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._spokes)
 
     def leave(self, session_id: SessionId, now: float) -> None:
         """End a target's session and free everything of it. Idempotent."""
-        self._spokes.pop(session_id, None)
+        self._spokes.leave(session_id)
         for key in [key for key in self._sessions if key.session_id == session_id]:
             self._buffer.remove(self._sessions.pop(key))
         self._buffer.leave(session_id)
-        if self._places is not None:
-            self._places.leave(session_id)
         self._outbox = [reply for reply in self._outbox if reply[0] != session_id]
         self._take_stock(now)
 
@@ -156,8 +134,7 @@ class DraftHub:
         """
         if session_id not in self._spokes:
             return
-        if self._places is not None and self._places.is_review_due(now):
-            self._places.review(self._load(), now)
+        self._spokes.review(now)
         try:
             self._dispatch(session_id, message, now)
         except PeerProtocolError as error:
@@ -175,7 +152,7 @@ class DraftHub:
             if self._buffer.owes_growth:
                 self._run_layer(now)
             elif self._buffer.can_run_ahead:
-                self._run_ahead(now)
+                self._run_layer_ahead(now)
         replies, self._outbox = self._outbox, []
         return replies
 
@@ -201,7 +178,7 @@ class DraftHub:
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
         self._ledger.refresh(now, self._buffer.weights, self._buffer.waiting_targets)
-        self._count_places()
+        self._spokes.count(self.stats)
         return HubStatus(self._drafter.name, deepcopy(self.stats))
 
     def check_integrity(self) -> None:
@@ -236,12 +213,12 @@ class DraftHub:
         link = self._link(key)
         if link.receive(message) is None:
             return
-        held, has_place = self._sessions.get(key), self._has_place(key.session_id, now)
+        held, has_place = self._sessions.get(key), self._spokes.has_place(key.session_id, now)
         if has_place and held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
             self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now)
             return
         self._drop(key)
-        if not has_place or len(self._sessions) >= self._max_tags or now < self._paused_until_s:
+        if not has_place or len(self._sessions) >= self._config.max_tags or now < self._paused_until_s:
             self._decline(key, link, now)
             return
         session = self._sessions[key] = DraftSession(key, message, link, self._spokes[key.session_id].limits, now)
@@ -259,13 +236,18 @@ class DraftHub:
     def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         if token_ids:
-            if session.in_verification is not None:
-                self._spokes[session.key.session_id].add_round(len(token_ids), now - session.proposed_s)
-            session.note_verdict(len(token_ids) - 1, now)
+            self._note_verdict(session, len(token_ids), now)
             self._drafter.reroot(session, token_ids)
         self._ask(session, budget, now)
         if budget.num_draft_tokens:
             self._ledger.add_outcome(is_hit=session.request is None)
+
+    def _note_verdict(self, session: DraftSession, num_tokens: int, now: float) -> None:
+        """With so many tokens, before they are committed. Of a proposal that was not waited for there is none."""
+        proposal = session.in_verification
+        if proposal is not None:
+            self._spokes[session.key.session_id].add_round(num_tokens, now - proposal.since_s)
+            session.pace.add_verdict(proposal.num_tokens, num_tokens - 1)
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
         link = self._link(key)
@@ -273,7 +255,7 @@ class DraftHub:
             if link.gap:
                 self._drop(key)
                 self._reply(key.session_id, link.send(link.gap))
-        elif self._has_place(key.session_id, now):
+        elif self._spokes.has_place(key.session_id, now):
             self._continue(self._sessions[key], message.token_ids, message.budget, now)
         else:
             self._drop(key)
@@ -306,14 +288,17 @@ class DraftHub:
 
     def _is_ready(self, session: DraftSession, request: DraftRequest, now: float) -> bool:
         """Whether to propose now. A chain that runs ahead is never waited for (AMUSD, Algorithm 1)."""
-        if session.is_complete or self._run_ahead_mode == "off":
+        if session.is_complete or self._config.run_ahead == "off":
             return session.is_complete
         num_known = session.num_known
-        if self._run_ahead_mode == "chain" or not num_known:
+        if self._config.run_ahead == "chain" or not num_known:
             return num_known > 0
-        return not session.pace.pays_to_wait(num_known, self.stats.t_s.value, now - request.arrived_s)
+        return_s = self._spokes[session.key.session_id].return_s
+        if return_s is None:
+            return False
+        return not session.pace.pays_to_wait(num_known, self.stats.t_s.value, return_s + now - request.arrived_s)
 
-    def _run_ahead(self, now: float) -> None:
+    def _run_layer_ahead(self, now: float) -> None:
         num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)
         end = self._clock()
         if num_nodes:
@@ -335,32 +320,6 @@ class DraftHub:
         if not request.has_prefill:
             self._spokes[session.key.session_id].add_proposal(request.num_layers)
         session.settle(now)
-
-    def _has_place(self, session_id: SessionId, now: float) -> bool:
-        """Whether the target is drafted for: it may ask for it with every tag."""
-        if self._places is None or self._places.is_held(session_id):
-            return True
-        return self._places.ask(session_id, self._load(), now)
-
-    def _load(self) -> Load:
-        num_tags = Counter(key.session_id for key in self._sessions)
-        demands = {name: spoke.demand(num_tags[name]) for name, spoke in self._spokes.items()}
-        return Load(
-            {name: demand for name, demand in demands.items() if demand is not None},
-            {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
-            frozenset(num_tags),
-            self._buffer.layer_cost,
-        )
-
-    def _count_places(self) -> None:
-        load = self._load()
-        demands = [demand for name, demand in load.demands.items() if name in load.busy]
-        if demands and load.cost is not None:
-            one = typical(demands)
-            service_s = one.num_layers * load.cost.alone_s
-            self.stats.num_full = num_full(service_s, one.return_s) if service_s else 0
-        if self._places is not None:
-            self.stats.num_places, self.stats.num_max = self._places.num_held, self._places.num_max
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starspec.cache.features import FeatureTail
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.pace import Pace
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
-from starspec.speculation.budget import DraftBudget, Opinion
+from starspec.speculation.budget import NO_DRAFT, DraftBudget, Opinion
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open
 from starspec.wire.session import TagSession, TagState
-
-NOTHING = DraftBudget.chain(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,14 @@ class DraftRequest:
         return max(0.0, started_s - self.arrived_s), max(0.0, now - started_s)
 
 
+class InVerification(NamedTuple):
+    """A proposal whose verdict is to come."""
+
+    budget: DraftBudget
+    num_tokens: int  # of a chain; 0 of a tree
+    since_s: float
+
+
 class DraftSession:
     """One tag's sequence: committed tokens, then the tree that grows from the last of them.
 
@@ -70,10 +77,9 @@ class DraftSession:
         self.row: int | None = None
         self.is_read = False  # once since it got its row, this held all that had been committed
         self.request: DraftRequest | None = None
-        self.in_verification: DraftBudget | None = None  # of the tree that was proposed, until its verdict comes
+        self.in_verification: InVerification | None = None
         self.pace = Pace()
-        self.opinion = NOTHING.opinion  # what is asked about each node
-        self._num_proposed, self._proposed_s = 0, now
+        self.opinion = NO_DRAFT.opinion  # what is asked about each node
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
@@ -99,7 +105,7 @@ class DraftSession:
     @property
     def budget(self) -> DraftBudget:
         """Of the proposal that is owed, as far as this drafter can go; nothing if none is owed."""
-        return NOTHING if self.request is None else self.request.budget
+        return NO_DRAFT if self.request is None else self.request.budget
 
     @property
     def to_forward(self) -> list[int]:
@@ -110,11 +116,6 @@ class DraftSession:
     def is_complete(self) -> bool:
         """Whether the tree is as large as asked for, or as it can get."""
         return not self.to_forward
-
-    @property
-    def proposed_s(self) -> float:
-        """When the proposal in verification was made."""
-        return self._proposed_s
 
     @property
     def num_known(self) -> int:
@@ -161,15 +162,10 @@ class DraftSession:
 
     def settle(self, now: float) -> None:
         """The proposal that was owed is made."""
-        self.in_verification = None if self.request is None else self.request.budget
-        self._num_proposed, self._proposed_s = self.num_known, now
+        if self.request is not None:
+            self.in_verification = InVerification(self.request.budget, self.num_known, now)
         self.request = None
         self.last_used_s = now
-
-    def note_verdict(self, num_accepted: int, now: float) -> None:
-        """The verdict on what was proposed is here; to be called before it is committed."""
-        if self.in_verification is not None and self._num_proposed:
-            self.pace.add_round(self._num_proposed, min(num_accepted, self._num_proposed), now - self._proposed_s)
 
     def reroot(self, token_ids: list[int]) -> Survivors:
         """Commit what the target committed. Returns: what of the tree's K/V is still true.
@@ -189,7 +185,7 @@ class DraftSession:
         """At most so many nodes that the next proposal may miss; [] if none is in verification."""
         if self.in_verification is None or not self.tree.is_rooted:
             return []
-        return self.tree.to_prepare(self.in_verification, num_nodes)
+        return self.tree.to_prepare(self.in_verification.budget, num_nodes)
 
     def _opinion(self, budget: DraftBudget) -> Opinion:
         """As the budget says, or wider where outcomes are prepared for; drawn children are as many as the law says."""

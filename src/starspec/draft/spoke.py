@@ -23,7 +23,7 @@ class Spoke:
         self.target_id = target_id
         self.limits = limits  # of its sessions
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
-        self._layers, self._return, self._tokens = Mean(), Mean(), Mean()
+        self._layers, self._return, self._tokens = Mean(), Mean(), Mean()  # of a round
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
     def add_proposal(self, num_layers: int) -> None:
@@ -34,6 +34,11 @@ class Spoke:
         """The verdict on a proposal came after so long, with so many tokens."""
         self._return.add(return_s)
         self._tokens.add(num_tokens)
+
+    @property
+    def return_s(self) -> float | None:
+        """Z: from a proposal to its verdict; None until the first."""
+        return self._return.value if self._return.count else None
 
     def demand(self, num_sessions: int) -> Demand | None:
         """What this target asks for with so many sessions; None if too little is known.

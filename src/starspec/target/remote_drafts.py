@@ -22,8 +22,8 @@ from torch import Tensor
 from starspec.config import SampleMethod
 from starspec.errors import PeerProtocolError
 from starspec.ids import RequestId, Tag
-from starspec.length.policy import NO_DRAFT, LengthPolicy
-from starspec.speculation.budget import DraftBudget
+from starspec.length.policy import LengthPolicy
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.stats import Mean, TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.drafts import NgramDrafts, draft_budget
