@@ -167,7 +167,7 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
     star.hub._spokes._places.leave(SessionId("a"))
-    assert star.hub._places.ask(SessionId("somebody"), star.hub._load(), star.clock())
+    assert star.hub._places.ask(SessionId("somebody"), star.hub._spokes._load(), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()
@@ -193,7 +193,7 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
         star.clock.advance(0.03)
         star.say("a", tag.verdict([7, 8], 4))
         star.drain()
-    demand = star.hub._load().demands[SessionId("a")]
+    demand = star.hub._spokes._load().demands[SessionId("a")]
     assert demand.return_s == pytest.approx(0.03)
     assert 3.0 < demand.num_layers <= 4.0, "what survived a verdict is not drafted again"
     assert demand.num_tokens == 2
