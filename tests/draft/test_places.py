@@ -167,7 +167,7 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
     star.hub._spokes._places.leave(SessionId("a"))
-    assert star.hub._places.ask(SessionId("somebody"), star.hub._spokes._load(), star.clock())
+    assert star.hub._spokes._places.ask(SessionId("somebody"), star.hub._spokes._load(), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()
