@@ -29,14 +29,16 @@ MIN_LEASE_S = 0.1
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
 
 SampleMethod = Literal["coupled", "rejection"]
-RunAhead = Literal["off", "chain", "outcomes"]
-"""What a hub drafts while a proposal is in verification and nobody waits.
+AheadMode = Literal["off", "chain", "outcomes"]
+"""What a hub drafts for a session while its proposal is in verification and nobody waits.
 
 off         nothing (StarSD as published)
 chain       what follows if all of it is accepted; and nobody waits for a chain to become as long as asked for: whoever
             asks gets what has grown (AMUSD)
 outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
+RunAhead = Literal[AheadMode, "auto"]
+"""The same for all sessions; or, for each, what makes its rounds best, by trials."""
 Admission = Literal["off", "n_max"] | int
 """How many targets a hub drafts for at once: all; as many as all gain by it (StarSD's N_max); or so many."""
 Scheduling = Literal["fair", "fifo"]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
+from starspec.draft.ahead import NUM_ROUNDS
 from starspec.draft.scheduler import TagKey
 from starspec.ids import Epoch, SessionId, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -252,6 +253,19 @@ class LifeOfOutcomes(Life):
     run_ahead = "outcomes"
 
 
+class LifeOfTrials(Life):
+    """As above, with a hub that tries for each tag whether running ahead pays; here it tries whenever it is told to."""
+
+    run_ahead = "auto"
+
+    @precondition(lambda self: self.star.hub._sessions)
+    @rule(seed=dice)
+    def change_the_mode(self, seed: int) -> None:
+        sessions = list(self.star.hub._sessions.values())
+        for _ in range(1 + seed % NUM_ROUNDS):
+            sessions[seed % len(sessions)].ahead.add_round(1.0, 1.0 + seed % 7)
+
+
 class LifeInTurns(Life):
     """As above, with room for two sessions in a layer, and one target of more weight than the others."""
 
@@ -273,9 +287,10 @@ class LifeWithForetoldPlaces(LifeWithPlaces):
 
 MIN_SEEDS, NUM_STEPS = 2_000, 30
 LIVES: dict[type[Life], int] = {
-    Life: 500,
-    LifeAlongTheChain: 400,
+    Life: 400,
+    LifeAlongTheChain: 300,
     LifeOfOutcomes: 500,
+    LifeOfTrials: 200,
     LifeInTurns: 200,
     LifeWithPlaces: 200,
     LifeWithForetoldPlaces: 200,
@@ -284,6 +299,7 @@ for life, num_lives in LIVES.items():
     life.TestCase.settings = settings(max_examples=num_lives, stateful_step_count=NUM_STEPS, deadline=None)
 
 TestLife, TestLifeAlongTheChain, TestLifeOfOutcomes = Life.TestCase, LifeAlongTheChain.TestCase, LifeOfOutcomes.TestCase
+TestLifeOfTrials = LifeOfTrials.TestCase
 TestLifeInTurns, TestLifeWithPlaces = LifeInTurns.TestCase, LifeWithPlaces.TestCase
 TestLifeWithForetoldPlaces = LifeWithForetoldPlaces.TestCase
 

@@ -26,7 +26,6 @@ class RequestBuffer:
         drafter: owns the rows.
         prefill_chunk: prompt tokens in one layer, at most.
         max_sessions: sessions in one layer, at most.
-        is_ahead: whether trees are to grow while their proposals are in verification.
         is_fair: whether targets take turns when not all can grow; else it is first come, first served.
     """
 
@@ -36,13 +35,11 @@ class RequestBuffer:
         *,
         prefill_chunk: int,
         max_sessions: int | None = None,
-        is_ahead: bool = False,
         is_fair: bool = False,
     ) -> None:
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
         self._max_sessions = max_sessions
-        self._is_ahead = is_ahead
         self._is_fair = is_fair
         self._turns = Turns()
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
@@ -101,7 +98,7 @@ class RequestBuffer:
             self._waiting[session.key] = session
         else:
             self._waiting.pop(session.key, None)
-        if self._is_ahead and session.in_verification is not None:
+        if session.in_verification is not None and session.ahead.mode != "off":
             self._preparing[session.key] = session
         else:
             self._preparing.pop(session.key, None)

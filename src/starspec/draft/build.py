@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import FeatureTerms, HubTerms
@@ -64,6 +64,19 @@ def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str 
     terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
     fingerprint = vocab_fingerprint(load_tokenizer(target))
     return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
+
+
+def with_known_run_ahead(config: HubConfig, speculative: SpeculativeConfig) -> HubConfig:
+    """The config with `auto` only where the drafter can run ahead.
+
+    Raises: ConfigError if it is told to run ahead, and cannot.
+    """
+    if config.run_ahead == "off" or not (speculative.method == "ngram" or is_head(speculative)):
+        return config
+    if config.run_ahead == "auto":
+        return replace(config, run_ahead="off")
+    story = "looks its tokens up in no time" if speculative.method == "ngram" else "reads what each verdict brings"
+    raise ConfigError(f"--run-ahead {config.run_ahead} is of draft models: this draft {story}, leave the option out")
 
 
 def build_hub(

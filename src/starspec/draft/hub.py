@@ -11,6 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 
 from starspec.config import HubConfig
+from starspec.draft.ahead import AheadChoice
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
@@ -22,6 +23,7 @@ from starspec.errors import OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import HubStats
+from starspec.speculation.tree import DraftTree
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
     Close,
@@ -44,7 +46,6 @@ from starspec.wire.session import TagSession
 RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
 FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
 
-NUM_OUTCOMES = 4  # guesses of each token: with a fifth, so few verdicts more are prepared for
 AHEAD_WIDTH = 12  # nodes in a layer that nobody waits for: whoever asks meanwhile waits for its end
 
 Reply = tuple[SessionId, HubToTarget]
@@ -79,7 +80,6 @@ class DraftHub:
             drafter,
             prefill_chunk=config.prefill_chunk,
             max_sessions=config.max_batch,
-            is_ahead=config.run_ahead != "off",
             is_fair=config.scheduling == "fair",
         )
         self._ledger = Ledger(self.stats, clock(), trace)
@@ -88,6 +88,8 @@ class DraftHub:
             config.admission, self._sessions.keys(), lambda: self._buffer.layer_cost, config.max_batch
         )
         self._outbox: list[Reply] = []
+        self._last_ahead: list[DraftSession] = []  # sessions of the last layer that ran ahead
+        self._ahead_until_s = float("-inf")  # its end
         self._paused_until_s = float("-inf")
 
     @property
@@ -108,9 +110,8 @@ class DraftHub:
             self._config.max_draft_tokens,
             vocab_size,
             self._feature_window,
-            num_outcomes=NUM_OUTCOMES if self._config.run_ahead == "outcomes" else 0,
         )
-        self._spokes.join(session_id, Spoke(target_id, limits))
+        self._spokes.join(session_id, Spoke(target_id, limits, AheadChoice(self._config.run_ahead)))
         self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._spokes)
 
@@ -221,7 +222,8 @@ class DraftHub:
         if not has_place or len(self._sessions) >= self._config.max_tags or now < self._paused_until_s:
             self._decline(key, link, now)
             return
-        session = self._sessions[key] = DraftSession(key, message, link, self._spokes[key.session_id].limits, now)
+        spoke = self._spokes[key.session_id]
+        session = self._sessions[key] = DraftSession(key, message, link, spoke.limits, now, spoke.ahead.copy())
         self._ask(session, message.budget, now)
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
@@ -238,6 +240,7 @@ class DraftHub:
         if token_ids:
             self._note_verdict(session, len(token_ids), now)
             self._drafter.reroot(session, token_ids)
+            self.stats.num_wasted_nodes += session.num_wasted
         self._ask(session, budget, now)
         if budget.num_draft_tokens:
             self._ledger.add_outcome(is_hit=session.request is None)
@@ -270,8 +273,8 @@ class DraftHub:
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
         self._drafter.ask(session, budget, now)
-        if session.request and self._is_ready(session, session.request, now):
-            self._propose(session, session.request, now)
+        if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
+            self._charge_ahead(now)
         self._buffer.update(session)
 
     def _run_layer(self, now: float) -> None:
@@ -280,30 +283,31 @@ class DraftHub:
         self._ledger.add_layer(now, end, layer)
         self._buffer.note_time(layer, end - now)
         for session in sessions:
-            if session.request and self._is_ready(session, session.request, end):
-                self._propose(session, session.request, end)
+            if self._propose_if_ready(session, end):
                 self._buffer.update(session)
         self._buffer.land()
         self._take_stock(end)
-
-    def _is_ready(self, session: DraftSession, request: DraftRequest, now: float) -> bool:
-        """Whether to propose now. A chain that runs ahead is never waited for (AMUSD, Algorithm 1)."""
-        if session.is_complete or self._config.run_ahead == "off":
-            return session.is_complete
-        num_known = session.num_known
-        if self._config.run_ahead == "chain" or not num_known:
-            return num_known > 0
-        return_s = self._spokes[session.key.session_id].return_s
-        if return_s is None:
-            return False
-        return not session.pace.pays_to_wait(num_known, self.stats.t_s.value, return_s + now - request.arrived_s)
 
     def _run_layer_ahead(self, now: float) -> None:
         num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)
         end = self._clock()
         if num_nodes:
-            self._ledger.add_ahead(now, end, len(self._buffer.land()), num_nodes)
+            self._last_ahead, self._ahead_until_s = self._buffer.land(), end
+            self._ledger.add_ahead(now, end, len(self._last_ahead), num_nodes)
         self._take_stock(end)
+
+    def _charge_ahead(self, now: float) -> None:
+        """A request came at this time and has to wait. If a layer ahead ran then, its sessions are told."""
+        waited_s = self._ahead_until_s - now
+        for session in self._last_ahead if waited_s > 0.0 else ():
+            session.ahead.charge(waited_s / len(self._last_ahead))
+
+    def _propose_if_ready(self, session: DraftSession, now: float) -> bool:
+        return_s = self._spokes[session.key.session_id].return_s
+        is_ready = session.is_ready(now, self.stats.t_s.value, return_s)
+        if is_ready and session.request is not None:
+            self._propose(session, session.request, now)
+        return is_ready
 
     def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
         link = session.link
@@ -319,7 +323,17 @@ class DraftHub:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
         if not request.has_prefill:
             self._spokes[session.key.session_id].add_proposal(request.num_layers)
+            self._end_round(session, request, tree, now)
         session.settle(now)
+
+    def _end_round(self, session: DraftSession, request: DraftRequest, tree: DraftTree, now: float) -> None:
+        """A round without prompts ends with the proposal that is made now."""
+        if session.ahead.mode != "off":
+            num_spared = max(0, max(tree.depths, default=0) - request.num_layers)
+            self.stats.saved_s += num_spared * self.stats.t_s.value
+        if request.began_s is not None:
+            num_emitted = session.pace.emitted(session.num_known) if request.budget.is_chain else 1.0
+            session.ahead.add_round(num_emitted, now - request.began_s)
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)
@@ -331,6 +345,7 @@ class DraftHub:
         if session is not None:
             self._buffer.remove(session)
             self._spokes[key.session_id].remember(session.link)
+            self._spokes[key.session_id].ahead = session.ahead
 
     def _reply(self, session_id: SessionId, message: HubToTarget) -> None:
         self._outbox.append((session_id, message))

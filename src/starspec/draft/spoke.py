@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from starspec.draft.ahead import AheadChoice
 from starspec.draft.capacity import Demand
 from starspec.draft.session import DraftLimits
 from starspec.ids import Tag, TargetId
@@ -19,9 +20,10 @@ class Spoke:
     does not open the tag again.
     """
 
-    def __init__(self, target_id: TargetId, limits: DraftLimits) -> None:
+    def __init__(self, target_id: TargetId, limits: DraftLimits, ahead: AheadChoice) -> None:
         self.target_id = target_id
         self.limits = limits  # of its sessions
+        self.ahead = ahead  # of the session that ended last: its next one goes on from there
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
         self._layers, self._return, self._tokens = Mean(), Mean(), Mean()  # of a round
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last

@@ -209,6 +209,8 @@ class HubStats:
     num_proposals: int = 0
     num_draft_tokens: int = 0
     num_ahead_nodes: int = 0  # forwarded ahead of verdicts
+    num_wasted_nodes: int = 0  # of these, those that their verdicts ruled out
+    saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
     num_outcomes: int = 0  # verdicts that asked for a proposal
     num_hits: int = 0  # of these, those whose proposal was ready
     num_frames_rejected: int = 0
