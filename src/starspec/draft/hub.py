@@ -15,6 +15,7 @@ from starspec.draft.ahead import AheadChoice
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
+from starspec.draft.rate_limit import TokenBucket
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spoke import Spoke
@@ -79,14 +80,13 @@ class DraftHub:
         self._buffer = RequestBuffer(
             drafter,
             prefill_chunk=config.prefill_chunk,
-            max_sessions=config.max_batch,
+            max_batch=config.max_batch,
             is_fair=config.scheduling == "fair",
         )
         self._ledger = Ledger(self.stats, clock(), trace)
         self._sessions: dict[TagKey, DraftSession] = {}
-        self._spokes = Spokes(
-            config.admission, self._sessions.keys(), lambda: self._buffer.layer_cost, config.max_batch
-        )
+        self._spokes = Spokes(config.admission, self._sessions.keys(), self._buffer)
+        self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
         self._outbox: list[Reply] = []
         self._last_ahead: list[DraftSession] = []  # sessions of the last layer that ran ahead
         self._ahead_until_s = float("-inf")  # its end
@@ -111,7 +111,15 @@ class DraftHub:
             vocab_size,
             self._feature_window,
         )
-        self._spokes.join(session_id, Spoke(target_id, limits, AheadChoice(self._config.run_ahead)))
+        objective_ms = self._config.slo_round_ms.get(target_id)
+        spoke = Spoke(
+            target_id,
+            limits,
+            AheadChoice(self._config.run_ahead),
+            self._buckets.get(target_id),
+            None if objective_ms is None else objective_ms / 1e3,
+        )
+        self._spokes.join(session_id, spoke)
         self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._spokes)
 
@@ -242,7 +250,7 @@ class DraftHub:
             self._drafter.reroot(session, token_ids)
             self.stats.num_wasted_nodes += session.num_wasted
         self._ask(session, budget, now)
-        if budget.num_draft_tokens:
+        if budget.num_draft_tokens and not session.is_rationed:
             self._ledger.add_outcome(is_hit=session.request is None)
 
     def _note_verdict(self, session: DraftSession, num_tokens: int, now: float) -> None:
@@ -272,7 +280,12 @@ class DraftHub:
             self._buffer.update(session)
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        spoke = self._spokes[session.key.session_id]
+        session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
+        self.stats.num_rationed += session.is_rationed
         self._drafter.ask(session, budget, now)
+        if session.request is not None:
+            session.request.is_urgent = spoke.is_behind
         if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
             self._charge_ahead(now)
         self._buffer.update(session)
@@ -321,8 +334,8 @@ class DraftHub:
         self._ledger.add_proposal(now, tree.num_draft_tokens)
         if request.started_s is not None:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
-        if not request.has_prefill:
-            self._spokes[session.key.session_id].add_proposal(request.num_layers)
+        self._spokes[session.key.session_id].add_proposal(tree.num_draft_tokens)
+        if not (request.has_prefill or session.is_rationed):
             self._end_round(session, request, tree, now)
         session.settle(now)
 
@@ -331,9 +344,11 @@ class DraftHub:
         if session.ahead.mode != "off":
             num_spared = max(0, max(tree.depths, default=0) - request.num_layers)
             self.stats.saved_s += num_spared * self.stats.t_s.value
-        if request.began_s is not None:
+        round_s = None if request.began_s is None else now - request.began_s
+        self._spokes[session.key.session_id].add_service(request.num_layers, round_s)
+        if round_s is not None:
             num_emitted = session.pace.emitted(session.num_known) if request.budget.is_chain else 1.0
-            session.ahead.add_round(num_emitted, now - request.began_s)
+            session.ahead.add_round(num_emitted, round_s)
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)
@@ -353,6 +368,7 @@ class DraftHub:
     def _take_stock(self, now: float) -> None:
         self.stats.num_targets = len(self._spokes)
         self.stats.num_tags = len(self._sessions)
+        self.stats.max_batch = self._buffer.max_sessions or 0
         self.stats.num_waiting = self._buffer.num_waiting
         is_busy = self._buffer.owes_growth or self._buffer.can_run_ahead
         self._ledger.mark(now, is_idle=bool(self._sessions) and not is_busy)

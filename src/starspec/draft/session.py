@@ -42,6 +42,7 @@ class DraftRequest:
     started_s: float | None = None  # start of its first layer
     has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
     num_layers: int = 0  # of its service
+    is_urgent: bool = False  # the target is behind its latency objective
 
     def times(self, now: float) -> tuple[float, float]:
         """Seconds in the queue and seconds of service, if the proposal is made now."""
@@ -92,6 +93,7 @@ class DraftSession:
         self.in_verification: InVerification | None = None
         self.pace = Pace()
         self.ahead = ahead or AheadChoice("off")
+        self.is_rationed = False  # the target has had its share: the next proposal is to be empty
         self.num_wasted = 0  # nodes forwarded ahead of the last verdict that it ruled out
         self.opinion = NO_DRAFT.opinion  # what is asked about each node
         self.last_used_s = now
@@ -159,8 +161,12 @@ class DraftSession:
         return message.token_ids[: len(self.token_ids)] == self.token_ids
 
     def ask(self, budget: DraftBudget, now: float) -> None:
-        """Owe a proposal from now on, or none. Replaces what was owed before."""
-        fitting = budget.limited(num_draft_tokens=self._limits.max_draft_tokens, num_steps=self.room)
+        """Owe a proposal from now on, or none. Replaces what was owed before.
+
+        Without draft tokens in it, if `is_rationed`.
+        """
+        max_draft_tokens = 0 if self.is_rationed else self._limits.max_draft_tokens
+        fitting = budget.limited(num_draft_tokens=max_draft_tokens, num_steps=self.room)
         self.request = None
         if budget.num_draft_tokens:
             began_s = None if self.in_verification is None else self.in_verification.since_s

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from starspec.config import Admission
-from starspec.draft.capacity import LayerCost, num_full, typical
+from starspec.draft.buffer import RequestBuffer
+from starspec.draft.capacity import num_full, typical
 from starspec.draft.places import Load, Places
 from starspec.draft.scheduler import TagKey
 from starspec.draft.spoke import Spoke
@@ -21,22 +22,19 @@ class Spokes:
     Args:
         admission: how many of them are drafted for at once.
         tags: of all targets' sessions; changed by others.
-        layer_cost: of a layer of the hub; None while unknown.
-        max_sessions: in one layer, at most.
+        buffer: knows what layers cost; changed by others.
     """
 
     def __init__(
         self,
         admission: Admission,
         tags: Collection[TagKey],
-        layer_cost: Callable[[], LayerCost | None],
-        max_sessions: int | None,
+        buffer: RequestBuffer,
     ) -> None:
         self._spokes: dict[SessionId, Spoke] = {}
         self._places = None if admission == "off" else Places(admission)
         self._tags = tags
-        self._layer_cost = layer_cost
-        self._max_sessions = max_sessions
+        self._buffer = buffer
 
     def __len__(self) -> int:
         return len(self._spokes)
@@ -88,6 +86,6 @@ class Spokes:
             {name: demand for name, demand in demands.items() if demand is not None},
             {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
             frozenset(num_tags),
-            self._layer_cost(),
-            self._max_sessions,
+            self._buffer.layer_cost,
+            self._buffer.max_sessions,
         )

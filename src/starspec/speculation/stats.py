@@ -200,6 +200,7 @@ class HubStats:
     t_s: Mean = field(default_factory=Mean)  # one draft layer (one batched forward)
     service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first layer to proposal
     queue: Mean = field(default_factory=Mean)  # arrival to first layer
+    max_batch: int = 0  # sessions in the next layer, at most; 0 = all that wait
     sessions_per_layer: Mean = field(default_factory=Mean)
     busy_s: float = 0.0  # total seconds of drafting for those that wait
     ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while nobody waited
@@ -221,6 +222,7 @@ class HubStats:
     num_full: int = 0  # N_full (eq. 12); 0 = not known
     num_max: int = 0  # N_max (section 4.2), where targets are admitted by it; 0 = not known
     num_declined: int = 0  # times that a tag was declined for want of room
+    num_rationed: int = 0  # requests that a rate limit left without a draft token
     fairness: float = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight
 
     @property
