@@ -11,20 +11,17 @@ from collections.abc import Callable
 from copy import deepcopy
 
 from starspec.config import HubConfig
-from starspec.draft.ahead import AheadChoice
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
-from starspec.draft.rate_limit import TokenBucket
+from starspec.draft.rounds import Rounds
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
-from starspec.draft.spoke import Spoke
 from starspec.draft.spokes import Spokes
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import HubStats
-from starspec.speculation.tree import DraftTree
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
     Close,
@@ -85,11 +82,9 @@ class DraftHub:
         )
         self._ledger = Ledger(self.stats, clock(), trace)
         self._sessions: dict[TagKey, DraftSession] = {}
-        self._spokes = Spokes(config.admission, self._sessions.keys(), self._buffer)
-        self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
+        self._spokes = Spokes(config, self._sessions.keys(), self._buffer)
+        self._rounds = Rounds(self.stats, self._ledger, self._spokes)
         self._outbox: list[Reply] = []
-        self._last_ahead: list[DraftSession] = []  # sessions of the last layer that ran ahead
-        self._ahead_until_s = float("-inf")  # its end
         self._paused_until_s = float("-inf")
 
     @property
@@ -111,15 +106,7 @@ class DraftHub:
             vocab_size,
             self._feature_window,
         )
-        objective_ms = self._config.slo_round_ms.get(target_id)
-        spoke = Spoke(
-            target_id,
-            limits,
-            AheadChoice(self._config.run_ahead),
-            self._buckets.get(target_id),
-            None if objective_ms is None else objective_ms / 1e3,
-        )
-        self._spokes.join(session_id, spoke)
+        self._spokes.join(session_id, target_id, limits)
         self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._spokes)
 
@@ -246,19 +233,12 @@ class DraftHub:
     def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         if token_ids:
-            self._note_verdict(session, len(token_ids), now)
+            self._rounds.add_verdict(session, len(token_ids), now)
             self._drafter.reroot(session, token_ids)
             self.stats.num_wasted_nodes += session.num_wasted
         self._ask(session, budget, now)
         if budget.num_draft_tokens and not session.is_rationed:
             self._ledger.add_outcome(is_hit=session.request is None)
-
-    def _note_verdict(self, session: DraftSession, num_tokens: int, now: float) -> None:
-        """With so many tokens, before they are committed. Of a proposal that was not waited for there is none."""
-        proposal = session.in_verification
-        if proposal is not None:
-            self._spokes[session.key.session_id].add_round(num_tokens, now - proposal.since_s)
-            session.pace.add_verdict(proposal.num_tokens, num_tokens - 1)
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
         link = self._link(key)
@@ -287,7 +267,7 @@ class DraftHub:
         if session.request is not None:
             session.request.is_urgent = spoke.is_behind
         if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
-            self._charge_ahead(now)
+            self._rounds.add_wait(now)
         self._buffer.update(session)
 
     def _run_layer(self, now: float) -> None:
@@ -305,15 +285,8 @@ class DraftHub:
         num_nodes = self._buffer.run_ahead(AHEAD_WIDTH)
         end = self._clock()
         if num_nodes:
-            self._last_ahead, self._ahead_until_s = self._buffer.land(), end
-            self._ledger.add_ahead(now, end, len(self._last_ahead), num_nodes)
+            self._rounds.add_layer_ahead(self._buffer.land(), num_nodes, now, end)
         self._take_stock(end)
-
-    def _charge_ahead(self, now: float) -> None:
-        """A request came at this time and has to wait. If a layer ahead ran then, its sessions are told."""
-        waited_s = self._ahead_until_s - now
-        for session in self._last_ahead if waited_s > 0.0 else ():
-            session.ahead.charge(waited_s / len(self._last_ahead))
 
     def _propose_if_ready(self, session: DraftSession, now: float) -> bool:
         return_s = self._spokes[session.key.session_id].return_s
@@ -331,24 +304,8 @@ class DraftHub:
         drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
         proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s, drawn=drawn)
         self._reply(session.key.session_id, link.send(proposal))
-        self._ledger.add_proposal(now, tree.num_draft_tokens)
-        if request.started_s is not None:
-            self._ledger.add_service(queue_s, service_s, request.has_prefill)
-        self._spokes[session.key.session_id].add_proposal(tree.num_draft_tokens)
-        if not (request.has_prefill or session.is_rationed):
-            self._end_round(session, request, tree, now)
+        self._rounds.add_proposal(session, request, tree, now)
         session.settle(now)
-
-    def _end_round(self, session: DraftSession, request: DraftRequest, tree: DraftTree, now: float) -> None:
-        """A round without prompts ends with the proposal that is made now."""
-        if session.ahead.mode != "off":
-            num_spared = max(0, max(tree.depths, default=0) - request.num_layers)
-            self.stats.saved_s += num_spared * self.stats.t_s.value
-        round_s = None if request.began_s is None else now - request.began_s
-        self._spokes[session.key.session_id].add_service(request.num_layers, round_s)
-        if round_s is not None:
-            num_emitted = session.pace.emitted(session.num_known) if request.budget.is_chain else 1.0
-            session.ahead.add_round(num_emitted, round_s)
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)

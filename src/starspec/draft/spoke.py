@@ -19,6 +19,12 @@ class Spoke:
 
     A link outlives its draft session for a while: a late message of a closed tag is then known to be late, and
     does not open the tag again.
+
+    Args:
+        limits: of its sessions.
+        ahead: of its first session.
+        bucket: what it may have drafted; None = all that it asks for.
+        objective_s: the longest rounds that it is to have; None = any.
     """
 
     def __init__(

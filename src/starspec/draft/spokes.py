@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from starspec.config import Admission
+from starspec.config import HubConfig
+from starspec.draft.ahead import AheadChoice
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.capacity import num_full, typical
 from starspec.draft.places import Load, Places
+from starspec.draft.rate_limit import TokenBucket
 from starspec.draft.scheduler import TagKey
+from starspec.draft.session import DraftLimits
 from starspec.draft.spoke import Spoke
 from starspec.errors import OurBug
-from starspec.ids import SessionId
+from starspec.ids import SessionId, TargetId
 from starspec.speculation.stats import HubStats
 
 
@@ -20,19 +23,22 @@ class Spokes:
     """The targets, by session.
 
     Args:
-        admission: how many of them are drafted for at once.
+        config: how many of them are drafted for at once, and what single ones are promised.
         tags: of all targets' sessions; changed by others.
         buffer: knows what layers cost; changed by others.
     """
 
     def __init__(
         self,
-        admission: Admission,
+        config: HubConfig,
         tags: Collection[TagKey],
         buffer: RequestBuffer,
     ) -> None:
+        self._config = config
+        # of a name, and not of a session: who connects anew has not got more
+        self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
         self._spokes: dict[SessionId, Spoke] = {}
-        self._places = None if admission == "off" else Places(admission)
+        self._places = None if config.admission == "off" else Places(config.admission)
         self._tags = tags
         self._buffer = buffer
 
@@ -45,11 +51,18 @@ class Spokes:
     def __getitem__(self, session_id: SessionId) -> Spoke:
         return self._spokes[session_id]
 
-    def join(self, session_id: SessionId, spoke: Spoke) -> None:
+    def join(self, session_id: SessionId, target_id: TargetId, limits: DraftLimits) -> None:
         """A target comes. Raises: OurBug if it is there."""
         if session_id in self._spokes:
-            raise OurBug(f"session {session_id} of target {spoke.target_id} joins twice")
-        self._spokes[session_id] = spoke
+            raise OurBug(f"session {session_id} of target {target_id} joins twice")
+        objective_ms = self._config.slo_round_ms.get(target_id)
+        self._spokes[session_id] = Spoke(
+            target_id,
+            limits,
+            AheadChoice(self._config.run_ahead),
+            self._buckets.get(target_id),
+            None if objective_ms is None else objective_ms / 1e3,
+        )
 
     def leave(self, session_id: SessionId) -> None:
         """A target is gone. Idempotent."""
