@@ -6,14 +6,14 @@ import pytest
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
 
 @pytest.mark.parametrize(
     ("values", "budget"),
     [
         ({}, DraftBudget.chain(4)),
-        ({"num_speculative_tokens": 0}, DraftBudget.chain(0)),
+        ({"num_speculative_tokens": 0}, NO_DRAFT),
         ({"num_steps": 3}, DraftBudget.chain(3)),
         ({"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}, DraftBudget.chain(3)),  # as SGLang counts
         ({"num-steps": 4, "eagle-topk": 3, "num-draft-tokens": 13}, DraftBudget(12, 4, 3)),

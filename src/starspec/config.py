@@ -29,16 +29,20 @@ MIN_LEASE_S = 0.1
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
 
 SampleMethod = Literal["coupled", "rejection"]
-RunAhead = Literal["off", "chain", "outcomes"]
-"""What a hub drafts while a proposal is in verification and nobody waits.
+AheadMode = Literal["off", "chain", "outcomes"]
+"""What a hub drafts for a session while its proposal is in verification and nobody waits.
 
 off         nothing (StarSD as published)
 chain       what follows if all of it is accepted; and nobody waits for a chain to become as long as asked for: whoever
             asks gets what has grown (AMUSD)
 outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
+RunAhead = Literal[AheadMode, "auto"]
+"""The same for all sessions; or, for each, what makes its rounds best, by trials."""
 Admission = Literal["off", "n_max"] | int
 """How many targets a hub drafts for at once: all; as many as all gain by it (StarSD's N_max); or so many."""
+MaxBatch = Literal["auto"] | int
+"""How many sessions share a draft forward: as many as pay, by what such forwards have cost; or so many."""
 Scheduling = Literal["fair", "fifo"]
 """Who grows first when not all can: targets in turns, by weight; or who came first."""
 BatchingMethod = Literal["ragged", "eqspec", "exspec", "rollback"]
@@ -202,11 +206,13 @@ class HubConfig:
     max_draft_tokens: int = MAX_DRAFT_TOKENS  # nodes of one proposal, at most
     lease_s: float = 10.0  # a target silent for longer loses its tags
     prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
-    max_batch: int | None = None  # sessions that grow in one draft forward; 1 = one at a time, as StarSD; None = all
+    max_batch: MaxBatch = "auto"  # sessions that grow in one draft forward; 1 = one at a time, as StarSD
     run_ahead: RunAhead = "off"  # what is drafted while proposals are in verification and nobody waits
     scheduling: Scheduling = "fair"  # who grows first when not all can
     admission: Admission = "off"  # how many targets are drafted for at once
     weights: Mapping[str, float] = field(default_factory=dict)  # target's name -> its share of fair scheduling; else 1
+    slo_round_ms: Mapping[str, float] = field(default_factory=dict)  # target's name -> its rounds are to be no longer
+    rate_limits: Mapping[str, float] = field(default_factory=dict)  # target's name -> draft tokens a second, at most
 
     def __post_init__(self) -> None:
         _one_of("scheduling", self.scheduling, get_args(Scheduling))
@@ -217,13 +223,20 @@ class HubConfig:
             if not isinstance(self.admission, int):
                 raise ConfigError(f"admission must be off, n_max or a number of targets, not '{self.admission}'")
             _at_least("admission", self.admission, 1)
-        if self.weights and self.scheduling == "fifo":
-            raise ConfigError("weights are of fair scheduling: with fifo they would do nothing")
+        for setting in ("weights", "slo_round_ms"):
+            if getattr(self, setting) and self.scheduling == "fifo":
+                raise ConfigError(f"{setting} are of fair scheduling: with fifo they would do nothing")
+        for setting in ("slo_round_ms", "rate_limits"):
+            for name, number in getattr(self, setting).items():
+                if not 0 < number < float("inf"):
+                    raise ConfigError(f"{setting} must be above 0, that of '{name}' is {number:g}")
         _one_of("run_ahead", self.run_ahead, get_args(RunAhead))
         for name in ("max_targets", "max_tags", "max_draft_tokens", "prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
-        if self.max_batch is not None:
+        if isinstance(self.max_batch, int):
             _at_least("max_batch", self.max_batch, 1)
+        elif self.max_batch != "auto":
+            raise ConfigError(f"max_batch must be auto or a number of sessions, not '{self.max_batch}'")
         _at_least("lease_s", self.lease_s, MIN_LEASE_S)
 
 

@@ -49,11 +49,34 @@ MISTAKES = {
     "ports": (("draft", "--spec-method", "ngram", "--data-ports", "9-1"), "--data-ports must be FIRST-LAST"),
     "weights": (
         ("draft", "--spec-method", "ngram", "--weights", "target-0"),
-        "--weights must be NAME=WEIGHT,..., as in target-0=3,target-1=1, not 'target-0'",
+        "--weights must be NAME=NUMBER,..., as in target-0=3,target-1=1, not 'target-0'",
     ),
     "a weight out of range": (
         ("draft", "--spec-method", "ngram", "--weights", "target-0=0"),
         "the weight of 'target-0' must be 0.01 to 100, got 0",
+    ),
+    "an objective without a number": (
+        ("draft", "--spec-method", "ngram", "--slo-round-ms", "target-0"),
+        "--slo-round-ms must be NAME=NUMBER,..., as in target-0=3,target-1=1, not 'target-0'",
+    ),
+    "an objective that would do nothing": (
+        ("draft", "--spec-method", "ngram", "--slo-round-ms", "a=40", "--scheduling", "fifo"),
+        "slo_round_ms are of fair scheduling",
+    ),
+    "no rate": (("draft", "--spec-method", "ngram", "--rate-limit", "a=0"), "rate_limits must be above 0, that of 'a'"),
+    "half a batch": (("draft", "--spec-method", "ngram", "--max-batch", "0.5"), "--max-batch must be auto or a number"),
+    "a draft server's option without one": (("up", "--target", "x", "--run-ahead", "auto"), "give --draft MODEL, or"),
+    "a weight of nobody": (
+        ("up", "--target", "x", "--spec-method", "ngram", "--weights", "target-7=2"),
+        "there is no target 'target-7' in this star; did you mean 'target-",
+    ),
+    "a star that runs ahead of nothing": (
+        ("up", "--target", "x", "--spec-method", "ngram", "--run-ahead", "chain"),
+        "--run-ahead chain is of draft models",
+    ),
+    "running ahead of nothing": (
+        ("draft", "--spec-method", "ngram", "--run-ahead", "outcomes"),
+        "--run-ahead outcomes is of draft models",
     ),
     "weights that would do nothing": (
         ("draft", "--spec-method", "ngram", "--weights", "a=2", "--scheduling", "fifo"),

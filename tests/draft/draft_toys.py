@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
+from starspec.config import MAX_DRAFT_TOKENS, HubConfig, RunAhead, SampleMethod
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.errors import ForwardGivenUp
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.law import TokenLaw
@@ -169,7 +169,7 @@ class ToyTag:
         self.law = law
         self.method = method
         self.proposal: Proposal | None = None
-        self.budget = DraftBudget.chain(0)  # of the last request
+        self.budget = NO_DRAFT  # of the last request
 
     def open(self, wanted: int | DraftBudget = 4) -> Open:
         """Ask for a chain of so many tokens, or for a tree."""
@@ -235,7 +235,7 @@ class ToyStar:
         self.runner = ToyRunner(num_rows, max_len)
         self.runner.clock = self.clock
         sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 16, **limits}
-        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, run_ahead=run_ahead, **sizes)
+        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, HubConfig(run_ahead=run_ahead, **sizes))
         for target in targets:
             self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
 

@@ -11,7 +11,7 @@ from draft_toys import GREEDY, VOCAB_SIZE, ToyStar, ToyTag, paths_of
 from torch import Tensor
 
 from starspec.cache.features import to_bytes
-from starspec.config import ModelConfig, SampleMethod
+from starspec.config import HubConfig, ModelConfig, SampleMethod
 from starspec.draft.eagle import EagleDrafter
 from starspec.draft.hub import DraftHub
 from starspec.ids import SessionId, TargetId
@@ -157,8 +157,9 @@ class EagleStar(ToyStar):
         self.head = head or make_head()
         self.head.layers.clear()
         self.drafter = EagleDrafter(self.head)
-        sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 64, "feature_window": MAX_LEN, **limits}
-        self.hub = DraftHub(self.drafter, self.clock, **sizes)
+        sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 64, **limits}
+        window = sizes.pop("feature_window", MAX_LEN)
+        self.hub = DraftHub(self.drafter, self.clock, HubConfig(**sizes), feature_window=window)
         for target in targets:
             self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from draft_toys import ToyRunner, ToyTag
 
-from starspec.config import RunAhead
+from starspec.config import HubConfig, RunAhead
 from starspec.draft.admission import HubTerms, admit
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
@@ -27,14 +27,8 @@ class LoopStar:
     def __init__(self, run_ahead: RunAhead = "off") -> None:
         self.clock = VirtualClock()
         self.runner = ToyRunner()
-        self.hub = DraftHub(
-            CausalDrafter(self.runner),
-            self.clock,
-            max_tags=16,
-            max_draft_tokens=8,
-            prefill_chunk=16,
-            run_ahead=run_ahead,
-        )
+        config = HubConfig(max_tags=16, max_draft_tokens=8, prefill_chunk=16, run_ahead=run_ahead)
+        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, config)
         self.transport = MemoryHub(partial(admit, TERMS), self.clock)
         self.loop = HubLoop(self.hub, self.transport, self.clock)
 

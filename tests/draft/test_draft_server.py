@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.build import load_drafter
+from starspec.draft.build import load_drafter, with_known_run_ahead
 from starspec.draft.server import DraftServer
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
@@ -157,3 +158,13 @@ def test_an_address_that_is_not_loopback_needs_keys() -> None:
 def test_a_draft_model_that_is_not_given_is_asked_for() -> None:
     with pytest.raises(ConfigError, match="needs a draft"):
         load_drafter(SpeculativeConfig(), None, 1)
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_drafts_that_have_nothing_to_prepare_refuse_to_run_ahead(method: Literal["ngram", "eagle3"]) -> None:
+    speculative = SpeculativeConfig(method=method)
+    for run_ahead in ("chain", "outcomes"):
+        with pytest.raises(ConfigError, match=f"--run-ahead {run_ahead} is of draft models: this draft .* leave the"):
+            with_known_run_ahead(HubConfig(run_ahead=run_ahead), speculative)
+    assert with_known_run_ahead(HubConfig(run_ahead="auto"), speculative).run_ahead == "off"
+    assert with_known_run_ahead(HubConfig(run_ahead="auto"), SpeculativeConfig()).run_ahead == "auto"

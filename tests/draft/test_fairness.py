@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import pytest
@@ -146,7 +146,7 @@ def test_whatever_the_credits_the_layer_keeps_the_promises(snapshot: LayerSnapsh
 
 
 def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
-    star = ToyStar("a", "b", max_sessions=1)
+    star = ToyStar("a", "b", max_batch=1)
     tags = {name: [ToyTag(number, [number, 2]) for number in (1, 2, 3)] for name in "ab"}
     for name, each in tags.items():
         star.say(name, *(tag.open(4) for tag in each))
@@ -156,14 +156,14 @@ def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
 
 
 def test_first_come_first_served_remains() -> None:
-    star = ToyStar("a", "b", max_sessions=1, scheduling="fifo")
+    star = ToyStar("a", "b", max_batch=1, scheduling="fifo")
     for name in "ab":
         star.say(name, *(ToyTag(number, [number, 2]).open(4) for number in (1, 2, 3)))
     assert [name for name, _ in star.drain()] == ["a", "a", "a", "b", "b", "b"]
 
 
 def test_weights_go_by_the_targets_names_and_its_sessions_share_them() -> None:
-    star = ToyStar(max_sessions=1, num_rows=12, weights={"heavy": 3.0})
+    star = ToyStar(max_batch=1, num_rows=12, weights={"heavy": 3.0})
     tags: dict[tuple[str, int], ToyTag] = {}
     for name, session in (("heavy", "s1"), ("light", "s2")):
         star.hub.join(SessionId(session), TargetId(name), VOCAB_SIZE)
@@ -184,6 +184,53 @@ def test_weights_go_by_the_targets_names_and_its_sessions_share_them() -> None:
     assert served["s1"] / served["s2"] == pytest.approx(3.0, abs=0.15)
 
 
+def round_s(objectives: dict[str, float], num_rounds: int = 300) -> dict[str, float]:
+    """Mean rounds of two targets with three sessions each, one at a time at the hub; later half."""
+    star = ToyStar("a", "b", max_batch=1, num_rows=6, max_len=2_000, slo_round_ms=objectives)
+    star.runner.layer_s = 0.001
+    tags = {(name, number): ToyTag(number, [number, 2]) for name in "ab" for number in (1, 2, 3)}
+    for (name, _), tag in tags.items():
+        star.say(name, tag.open(4))
+    rounds: dict[str, list[float]] = {"a": [], "b": []}
+    last_s: dict[tuple[str, int], float] = {}
+    while min(map(len, rounds.values())) < num_rounds:
+        for name, message in star.step():
+            key = (name, message.tag)
+            assert tags[key].receive(message)
+            if key in last_s:
+                rounds[name].append(star.clock() - last_s[key])
+            last_s[key] = star.clock()
+            star.say(name, tags[key].verdict([7], 4))
+    return {name: sum(each[-num_rounds // 2 :]) / (num_rounds // 2) for name, each in rounds.items()}
+
+
+def test_who_is_behind_its_objective_goes_first_until_it_is_met() -> None:
+    plain = round_s({})
+    assert plain["a"] == pytest.approx(plain["b"], rel=0.05)
+    objective_s = 0.75 * plain["a"]
+    met = round_s({"a": 1e3 * objective_s})
+    assert met["a"] == pytest.approx(objective_s, rel=0.15)
+    assert met["a"] < 0.85 * plain["a"]
+    assert met["b"] > plain["b"], "nothing is free"
+
+
+def test_an_objective_that_is_met_changes_nothing() -> None:
+    assert round_s({"a": 1e6}) == round_s({})
+
+
+@given(snapshots(), st.sets(st.integers(0, 8)))
+def test_urgent_sessions_come_before_those_that_have_begun_and_owe_nothing(
+    snapshot: LayerSnapshot, numbers: set[int]
+) -> None:
+    waiting = tuple(replace(each, is_urgent=each.key.tag in numbers) for each in snapshot.waiting)
+    urgent = {each.key for each in waiting if each.is_urgent}
+    layer, turns = choose_fairly(replace(snapshot, waiting=waiting, max_sessions=1), Turns())
+    (portion,) = layer.portions
+    if any(each.is_urgent and not each.is_prefill for each in waiting):
+        assert portion.key in urgent
+        assert all(credit >= QUANTUM for target, credit in turns.credits.items() if target == portion.key.session_id)
+
+
 def test_jains_index() -> None:
     assert jains_index([]) == 1.0
     assert jains_index([0.0, 0.0]) == 1.0
@@ -192,7 +239,7 @@ def test_jains_index() -> None:
 
 
 def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain() -> None:
-    star = ToyStar("a", "b", max_sessions=1, scheduling="fifo", weights={"a": 2.0, "b": 1.0})
+    star = ToyStar("a", "b", max_batch=1, weights={"a": 2.0, "b": 1.0})
     star.runner.layer_s = 0.1
     star.say("a", *(ToyTag(number, [number, 2]).open(4) for number in range(1, 4)))
     star.say("b", ToyTag(1, [1, 2]).open(4))

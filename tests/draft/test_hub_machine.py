@@ -1,20 +1,31 @@
-"""Random lives of many tags: whatever happens, rows are accounted for and each proposal is its own tag's."""
+"""Random lives of many tags: whatever happens, rows are accounted for and each proposal is its own tag's.
+
+A seed is one example of one of the machines below: one random life of a hub with up to three targets, of about
+NUM_STEPS messages, lost messages, repeated messages and layers in virtual time. `LIVES` says how many each setting of
+the hub has; they are MIN_SEEDS or more in all, the same in every run.
+
+In each of them: epochs never go back, a message that is stale changes nothing, no tag sees another's tokens (a proposal
+is that of a fresh drafter that knows this tag alone), and so what a target emits is what it would emit alone.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from draft_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, ReferenceTree, ToyStar, ToyTag, by_paths, paths_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from starspec.config import RunAhead, SampleMethod
-from starspec.ids import SessionId, TargetId
+from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
+from starspec.draft.ahead import NUM_ROUNDS
+from starspec.draft.scheduler import TagKey
+from starspec.ids import Epoch, SessionId, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import HubToTarget, Proposal
 from starspec.wire.session import TagState
 
@@ -22,13 +33,23 @@ MAX_LEN = 40
 NUM_ROWS = 3
 LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
 
-dice = st.integers(0, 2**16)
-doubts = st.sampled_from((0.0, 0.0, 0.02, 0.3, 1.0))  # p_min
-chains = st.builds(DraftBudget.chain, st.integers(0, 5), doubts)
-trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3), doubts)
-wanted = chains | trees
-methods = st.sampled_from(("coupled", "rejection"))
 MAX_NODES = 6
+DOUBTS = (0.0, 0.02, 0.3, 1.0)  # p_min
+CHAINS = [DraftBudget.chain(*each) for each in itertools.product(range(6), DOUBTS)]
+TREES = [DraftBudget(*each) for each in itertools.product((1, 2, 4, 6, 9), (1, 2, 3, 4), (2, 3), DOUBTS)]
+
+EVERYTHING = DraftBudget(MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, 4)
+
+dice = st.integers(0, 2**16)
+wanted = st.sampled_from([*CHAINS, *CHAINS, *CHAINS, *TREES])  # one draw: most of an example's time is drawing
+
+
+class _Known(NamedTuple):
+    """What the hub knows of a tag."""
+
+    epoch: Epoch
+    token_ids: tuple[int, ...]
+    tree: DraftTree
 
 
 class Life(RuleBasedStateMachine):
@@ -55,6 +76,7 @@ class Life(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.tags: dict[str, dict[int, ToyTag]] = {}
         self.sent: list[tuple[str, object]] = []  # every message ever sent by a target that is still there
+        self.epochs: dict[TagKey, Epoch] = {}
         self.torn: set[ToyTag] = set()  # tags of which a message was lost on the way to the hub
 
     # ---------------------------------------------------------------- what targets do
@@ -67,10 +89,12 @@ class Life(RuleBasedStateMachine):
         self.tags[name] = {}
 
     @precondition(lambda self: self.tags)
-    @rule(seed=dice, length=st.integers(1, MAX_LEN + 2), law=st.sampled_from(LAWS), wanted=wanted, method=methods)
-    def open(self, seed: int, length: int, law: TokenLaw, wanted: DraftBudget, method: SampleMethod) -> None:
-        name, prompt = self._target(seed), random.Random(seed).choices(range(VOCAB_SIZE), k=length)
-        tag = ToyTag(next(self.numbers), prompt, law, method)
+    @rule(seed=dice, wanted=wanted)
+    def open(self, seed: int, wanted: DraftBudget) -> None:
+        name, chance = self._target(seed), random.Random(seed)
+        prompt = chance.choices(range(VOCAB_SIZE), k=chance.randint(1, MAX_LEN + 2))
+        method: SampleMethod = chance.choice(("coupled", "rejection"))
+        tag = ToyTag(next(self.numbers), prompt, chance.choice(LAWS), method)
         self.tags[name][tag.link.tag] = tag
         self._send(name, tag.open(wanted))
 
@@ -116,7 +140,9 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.sent)
     @rule(seed=dice)
     def repeat_an_old_message(self, seed: int) -> None:
+        before = self._known()
         self.star.say(*self.sent[seed % len(self.sent)])
+        assert self._known() == before
 
     # ---------------------------------------------------------------- what the hub does
 
@@ -134,6 +160,7 @@ class Life(RuleBasedStateMachine):
         for name, message in self.star.step(is_in_vain=lambda: True):
             self._receive(name, message)
 
+    @precondition(lambda self: self.star.hub.has_work)
     @rule()
     def drain(self) -> None:
         while replies := self.star.drain():
@@ -141,6 +168,12 @@ class Life(RuleBasedStateMachine):
                 self._receive(name, message)
         for _, tag in self._open_tags():
             assert tag.link.state is not TagState.DRAFTING or tag in self.torn
+
+    @invariant()
+    def epochs_never_go_back(self) -> None:
+        known = {key: held.epoch for key, held in self._known().items()}
+        assert all(epoch >= self.epochs.get(key, epoch) for key, epoch in known.items())
+        self.epochs |= known
 
     @invariant()
     def rows_are_never_more_than_tags(self) -> None:
@@ -193,6 +226,13 @@ class Life(RuleBasedStateMachine):
         following = path[len(accepted) :]
         return [*accepted, following[0] if is_lucky and following else seed % VOCAB_SIZE]
 
+    def _known(self) -> dict[TagKey, _Known]:
+        sessions = self.star.hub._sessions
+        return {
+            key: _Known(each.link.epoch, tuple(each.token_ids), each.tree.best(EVERYTHING))
+            for key, each in sessions.items()
+        }
+
     def _send(self, name: str, message: object) -> None:
         self.sent.append((name, message))
         self.star.say(name, message)
@@ -220,30 +260,73 @@ class LifeOfOutcomes(Life):
     run_ahead = "outcomes"
 
 
+class LifeOfTrials(Life):
+    """As above, with a hub that tries for each tag whether running ahead pays; here it tries whenever it is told to."""
+
+    run_ahead = "auto"
+
+    @precondition(lambda self: self.star.hub._sessions)
+    @rule(seed=dice)
+    def change_the_mode(self, seed: int) -> None:
+        sessions = list(self.star.hub._sessions.values())
+        for _ in range(1 + seed % NUM_ROUNDS):
+            sessions[seed % len(sessions)].ahead.add_round(1.0, 1.0 + seed % 7)
+
+
 class LifeInTurns(Life):
     """As above, with room for two sessions in a layer, and one target of more weight than the others."""
 
-    limits: ClassVar[dict[str, Any]] = {"max_sessions": 2, "weights": {"t1": 4.0}}
+    limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "weights": {"t1": 4.0}}
+
+
+class LifeWithPromises(Life):
+    """As above, where one target is always behind its objective and another soon beyond its rate."""
+
+    run_ahead = "outcomes"
+    limits: ClassVar[dict[str, Any]] = {
+        "max_batch": 1,
+        "slo_round_ms": {"t2": 1e-3},
+        "rate_limits": {"t1": 1.0, "t3": 0.1},
+    }
+
+    def _check(self, told: ReferenceTree, expected: ReferenceTree, is_chain: bool) -> None:
+        if told.nodes:
+            super()._check(told, expected, is_chain)
 
 
 class LifeWithPlaces(Life):
     """As above, where two of three targets are drafted for."""
 
-    limits: ClassVar[dict[str, Any]] = {"max_sessions": 2, "admission": 2}
+    limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "admission": 2}
 
 
 class LifeWithForetoldPlaces(LifeWithPlaces):
     """As above, for as many as the hub foretells to gain by it."""
 
     run_ahead = "outcomes"
-    limits: ClassVar[dict[str, Any]] = {"max_sessions": 1, "admission": "n_max"}
+    limits: ClassVar[dict[str, Any]] = {"max_batch": 1, "admission": "n_max"}
 
 
-SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
+MIN_SEEDS, NUM_STEPS = 2_000, 30
+LIVES: dict[type[Life], int] = {
+    Life: 400,
+    LifeAlongTheChain: 300,
+    LifeOfOutcomes: 500,
+    LifeOfTrials: 200,
+    LifeInTurns: 150,
+    LifeWithPromises: 150,
+    LifeWithPlaces: 150,
+    LifeWithForetoldPlaces: 150,
+}
+for life, num_lives in LIVES.items():
+    life.TestCase.settings = settings(max_examples=num_lives, stateful_step_count=NUM_STEPS, deadline=None)
+
 TestLife, TestLifeAlongTheChain, TestLifeOfOutcomes = Life.TestCase, LifeAlongTheChain.TestCase, LifeOfOutcomes.TestCase
-TestLife.settings = TestLifeAlongTheChain.settings = TestLifeOfOutcomes.settings = SETTINGS
+TestLifeOfTrials = LifeOfTrials.TestCase
+TestLifeWithPromises = LifeWithPromises.TestCase
 TestLifeInTurns, TestLifeWithPlaces = LifeInTurns.TestCase, LifeWithPlaces.TestCase
 TestLifeWithForetoldPlaces = LifeWithForetoldPlaces.TestCase
-TestLifeInTurns.settings = TestLifeWithPlaces.settings = TestLifeWithForetoldPlaces.settings = settings(
-    SETTINGS, max_examples=30
-)
+
+
+def test_there_are_as_many_seeds_as_promised() -> None:
+    assert sum(LIVES.values()) >= MIN_SEEDS

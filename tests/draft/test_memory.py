@@ -44,7 +44,7 @@ def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
 
 def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_read_again_to_its_end() -> None:
     """Prompts of several layers take rows from each other's idle sessions, never from one that is being read."""
-    star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_sessions=2)
+    star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_batch=2)
     tags = {name: [ToyTag(number, [number] * 30) for number in (1, 2, 3)] for name in "abc"}
     for name, each in tags.items():
         star.say(name, *(tag.open(2) for tag in each))

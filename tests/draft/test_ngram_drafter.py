@@ -7,6 +7,7 @@ from draft_toys import END, ToyTag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starspec.config import HubConfig
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.ids import SessionId, TargetId
@@ -20,9 +21,8 @@ class NgramStar:
     """A hub with prompt lookup and one target."""
 
     def __init__(self, num_rows: int = 4) -> None:
-        self.hub = DraftHub(
-            NgramDrafter(2, 3, num_rows), lambda: 0.0, max_tags=16, max_draft_tokens=8, prefill_chunk=16
-        )
+        config = HubConfig(max_tags=16, max_draft_tokens=8, prefill_chunk=16)
+        self.hub = DraftHub(NgramDrafter(2, 3, num_rows), lambda: 0.0, config)
         self.hub.join(A, TargetId("a"), 32)
 
     def ask(self, message: Open | Verdict) -> list[int]:

@@ -7,17 +7,17 @@ import pytest
 from starspec.draft.pace import Pace
 
 
-def settled(likely: float, return_s: float) -> Pace:
+def settled(likely: float) -> Pace:
     """A pace after many rounds in which a token was accepted with this probability."""
     pace = Pace()
     for number in range(2000):
-        pace.add_round(1, int(number * likely) != int((number + 1) * likely), return_s)
+        pace.add_verdict(1, int(number * likely) != int((number + 1) * likely))
     return pace
 
 
-def longest(pace: Pace, layer_s: float) -> int:
+def longest(pace: Pace, layer_s: float, away_s: float) -> int:
     num_tokens = 1
-    while pace.pays_to_wait(num_tokens, layer_s, 0.0):
+    while pace.pays_to_wait(num_tokens, layer_s, away_s):
         num_tokens += 1
     return num_tokens
 
@@ -31,16 +31,12 @@ def test_a_chain_that_is_ready_is_as_long_as_its_rate_is_best(likely: float, lay
         return sum(likely**depth for depth in range(num_tokens + 1)) / (return_s + (num_tokens - 1) * layer_s)
 
     best = max(range(1, 200), key=rate)
-    pace = settled(likely, return_s)
+    pace = settled(likely)
     found, waited_s = 1, 0.0
-    while pace.pays_to_wait(found, layer_s, waited_s):
+    while pace.pays_to_wait(found, layer_s, return_s + waited_s):
         found, waited_s = found + 1, waited_s + layer_s
     assert rate(found) > 0.98 * rate(best)  # the measured acceptance is near, not equal
 
 
-def test_before_the_first_verdict_chains_are_as_asked_for() -> None:
-    assert Pace().pays_to_wait(50, 1.0, 0.0)
-
-
 def test_a_target_that_is_long_away_wants_long_chains() -> None:
-    assert longest(settled(0.8, 0.1), 0.002) > longest(settled(0.8, 0.01), 0.002)
+    assert longest(settled(0.8), 0.002, 0.1) > longest(settled(0.8), 0.002, 0.01)

@@ -49,7 +49,7 @@ class World:
     def load(self) -> Load:
         measured = {SessionId(name): self.demands[name] for name in self.held}
         speeds = {SessionId(name): each.plain_tokens_per_s for name, each in self.demands.items()}
-        return Load(measured, speeds, frozenset(measured), COST)
+        return Load(measured, speeds, frozenset(measured), COST, max_sessions=1)
 
     @property
     def held(self) -> set[str]:
@@ -57,7 +57,7 @@ class World:
 
 
 def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
-    world = World(Places("n_max", max_sessions=1))
+    world = World(Places("n_max"))
     for number in range(10):
         world.come(f"t{number}")
     world.run(30.0)
@@ -67,7 +67,7 @@ def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
 
 
 def test_when_one_leaves_another_is_taken_in_within_five_seconds() -> None:
-    world = World(Places(2, max_sessions=None))
+    world = World(Places(2))
     for name in "abc":
         world.come(name)
     world.run(10.0)
@@ -78,7 +78,7 @@ def test_when_one_leaves_another_is_taken_in_within_five_seconds() -> None:
 
 
 def test_an_unused_place_is_kept_for_a_while_and_then_given_away() -> None:
-    places, now = Places(1, None), 0.0
+    places, now = Places(1), 0.0
     idle, busy = Load({}, {}, frozenset(), COST), Load({}, {}, frozenset([SessionId("a")]), COST)
     assert places.ask(SessionId("a"), idle, now)
     places.review(busy, 10.0)
@@ -89,14 +89,14 @@ def test_an_unused_place_is_kept_for_a_while_and_then_given_away() -> None:
 
 
 def test_a_newcomer_waits_until_the_first_is_measured() -> None:
-    places, unknown = Places("n_max", None), Load({}, {}, frozenset(), None)
+    places, unknown = Places("n_max"), Load({}, {}, frozenset(), None)
     assert places.ask(SessionId("a"), unknown, 0.0), "the first always"
     assert not places.ask(SessionId("b"), unknown, 0.0)
     assert places.ask(SessionId("b"), Load({SessionId("a"): STARSD}, {}, frozenset(), COST), 1.0)
 
 
 def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_at_once() -> None:
-    world = World(Places("n_max", max_sessions=1))
+    world = World(Places("n_max"))
     for number in range(6):
         world.come(f"t{number}")
     world.run(20.0)
@@ -112,7 +112,7 @@ def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.04])
 def test_nobody_flaps_when_measurements_waver_within_the_margin(noise: float) -> None:
-    world, dice = World(Places("n_max", max_sessions=1)), random.Random(3)
+    world, dice = World(Places("n_max")), random.Random(3)
     for number in range(10):
         world.come(f"t{number}")
     world.run(10.0)
@@ -126,7 +126,7 @@ def test_nobody_flaps_when_measurements_waver_within_the_margin(noise: float) ->
 
 
 def test_who_has_just_come_is_not_sent_away() -> None:
-    world = World(Places("n_max", max_sessions=1))
+    world = World(Places("n_max"))
     world.come("a")
     world.run(2.0)
     world.come("b")
@@ -166,8 +166,8 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     tag = ToyTag(1, [1, 2])
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
-    star.hub._places.leave(SessionId("a"))
-    assert star.hub._places.ask(SessionId("somebody"), star.hub._load(), star.clock())
+    star.hub._spokes._places.leave(SessionId("a"))
+    assert star.hub._spokes._places.ask(SessionId("somebody"), star.hub._spokes._load(), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()
@@ -181,7 +181,7 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
 
 
 def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
-    star = ToyStar("a", "b", admission="n_max", max_sessions=1, max_len=200)
+    star = ToyStar("a", "b", admission="n_max", max_batch=1, max_len=200)
     star.runner.layer_s = 0.01
     tag, other = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
     star.say("a", tag.open())
@@ -193,7 +193,7 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
         star.clock.advance(0.03)
         star.say("a", tag.verdict([7, 8], 4))
         star.drain()
-    demand = star.hub._load().demands[SessionId("a")]
+    demand = star.hub._spokes._load().demands[SessionId("a")]
     assert demand.return_s == pytest.approx(0.03)
     assert 3.0 < demand.num_layers <= 4.0, "what survived a verdict is not drafted again"
     assert demand.num_tokens == 2

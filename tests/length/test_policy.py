@@ -2,8 +2,8 @@ import pytest
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.length.policy import NO_DRAFT, FixedLength, InSmallBatches, LengthSnapshot, make_policy
-from starspec.speculation.budget import DraftBudget
+from starspec.length.policy import FixedLength, InSmallBatches, LengthSnapshot, make_policy
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def test_the_hub_shows_its_load_and_idle_time() -> None:
     assert "toy-draft: load 63%, T_idle 4.2 s, t_s 8.1 ms" in text
 
 
+def test_a_hub_that_runs_ahead_shows_what_that_saves() -> None:
+    stats = HubStats(num_ahead_nodes=9, num_outcomes=10, num_hits=6, saved_s=3.21)
+    assert "60% hits ahead, 3.2 s saved" in shown(StatusSnapshot((), HubStatus("toy-draft", stats)))
+
+
 def test_a_silent_process_shows_its_state_and_the_gateway_no_row() -> None:
     lines = shown(StatusSnapshot((target_status("target-0"),))).splitlines()
     assert any("target-1" in line and "waiting to restart" in line for line in lines)

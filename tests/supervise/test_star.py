@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from starspec.config import BatchingConfig, ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.config import BatchingConfig, HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 from starspec.supervise.star import StarConfig, StarPorts, child_environment, star_specs
@@ -116,3 +116,31 @@ def test_cores_are_shared_among_the_busy(num_cores: int, num_busy: int, threads:
 
 def test_the_operators_environment_wins() -> None:
     assert child_environment({"OMP_NUM_THREADS": "7"}, 2, 2)["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_hub_is_told_its_policies() -> None:
+    hub = HubConfig(
+        run_ahead="auto",
+        max_batch=4,
+        admission="n_max",
+        weights={"target-0": 3.0, "target-1": 0.5},
+        slo_round_ms={"target-1": 40.0},
+        rate_limits={"target-0": 1e3},
+    )
+    child = specs(star(hub=hub, kv_budget_bytes=2**20))["hub"]
+    told = {flag: option(child, flag) for flag in child.command if flag.startswith("--")}
+    assert {flag: told[flag] for flag in ("--run-ahead", "--max-batch", "--admission", "--scheduling")} == {
+        "--run-ahead": "auto",
+        "--max-batch": "4",
+        "--admission": "n_max",
+        "--scheduling": "fair",
+    }
+    assert (told["--weights"], told["--kv-budget"]) == ("target-0=3.0,target-1=0.5", "1048576")
+    assert (told["--slo-round-ms"], told["--rate-limit"]) == ("target-1=40.0", "target-0=1000.0")
+
+
+def test_policies_of_targets_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no target 'target-2' in this star; did you mean 'target-"):
+        star(hub=HubConfig(rate_limits={"target-2": 5.0}))
+    with pytest.raises(ConfigError, match="options of the draft server need one"):
+        star(speculative=None, hub=HubConfig(run_ahead="auto"))

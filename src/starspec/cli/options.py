@@ -14,8 +14,10 @@ from starspec.config import (
     BatchingMethod,
     GatewayConfig,
     HubConfig,
+    MaxBatch,
     ModelConfig,
     RunAhead,
+    Scheduling,
     TargetConfig,
 )
 from starspec.errors import ConfigError
@@ -230,8 +232,71 @@ RunAheadMode = Annotated[
     RunAhead,
     typer.Option(
         help="What the hub drafts while proposals are in verification and nobody waits: nothing, what follows if all "
-        "is accepted, or what follows each likely outcome. Wants a processor that targets do not use.",
+        "is accepted, or what follows each likely outcome; auto: whichever makes a session's rounds best, by trials. "
+        "Of draft models; wants a processor that targets do not use.",
         rich_help_panel=SPECULATION,
+    ),
+]
+MaxBatchText = Annotated[
+    str,
+    typer.Option(
+        "--max-batch",
+        help="Sequences that grow in one draft forward: auto = all that wait, while each costs less in company; "
+        "or a number; 1 serves one at a time, as StarSD does.",
+        rich_help_panel=LIMITS,
+    ),
+]
+DraftScheduling = Annotated[
+    Scheduling,
+    typer.Option(
+        "--scheduling",
+        help="Who grows first when not all can, for --max-batch or for want of rows: targets in turns, by weight; "
+        "or who came first.",
+        rich_help_panel=LIMITS,
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="Shares of targets in fair scheduling, NAME=WEIGHT,...", show_default="1 each", rich_help_panel=LIMITS
+    ),
+]
+SloRoundMs = Annotated[
+    str | None,
+    typer.Option(
+        help="Longest rounds that targets are to have, proposal to proposal, in milliseconds, NAME=MS,...: whose are "
+        "longer goes before all others when not all can grow.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=LIMITS,
+    ),
+]
+RateLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="Draft tokens a second that targets get, at most, NAME=TOKENS,...: beyond it their proposals are empty, "
+        "and they decode plainly.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=LIMITS,
+    ),
+]
+AdmissionText = Annotated[
+    str,
+    typer.Option(
+        "--admission",
+        help="How many targets are drafted for at once: off = all; n_max = as many as are all faster with drafts "
+        "than without, as far as can be foretold (StarSD, section 4.2); or a number. The others decode plainly and "
+        "ask again.",
+        rich_help_panel=LIMITS,
+    ),
+]
+KvBudget = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for the draft's keys and values, as 512MiB, 2GiB or bytes: it is divided into cache rows, in "
+        "place of one row a sequence. Sequences beyond them are served too, with rows taken from those not used for "
+        "longest.",
+        show_default=NONE_GIVEN,
+        rich_help_panel=LIMITS,
     ),
 ]
 DraftSessions = Annotated[
@@ -292,18 +357,27 @@ def _numbers(text: str | None, option: str, read: Callable[[str], Number], examp
         raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
 
 
-def weights(text: str | None) -> dict[str, float]:
-    """What was given as name=3,other=1. Raises: ConfigError unless it is that."""
+def by_name(text: str | None, option: str) -> dict[str, float]:
+    """What was given as name=3,other=1. Raises: ConfigError naming the option unless it is that."""
     found: dict[str, float] = {}
     for each in text.split(",") if text else ():
-        name, _, weight = each.rpartition("=")
+        name, _, number = each.rpartition("=")
         try:
-            found[name.strip()] = float(weight)
+            found[name.strip()] = float(number)
         except ValueError:
             name = ""
         if not name:
-            raise ConfigError(f"--weights must be NAME=WEIGHT,..., as in target-0=3,target-1=1, not '{text}'")
+            raise ConfigError(f"{option} must be NAME=NUMBER,..., as in target-0=3,target-1=1, not '{text}'")
     return found
+
+
+def max_batch(text: str) -> MaxBatch:
+    """What was given as auto or 4. Raises: ConfigError unless it is that."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--max-batch must be auto or a number of sequences, not '{text}'")
+    return int(text)
 
 
 def admission(text: str) -> Admission:

@@ -11,7 +11,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, Scheduling, SpeculativeConfig, TargetConfig
+from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 
 Lease = Annotated[
@@ -52,16 +52,7 @@ def draft(
     keys: opt.Keys = None,
     insecure: opt.Insecure = False,
     max_num_seqs: opt.DraftSessions = 32,
-    kv_budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for the draft's keys and values, as 512MiB, 2GiB or bytes: it is divided into cache rows, in "
-            "place of --max-num-seqs. Sequences beyond them are served too, with rows taken from those not used for "
-            "longest.",
-            show_default=opt.NONE_GIVEN,
-            rich_help_panel=opt.LIMITS,
-        ),
-    ] = None,
+    kv_budget: opt.KvBudget = None,
     max_targets: Annotated[int, typer.Option(min=1, help="Targets at once.", rich_help_panel=opt.LIMITS)] = (
         opt.HUB.max_targets
     ),
@@ -73,40 +64,12 @@ def draft(
     ] = opt.HUB.max_draft_tokens,
     lease: Lease = opt.HUB.lease_s,
     prefill_chunk: opt.PrefillChunk = opt.HUB.prefill_chunk,
-    max_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Sequences that grow in one draft forward; 1 serves one at a time, as StarSD does.",
-            show_default="all that wait",
-            rich_help_panel=opt.LIMITS,
-        ),
-    ] = opt.HUB.max_batch,
-    scheduling: Annotated[
-        Scheduling,
-        typer.Option(
-            help="Who grows first when not all can, for --max-batch or for want of rows: targets in turns, by weight; "
-            "or who came first.",
-            rich_help_panel=opt.LIMITS,
-        ),
-    ] = opt.HUB.scheduling,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Shares of targets in fair scheduling, NAME=WEIGHT,...",
-            show_default="1 each",
-            rich_help_panel=opt.LIMITS,
-        ),
-    ] = None,
-    admission: Annotated[
-        str,
-        typer.Option(
-            help="How many targets are drafted for at once: off = all; n_max = as many as are all faster with drafts "
-            "than without, as far as can be foretold (StarSD, section 4.2); or a number. The others decode plainly and "
-            "ask again.",
-            rich_help_panel=opt.LIMITS,
-        ),
-    ] = "off",
+    max_batch: opt.MaxBatchText = "auto",
+    scheduling: opt.DraftScheduling = opt.HUB.scheduling,
+    weights: opt.Weights = None,
+    slo_round_ms: opt.SloRoundMs = None,
+    rate_limit: opt.RateLimit = None,
+    admission: opt.AdmissionText = "off",
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",
@@ -133,9 +96,11 @@ def draft(
             max_draft_tokens=max_draft_tokens,
             lease_s=lease,
             prefill_chunk=prefill_chunk,
-            max_batch=max_batch,
+            max_batch=opt.max_batch(max_batch),
             scheduling=scheduling,
-            weights=opt.weights(weights),
+            weights=opt.by_name(weights, "--weights"),
+            slo_round_ms=opt.by_name(slo_round_ms, "--slo-round-ms"),
+            rate_limits=opt.by_name(rate_limit, "--rate-limit"),
             admission=opt.admission(admission),
             run_ahead=run_ahead,
         )

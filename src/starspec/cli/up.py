@@ -19,7 +19,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.speculation import DraftOptions
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import merge
 from starspec.supervise.child import ChildState
@@ -74,6 +74,14 @@ def up(
     max_passed_over: opt.MaxPassedOver = None,
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
+    run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
+    max_batch: opt.MaxBatchText = "auto",
+    scheduling: opt.DraftScheduling = opt.HUB.scheduling,
+    weights: opt.Weights = None,
+    slo_round_ms: opt.SloRoundMs = None,
+    rate_limit: opt.RateLimit = None,
+    admission: opt.AdmissionText = "off",
+    kv_budget: opt.KvBudget = None,
     table: Annotated[
         bool,
         typer.Option(
@@ -115,6 +123,15 @@ def up(
         max_num_queued_reqs=max_num_queued_reqs,
         prefill_chunk=prefill_chunk,
     )
+    hub = HubConfig(
+        run_ahead=run_ahead,
+        max_batch=opt.max_batch(max_batch),
+        scheduling=scheduling,
+        weights=opt.by_name(weights, "--weights"),
+        slo_round_ms=opt.by_name(slo_round_ms, "--slo-round-ms"),
+        rate_limits=opt.by_name(rate_limit, "--rate-limit"),
+        admission=opt.admission(admission),
+    )
     served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
         star = StarConfig(
@@ -129,6 +146,8 @@ def up(
             num_targets=targets,
             target=limits,
             speculative=speculative,
+            hub=_with_known_run_ahead(hub, speculative),
+            kv_budget_bytes=opt.num_bytes(kv_budget, "--kv-budget"),
             draft_device=draft_device or device,
             draft_num_threads=draft_num_threads or num_threads,
             num_draft_rows=targets * limits.num_rows,
@@ -147,6 +166,15 @@ def up(
         with display, Supervisor(specs, display.say) as supervisor:
             _run(_Star(star, ports, supervisor, display), start_timeout, ready_file)
         _merge_traces(star, [spec.name for spec in specs], trace)
+
+
+def _with_known_run_ahead(hub: HubConfig, speculative: SpeculativeConfig | None) -> HubConfig:
+    """Raises: ConfigError if the draft cannot do what the hub is told: here, and not in a process that is restarted."""
+    if speculative is None or hub.run_ahead == "off":
+        return hub
+    from starspec.draft.build import with_known_run_ahead  # noqa: PLC0415 (imports torch)
+
+    return with_known_run_ahead(hub, speculative)
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:

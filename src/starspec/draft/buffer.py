@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MaxBatch
+from starspec.draft.batch_limit import BatchLimit
 from starspec.draft.capacity import LayerCost
 from starspec.draft.fairness import Turns, choose_fairly
 from starspec.draft.grow import Drafter, Growth
@@ -26,8 +27,7 @@ class RequestBuffer:
     Args:
         drafter: owns the rows.
         prefill_chunk: prompt tokens in one layer, at most.
-        max_sessions: sessions in one layer, at most.
-        is_ahead: whether trees are to grow while their proposals are in verification.
+        max_batch: sessions in one layer, at most.
         is_fair: whether targets take turns when not all can grow; else it is first come, first served.
     """
 
@@ -36,14 +36,12 @@ class RequestBuffer:
         drafter: Drafter,
         *,
         prefill_chunk: int,
-        max_sessions: int | None = None,
-        is_ahead: bool = False,
+        max_batch: MaxBatch = "auto",
         is_fair: bool = False,
     ) -> None:
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
-        self._max_sessions = max_sessions
-        self._is_ahead = is_ahead
+        self._max_batch = max_batch
         self._is_fair = is_fair
         self._turns = Turns()
         self._waiting: dict[TagKey, DraftSession] = {}  # in order of arrival
@@ -51,7 +49,7 @@ class RequestBuffer:
         self._preparing: dict[TagKey, DraftSession] = {}  # in verification, and perhaps with more to prepare
         self._in_flight: list[DraftSession] = []
         self._ahead: list[Growth] = []  # of the layer in flight, if nobody waits for it
-        self._times = LayerTimes()
+        self._times, self._limit = LayerTimes(), BatchLimit()
         self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
 
     @property
@@ -90,6 +88,11 @@ class RequestBuffer:
         """Of a layer without prompts; None before the first."""
         return self._times.cost
 
+    @property
+    def max_sessions(self) -> int | None:
+        """In the next layer, at most; None = all that wait."""
+        return self._limit.max_sessions if self._max_batch == "auto" else self._max_batch
+
     def update(self, session: DraftSession) -> None:
         """Take in what the session owes now. One that waits already keeps its place in the line;
         one whose target has not said all that it needs is not in it.
@@ -103,7 +106,7 @@ class RequestBuffer:
             self._waiting[session.key] = session
         else:
             self._waiting.pop(session.key, None)
-        if self._is_ahead and session.in_verification is not None:
+        if session.in_verification is not None and session.ahead.mode != "off":
             self._preparing[session.key] = session
         else:
             self._preparing.pop(session.key, None)
@@ -164,6 +167,10 @@ class RequestBuffer:
     def note_time(self, layer: Layer, seconds: float) -> None:
         """A layer took so long: what is read of prompts beside those that decode follows it."""
         self._times.add(layer, seconds)
+        if not layer.has_prefill:
+            before = self.max_sessions
+            self._limit.add(len(layer.portions), seconds)
+            self._is_settled = self._is_settled and before == self.max_sessions
 
     def land(self) -> list[DraftSession]:
         """End the layer in flight. Returns: its sessions."""
@@ -210,7 +217,7 @@ class RequestBuffer:
             num_free_rows=num_free,
             prefill_chunk=self._prefill_chunk,
             chunk_beside=self._times.chunk_beside(self._prefill_chunk),
-            max_sessions=self._max_sessions,
+            max_sessions=self.max_sessions,
         )
 
     def _view(self, session: DraftSession) -> SessionView:
@@ -224,6 +231,7 @@ class RequestBuffer:
             session.last_used_s,
             is_delayed=request is not None and request.has_prefill,
             is_begun=request is not None and request.started_s is not None,
+            is_urgent=request is not None and request.is_urgent,
         )
 
     def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:

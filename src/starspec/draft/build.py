@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import FeatureTerms, HubTerms
@@ -66,24 +66,25 @@ def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str 
     return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
 
 
+def with_known_run_ahead(config: HubConfig, speculative: SpeculativeConfig) -> HubConfig:
+    """The config with `auto` only where the drafter can run ahead.
+
+    Raises: ConfigError if it is told to run ahead, and cannot.
+    """
+    if config.run_ahead == "off" or not (speculative.method == "ngram" or is_head(speculative)):
+        return config
+    if config.run_ahead == "auto":
+        return replace(config, run_ahead="off")
+    story = "looks its tokens up in no time" if speculative.method == "ngram" else "reads what each verdict brings"
+    raise ConfigError(f"--run-ahead {config.run_ahead} is of draft models: this draft {story}, leave the option out")
+
+
 def build_hub(
     loaded: LoadedDrafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Tracer | None = None
 ) -> DraftHub:
     """A hub with the config's limits, which keeps of features what its drafter asks for."""
-    return DraftHub(
-        loaded.drafter,
-        clock,
-        max_tags=config.max_tags,
-        max_draft_tokens=config.max_draft_tokens,
-        prefill_chunk=config.prefill_chunk,
-        feature_window=loaded.features.window if loaded.features else 0,
-        max_sessions=config.max_batch,
-        scheduling=config.scheduling,
-        weights=config.weights,
-        admission=config.admission,
-        run_ahead=config.run_ahead,
-        trace=trace,
-    )
+    window = loaded.features.window if loaded.features else 0
+    return DraftHub(loaded.drafter, clock, config, feature_window=window, trace=trace)
 
 
 def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:

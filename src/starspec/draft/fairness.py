@@ -6,6 +6,8 @@ unit of weight. Two deviations, because a proposal takes several layers and is o
 
 1. A session that has begun goes on in every layer, whosever turn it is.
 2. What that takes beyond the credit is a debt, which the target's next turns pay.
+
+Requests of targets that are behind their latency objective come before all turns, and are charged to nobody (ADR 16).
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ class _FairLine:
 
     def __init__(self, turns: Turns, waiting: Sequence[SessionView]) -> None:
         self._weights = turns.weights
+        self._urgent = {each.key: each for each in waiting if each.is_urgent}
+        waiting = [each for each in waiting if not each.is_urgent]
         self._begun = [each for each in waiting if each.is_begun]
         self._queues: dict[SessionId, deque[SessionView]] = {}
         for each in waiting:
@@ -71,6 +75,7 @@ class _FairLine:
             self._credits.setdefault(target, self._grant(target))
 
     def __iter__(self) -> Iterator[SessionView]:
+        yield from self._urgent.values()
         yield from self._begun
         while self._queues:
             target = next(each for each in self._credits if each in self._queues)
@@ -83,7 +88,8 @@ class _FairLine:
                 del self._queues[target]  # for this layer; its turn is not over
 
     def charge(self, portion: Portion) -> None:
-        self._credits[portion.key.session_id] -= portion.cost
+        if portion.key not in self._urgent:
+            self._credits[portion.key.session_id] -= portion.cost
 
     @property
     def turns(self) -> Turns:

@@ -7,19 +7,17 @@ found by (target's session, tag) and lives from `Open` to `Close`, or until its 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 
-from starspec.config import Admission, RunAhead, Scheduling
+from starspec.config import HubConfig
 from starspec.draft.buffer import RequestBuffer
-from starspec.draft.capacity import num_full, typical
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
-from starspec.draft.places import Load, Places
+from starspec.draft.rounds import Rounds
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
-from starspec.draft.spoke import Spoke
+from starspec.draft.spokes import Spokes
 from starspec.errors import ForwardGivenUp, OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -46,7 +44,6 @@ from starspec.wire.session import TagSession
 RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
 FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
 
-NUM_OUTCOMES = 4  # guesses of each token: with a fifth, so few verdicts more are prepared for
 AHEAD_WIDTH = 12  # nodes in a layer that nobody waits for: whoever asks meanwhile waits for its end
 
 Reply = tuple[SessionId, HubToTarget]
@@ -58,15 +55,8 @@ class DraftHub:
     Args:
         drafter: what makes draft tokens.
         clock: read at the end of each layer; every `now` is a time of the same clock, in seconds.
-        max_tags: sessions held at once; one beyond it is answered with an empty proposal and a time to ask again.
-        max_draft_tokens: nodes of one proposal, at most.
-        prefill_chunk: prompt tokens in one layer, at most.
+        config: limits and policies; addresses in it are of no interest here.
         feature_window: positions whose features are kept of each tag.
-        max_sessions: sessions in one layer, at most; 1 is StarSD as published, None is all that wait.
-        scheduling: who grows first when not all can.
-        weights: of targets by name, for fair scheduling; of those without, 1.
-        admission: how many targets are drafted for at once; the tags of others are answered as those beyond max_tags.
-        run_ahead: what is drafted while nobody waits.
         trace: records layers and idle gaps.
     """
 
@@ -74,37 +64,26 @@ class DraftHub:
         self,
         drafter: Drafter,
         clock: Callable[[], float],
+        config: HubConfig,
         *,
-        max_tags: int,
-        max_draft_tokens: int,
-        prefill_chunk: int,
         feature_window: int = 0,
-        max_sessions: int | None = None,
-        scheduling: Scheduling = "fair",
-        weights: Mapping[str, float] | None = None,
-        admission: Admission = "off",
-        run_ahead: RunAhead = "off",
         trace: Tracer | None = None,
     ) -> None:
         self.stats = HubStats()
         self._drafter = drafter
         self._clock = clock
-        self._max_tags = max_tags
-        self._max_draft_tokens = max_draft_tokens
+        self._config = config
         self._feature_window = feature_window
-        self._run_ahead_mode = run_ahead
-        self._weights = weights or {}
-        self._places = None if admission == "off" else Places(admission, max_sessions)
         self._buffer = RequestBuffer(
             drafter,
-            prefill_chunk=prefill_chunk,
-            max_sessions=max_sessions,
-            is_ahead=run_ahead != "off",
-            is_fair=scheduling == "fair",
+            prefill_chunk=config.prefill_chunk,
+            max_batch=config.max_batch,
+            is_fair=config.scheduling == "fair",
         )
         self._ledger = Ledger(self.stats, clock(), trace)
-        self._spokes: dict[SessionId, Spoke] = {}
         self._sessions: dict[TagKey, DraftSession] = {}
+        self._spokes = Spokes(config, self._sessions.keys(), self._buffer)
+        self._rounds = Rounds(self.stats, self._ledger, self._spokes)
         self._outbox: list[Reply] = []
         self._paused_until_s = float("-inf")
 
@@ -120,28 +99,23 @@ class DraftHub:
             vocab_size: token ids below this are the target's; no others are proposed to it.
         Raises: OurBug if the session exists.
         """
-        if session_id in self._spokes:
-            raise OurBug(f"session {session_id} of target {target_id} joins twice")
         limits = DraftLimits(
             self._drafter.max_len,
             self._drafter.vocab_size,
-            self._max_draft_tokens,
+            self._config.max_draft_tokens,
             vocab_size,
             self._feature_window,
-            num_outcomes=NUM_OUTCOMES if self._run_ahead_mode == "outcomes" else 0,
         )
-        self._spokes[session_id] = Spoke(target_id, limits)
-        self._buffer.join(session_id, self._weights.get(target_id, 1.0))
+        self._spokes.join(session_id, target_id, limits)
+        self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._spokes)
 
     def leave(self, session_id: SessionId, now: float) -> None:
         """End a target's session and free everything of it. Idempotent."""
-        self._spokes.pop(session_id, None)
+        self._spokes.leave(session_id)
         for key in [key for key in self._sessions if key.session_id == session_id]:
             self._buffer.remove(self._sessions.pop(key))
         self._buffer.leave(session_id)
-        if self._places is not None:
-            self._places.leave(session_id)
         self._outbox = [reply for reply in self._outbox if reply[0] != session_id]
         self._take_stock(now)
 
@@ -156,8 +130,7 @@ class DraftHub:
         """
         if session_id not in self._spokes:
             return
-        if self._places is not None and self._places.is_review_due(now):
-            self._places.review(self._load(), now)
+        self._spokes.review(now)
         try:
             self._dispatch(session_id, message, now)
         except PeerProtocolError as error:
@@ -177,7 +150,7 @@ class DraftHub:
             if self._buffer.owes_growth:
                 self._run_layer(now)
             elif self._buffer.can_run_ahead:
-                self._run_ahead(now, is_in_vain)
+                self._run_layer_ahead(now, is_in_vain)
         replies, self._outbox = self._outbox, []
         return replies
 
@@ -208,7 +181,7 @@ class DraftHub:
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
         self._ledger.refresh(now, self._buffer.weights, self._buffer.waiting_targets)
-        self._count_places()
+        self._spokes.count(self.stats)
         return HubStatus(self._drafter.name, deepcopy(self.stats))
 
     def check_integrity(self) -> None:
@@ -243,15 +216,16 @@ class DraftHub:
         link = self._link(key)
         if link.receive(message) is None:
             return
-        held, has_place = self._sessions.get(key), self._has_place(key.session_id, now)
+        held, has_place = self._sessions.get(key), self._spokes.has_place(key.session_id, now)
         if has_place and held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
             self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now)
             return
         self._drop(key)
-        if not has_place or len(self._sessions) >= self._max_tags or now < self._paused_until_s:
+        if not has_place or len(self._sessions) >= self._config.max_tags or now < self._paused_until_s:
             self._decline(key, link, now)
             return
-        session = self._sessions[key] = DraftSession(key, message, link, self._spokes[key.session_id].limits, now)
+        spoke = self._spokes[key.session_id]
+        session = self._sessions[key] = DraftSession(key, message, link, spoke.limits, now, spoke.ahead.copy())
         self._ask(session, message.budget, now)
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
@@ -266,12 +240,11 @@ class DraftHub:
     def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         if token_ids:
-            if session.in_verification is not None:
-                self._spokes[session.key.session_id].add_round(len(token_ids), now - session.proposed_s)
-            session.note_verdict(len(token_ids) - 1, now)
+            self._rounds.add_verdict(session, len(token_ids), now)
             self._drafter.reroot(session, token_ids)
+            self.stats.num_wasted_nodes += session.num_wasted
         self._ask(session, budget, now)
-        if budget.num_draft_tokens:
+        if budget.num_draft_tokens and not session.is_rationed:
             self._ledger.add_outcome(is_hit=session.request is None)
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
@@ -280,7 +253,7 @@ class DraftHub:
             if link.gap:
                 self._drop(key)
                 self._reply(key.session_id, link.send(link.gap))
-        elif self._has_place(key.session_id, now):
+        elif self._spokes.has_place(key.session_id, now):
             self._continue(self._sessions[key], message.token_ids, message.budget, now)
         else:
             self._drop(key)
@@ -294,9 +267,14 @@ class DraftHub:
             self._buffer.update(session)
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        spoke = self._spokes[session.key.session_id]
+        session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
+        self.stats.num_rationed += session.is_rationed
         self._drafter.ask(session, budget, now)
-        if session.request and self._is_ready(session, session.request, now):
-            self._propose(session, session.request, now)
+        if session.request is not None:
+            session.request.is_urgent = spoke.is_behind
+        if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
+            self._rounds.add_wait(now)
         self._buffer.update(session)
 
     def _run_layer(self, now: float) -> None:
@@ -305,30 +283,27 @@ class DraftHub:
         self._ledger.add_layer(now, end, layer)
         self._buffer.note_time(layer, end - now)
         for session in sessions:
-            if session.request and self._is_ready(session, session.request, end):
-                self._propose(session, session.request, end)
+            if self._propose_if_ready(session, end):
                 self._buffer.update(session)
         self._buffer.land()
         self._take_stock(end)
 
-    def _is_ready(self, session: DraftSession, request: DraftRequest, now: float) -> bool:
-        """Whether to propose now. A chain that runs ahead is never waited for (AMUSD, Algorithm 1)."""
-        if session.is_complete or self._run_ahead_mode == "off":
-            return session.is_complete
-        num_known = session.num_known
-        if self._run_ahead_mode == "chain" or not num_known:
-            return num_known > 0
-        return not session.pace.pays_to_wait(num_known, self.stats.t_s.value, now - request.arrived_s)
-
-    def _run_ahead(self, now: float, is_in_vain: Callable[[], bool] | None) -> None:
+    def _run_layer_ahead(self, now: float, is_in_vain: Callable[[], bool] | None) -> None:
         try:
             num_nodes = self._buffer.run_ahead(AHEAD_WIDTH, is_in_vain)
         except ForwardGivenUp:
             num_nodes = 0
-        end, num_sessions = self._clock(), len(self._buffer.land())
-        if num_sessions:
-            self._ledger.add_ahead(now, end, num_sessions, num_nodes)
+        end, sessions = self._clock(), self._buffer.land()
+        if sessions:
+            self._rounds.add_layer_ahead(sessions, num_nodes, now, end)
         self._take_stock(end)
+
+    def _propose_if_ready(self, session: DraftSession, now: float) -> bool:
+        return_s = self._spokes[session.key.session_id].return_s
+        is_ready = session.is_ready(now, self.stats.t_s.value, return_s)
+        if is_ready and session.request is not None:
+            self._propose(session, session.request, now)
+        return is_ready
 
     def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
         link = session.link
@@ -339,38 +314,8 @@ class DraftHub:
         drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
         proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s, drawn=drawn)
         self._reply(session.key.session_id, link.send(proposal))
-        self._ledger.add_proposal(now, tree.num_draft_tokens)
-        if request.started_s is not None:
-            self._ledger.add_service(queue_s, service_s, request.has_prefill)
-        if not request.has_prefill:
-            self._spokes[session.key.session_id].add_proposal(request.num_layers)
+        self._rounds.add_proposal(session, request, tree, now)
         session.settle(now)
-
-    def _has_place(self, session_id: SessionId, now: float) -> bool:
-        """Whether the target is drafted for: it may ask for it with every tag."""
-        if self._places is None or self._places.is_held(session_id):
-            return True
-        return self._places.ask(session_id, self._load(), now)
-
-    def _load(self) -> Load:
-        num_tags = Counter(key.session_id for key in self._sessions)
-        demands = {name: spoke.demand(num_tags[name]) for name, spoke in self._spokes.items()}
-        return Load(
-            {name: demand for name, demand in demands.items() if demand is not None},
-            {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
-            frozenset(num_tags),
-            self._buffer.layer_cost,
-        )
-
-    def _count_places(self) -> None:
-        load = self._load()
-        demands = [demand for name, demand in load.demands.items() if name in load.busy]
-        if demands and load.cost is not None:
-            one = typical(demands)
-            service_s = one.num_layers * load.cost.alone_s
-            self.stats.num_full = num_full(service_s, one.return_s) if service_s else 0
-        if self._places is not None:
-            self.stats.num_places, self.stats.num_max = self._places.num_held, self._places.num_max
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)
@@ -382,6 +327,7 @@ class DraftHub:
         if session is not None:
             self._buffer.remove(session)
             self._spokes[key.session_id].remember(session.link)
+            self._spokes[key.session_id].ahead = session.ahead
 
     def _reply(self, session_id: SessionId, message: HubToTarget) -> None:
         self._outbox.append((session_id, message))
@@ -389,6 +335,7 @@ class DraftHub:
     def _take_stock(self, now: float) -> None:
         self.stats.num_targets = len(self._spokes)
         self.stats.num_tags = len(self._sessions)
+        self.stats.max_batch = self._buffer.max_sessions or 0
         self.stats.num_waiting = self._buffer.num_waiting
         is_busy = self._buffer.owes_growth or self._buffer.can_run_ahead
         self._ledger.mark(now, is_idle=bool(self._sessions) and not is_busy)

@@ -35,6 +35,7 @@ class Load:
     plain_tokens_per_s: Mapping[SessionId, float]  # of targets that have said it
     busy: frozenset[SessionId]  # targets with tags
     cost: LayerCost | None  # None: no layer has been drafted yet
+    max_sessions: int | None = None  # in one layer; None = all
 
 
 @dataclass(slots=True)
@@ -48,12 +49,10 @@ class Places:
 
     Args:
         admission: as many places as this; or as many as N_max.
-        max_sessions: in one layer, at most.
     """
 
-    def __init__(self, admission: Admission, max_sessions: int | None) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
-        self._max_sessions = max_sessions
         self._held: dict[SessionId, _Place] = {}  # first come first
         self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
@@ -93,8 +92,8 @@ class Places:
         measured = self._measured(load)
         if not measured or load.cost is None:
             return
-        self.num_max = num_max(measured, load.cost, self._max_sessions, MAX_COUNTED)
-        if all_gain(measured, load.cost, self._max_sessions, -MARGIN):
+        self.num_max = num_max(measured, load.cost, load.max_sessions, MAX_COUNTED)
+        if all_gain(measured, load.cost, load.max_sessions, -MARGIN):
             self._losing_since_s = None
             return
         if self._losing_since_s is None:
@@ -113,7 +112,7 @@ class Places:
         supposed = typical(measured)
         unmeasured = [supposed] * (len(self._held) - len(measured))
         own = load.demands.get(target) or _with_speed(supposed, load.plain_tokens_per_s.get(target, 0.0))
-        return all_gain([*measured, *unmeasured, own], load.cost, self._max_sessions, MARGIN)
+        return all_gain([*measured, *unmeasured, own], load.cost, load.max_sessions, MARGIN)
 
     def _measured(self, load: Load) -> list[Demand]:
         return [load.demands[target] for target in self._held if target in load.demands]

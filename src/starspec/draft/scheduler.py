@@ -39,6 +39,7 @@ class SessionView:
     last_used_s: float  # when it last sent a request or got a proposal
     is_delayed: bool = False  # a layer for its request had a prompt in it
     is_begun: bool = False  # it was in a layer for its request
+    is_urgent: bool = False  # its target's rounds were longer than they are to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

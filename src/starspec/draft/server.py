@@ -10,7 +10,7 @@ import structlog
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import admit
-from starspec.draft.build import build_hub, load_drafter, terms_of
+from starspec.draft.build import build_hub, load_drafter, terms_of, with_known_run_ahead
 from starspec.draft.loop import HubLoop
 from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
@@ -42,7 +42,8 @@ class DraftServer:
         target: str | None = None,
         trace: Tracer | None = None,
     ) -> None:
-        keys = load_keys(config.keys, "hub")  # first: a missing key is known at once, a model takes a while
+        config = with_known_run_ahead(config, speculative)  # first: a mistake is known at once, a model takes a while
+        keys = load_keys(config.keys, "hub")
         loaded = load_drafter(speculative, model, config.max_tags, target)
         hub = build_hub(loaded, config, trace=trace)
         self._is_stopping = threading.Event()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starspec.cache.features import FeatureTail
+from starspec.draft.ahead import AheadChoice
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.pace import Pace
 from starspec.draft.scheduler import TagKey
 from starspec.errors import OurBug
-from starspec.speculation.budget import DraftBudget, Opinion
+from starspec.speculation.budget import NO_DRAFT, DraftBudget, Opinion
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open
 from starspec.wire.session import TagSession, TagState
 
-NOTHING = DraftBudget.chain(0)
+NUM_OUTCOMES = 4  # guesses of each token, to prepare outcomes: with a fifth, so few verdicts more are prepared for
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,6 @@ class DraftLimits:
     max_draft_tokens: int  # of one proposal
     target_vocab_size: int  # token ids below this are the target's
     feature_window: int = 0  # positions whose features are kept
-    num_outcomes: int = 0  # guesses wanted of each token, at least, so that what is not proposed can be prepared for
 
 
 @dataclass(slots=True)
@@ -37,14 +38,25 @@ class DraftRequest:
 
     budget: DraftBudget
     arrived_s: float
+    began_s: float | None = None  # its round: when the proposal before was made; None if there was none to verify
     started_s: float | None = None  # start of its first layer
     has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
     num_layers: int = 0  # of its service
+    is_urgent: bool = False  # the target is behind its latency objective
 
     def times(self, now: float) -> tuple[float, float]:
         """Seconds in the queue and seconds of service, if the proposal is made now."""
         started_s = now if self.started_s is None else self.started_s
         return max(0.0, started_s - self.arrived_s), max(0.0, now - started_s)
+
+
+class InVerification(NamedTuple):
+    """A proposal whose verdict is to come."""
+
+    budget: DraftBudget
+    num_tokens: int  # of a chain; 0 of a tree
+    num_forwarded: int  # nodes, when it was made; whatever is forwarded after that runs ahead
+    since_s: float
 
 
 class DraftSession:
@@ -57,7 +69,15 @@ class DraftSession:
     The tree stays after it has been proposed: the verdict tells how much of it, and of its K/V, remains true.
     """
 
-    def __init__(self, key: TagKey, opened: Open, link: TagSession, limits: DraftLimits, now: float) -> None:
+    def __init__(
+        self,
+        key: TagKey,
+        opened: Open,
+        link: TagSession,
+        limits: DraftLimits,
+        now: float,
+        ahead: AheadChoice | None = None,
+    ) -> None:
         self.key = key
         self.link = link
         self.law = opened.law
@@ -70,10 +90,12 @@ class DraftSession:
         self.row: int | None = None
         self.is_read = False  # once since it got its row, this held all that had been committed
         self.request: DraftRequest | None = None
-        self.in_verification: DraftBudget | None = None  # of the tree that was proposed, until its verdict comes
+        self.in_verification: InVerification | None = None
         self.pace = Pace()
-        self.opinion = NOTHING.opinion  # what is asked about each node
-        self._num_proposed, self._proposed_s = 0, now
+        self.ahead = ahead or AheadChoice("off")
+        self.is_rationed = False  # the target has had its share: the next proposal is to be empty
+        self.num_wasted = 0  # nodes forwarded ahead of the last verdict that it ruled out
+        self.opinion = NO_DRAFT.opinion  # what is asked about each node
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
@@ -99,7 +121,7 @@ class DraftSession:
     @property
     def budget(self) -> DraftBudget:
         """Of the proposal that is owed, as far as this drafter can go; nothing if none is owed."""
-        return NOTHING if self.request is None else self.request.budget
+        return NO_DRAFT if self.request is None else self.request.budget
 
     @property
     def to_forward(self) -> list[int]:
@@ -110,11 +132,6 @@ class DraftSession:
     def is_complete(self) -> bool:
         """Whether the tree is as large as asked for, or as it can get."""
         return not self.to_forward
-
-    @property
-    def proposed_s(self) -> float:
-        """When the proposal in verification was made."""
-        return self._proposed_s
 
     @property
     def num_known(self) -> int:
@@ -144,13 +161,37 @@ class DraftSession:
         return message.token_ids[: len(self.token_ids)] == self.token_ids
 
     def ask(self, budget: DraftBudget, now: float) -> None:
-        """Owe a proposal from now on, or none. Replaces what was owed before."""
-        fitting = budget.limited(num_draft_tokens=self._limits.max_draft_tokens, num_steps=self.room)
-        self.request = DraftRequest(fitting, now) if budget.num_draft_tokens else None
+        """Owe a proposal from now on, or none. Replaces what was owed before.
+
+        Without draft tokens in it, if `is_rationed`.
+        """
+        max_draft_tokens = 0 if self.is_rationed else self._limits.max_draft_tokens
+        fitting = budget.limited(num_draft_tokens=max_draft_tokens, num_steps=self.room)
+        self.request = None
+        if budget.num_draft_tokens:
+            began_s = None if self.in_verification is None else self.in_verification.since_s
+            self.request = DraftRequest(fitting, now, began_s)
         self.in_verification = None
         if self.request is not None:
             self.opinion = self._opinion(fitting)
         self.last_used_s = now
+
+    def is_ready(self, now: float, layer_s: float, return_s: float | None) -> bool:
+        """Whether to hand over now what is owed. A chain that runs ahead is never waited for (AMUSD, Algorithm 1).
+
+        Args:
+            layer_s: t_s.
+            return_s: Z of the target; None = not known.
+        """
+        if self.request is None:
+            return False
+        num_known = 0 if self.ahead.mode == "off" else self.num_known
+        if self.is_complete or not num_known:
+            return self.is_complete
+        if self.ahead.mode == "chain":
+            return True
+        away_s = None if return_s is None else return_s + now - self.request.arrived_s
+        return away_s is not None and not self.pace.pays_to_wait(num_known, layer_s, away_s)
 
     def begin(self, now: float, has_prefill: bool) -> None:
         """A layer for the proposal that is owed starts now, with a prompt in it or without."""
@@ -161,22 +202,21 @@ class DraftSession:
 
     def settle(self, now: float) -> None:
         """The proposal that was owed is made."""
-        self.in_verification = None if self.request is None else self.request.budget
-        self._num_proposed, self._proposed_s = self.num_known, now
+        if self.request is not None:
+            self.in_verification = InVerification(self.request.budget, self.num_known, len(self.tree.forwarded), now)
         self.request = None
         self.last_used_s = now
-
-    def note_verdict(self, num_accepted: int, now: float) -> None:
-        """The verdict on what was proposed is here; to be called before it is committed."""
-        if self.in_verification is not None and self._num_proposed:
-            self.pace.add_round(self._num_proposed, min(num_accepted, self._num_proposed), now - self._proposed_s)
 
     def reroot(self, token_ids: list[int]) -> Survivors:
         """Commit what the target committed. Returns: what of the tree's K/V is still true.
 
-        Effects: `token_ids`, `tree`, the counts. Does not touch the row.
+        Effects: `token_ids`, `tree`, `num_wasted`, the counts. Does not touch the row.
         """
+        num_forwarded = len(self.tree.forwarded)
         survivors = self.tree.reroot(token_ids)
+        first_ahead = num_forwarded if self.in_verification is None else self.in_verification.num_forwarded
+        num_used = sum(slot >= first_ahead for slot in (*survivors.path, *survivors.kept))
+        self.num_wasted = max(0, num_forwarded - first_ahead - num_used)
         self.token_ids += token_ids
         if self.is_drawn:
             self._dice = dice_after(self._dice, token_ids)
@@ -187,15 +227,15 @@ class DraftSession:
 
     def to_prepare(self, num_nodes: int) -> list[int]:
         """At most so many nodes that the next proposal may miss; [] if none is in verification."""
-        if self.in_verification is None or not self.tree.is_rooted:
+        if self.in_verification is None or not self.tree.is_rooted or self.ahead.mode == "off":
             return []
-        return self.tree.to_prepare(self.in_verification, num_nodes)
+        return self.tree.to_prepare(self.in_verification.budget, num_nodes)
 
     def _opinion(self, budget: DraftBudget) -> Opinion:
         """As the budget says, or wider where outcomes are prepared for; drawn children are as many as the law says."""
-        if self._limits.num_outcomes == 0 or self.is_drawn:
+        if self.ahead.mode != "outcomes" or self.is_drawn:
             return budget.opinion
-        return Opinion(max(budget.top_k, self._limits.num_outcomes))
+        return Opinion(max(budget.top_k, NUM_OUTCOMES))
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless tokens, tree, request and link agree."""

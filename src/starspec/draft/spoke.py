@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from starspec.draft.ahead import AheadChoice
 from starspec.draft.capacity import Demand
+from starspec.draft.rate_limit import TokenBucket
 from starspec.draft.session import DraftLimits
 from starspec.ids import Tag, TargetId
 from starspec.speculation.stats import Mean
@@ -17,23 +19,60 @@ class Spoke:
 
     A link outlives its draft session for a while: a late message of a closed tag is then known to be late, and
     does not open the tag again.
+
+    Args:
+        limits: of its sessions.
+        ahead: of its first session.
+        bucket: what it may have drafted; None = all that it asks for.
+        objective_s: the longest rounds that it is to have; None = any.
     """
 
-    def __init__(self, target_id: TargetId, limits: DraftLimits) -> None:
+    def __init__(
+        self,
+        target_id: TargetId,
+        limits: DraftLimits,
+        ahead: AheadChoice,
+        bucket: TokenBucket | None = None,
+        objective_s: float | None = None,
+    ) -> None:
         self.target_id = target_id
         self.limits = limits  # of its sessions
+        self.ahead = ahead  # of the session that ended last: its next one goes on from there
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
-        self._layers, self._return, self._tokens = Mean(), Mean(), Mean()
+        self._bucket = bucket
+        self._objective_s = objective_s
+        self._layers, self._return, self._tokens, self._round = Mean(), Mean(), Mean(), Mean()  # of a round
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
-    def add_proposal(self, num_layers: int) -> None:
-        """One was made in so many layers, none of them with a prompt."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether its rounds are longer than its latency objective, if it has one."""
+        return self._objective_s is not None and self._round.value > self._objective_s
+
+    def may_draft(self, now: float) -> bool:
+        """Whether its rate limit, if it has one, leaves it a proposal."""
+        return self._bucket is None or self._bucket.has_some(now)
+
+    def add_proposal(self, num_draft_tokens: int) -> None:
+        """One was made."""
+        if self._bucket is not None:
+            self._bucket.take(num_draft_tokens)
+
+    def add_service(self, num_layers: int, round_s: float | None) -> None:
+        """A proposal was made in so many layers, none of them with a prompt, so long after the one before."""
         self._layers.add(num_layers)
+        if round_s is not None:
+            self._round.add(round_s)
 
     def add_round(self, num_tokens: int, return_s: float) -> None:
         """The verdict on a proposal came after so long, with so many tokens."""
         self._return.add(return_s)
         self._tokens.add(num_tokens)
+
+    @property
+    def return_s(self) -> float | None:
+        """Z: from a proposal to its verdict; None until the first."""
+        return self._return.value if self._return.count else None
 
     def demand(self, num_sessions: int) -> Demand | None:
         """What this target asks for with so many sessions; None if too little is known.

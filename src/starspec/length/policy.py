@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from starspec.config import SpeculativeConfig
-from starspec.speculation.budget import DraftBudget
-
-NO_DRAFT: Final = DraftBudget.chain(0)
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

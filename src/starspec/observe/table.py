@@ -76,9 +76,11 @@ def _hub_story(status: HubStatus | None, state: str) -> str:
     if status is None:
         return state
     stats = status.stats
+    ahead = f"{stats.hit_rate:.0%} hits ahead, {stats.saved_s:.1f} s saved, " if stats.num_ahead_nodes else ""
     return (
         f"{status.draft_name}: load {stats.load:.0%}, T_idle {stats.idle_s:.1f} s, t_s {_ms(stats.t_s.value)} ms, "
-        f"{stats.sessions_per_layer.value:.1f} sessions a layer, {stats.num_targets} targets, {stats.num_tags} tags"
+        f"{ahead}{stats.sessions_per_layer.value:.1f} sessions a layer, "
+        f"{stats.num_targets} targets, {stats.num_tags} tags"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
 PROPOSED_SHARE = 0.25
@@ -79,3 +79,7 @@ class DraftBudget:
         if (nodes, steps) == (self.num_draft_tokens, self.num_steps):
             return self
         return replace(self, num_draft_tokens=nodes, num_steps=steps)
+
+
+NO_DRAFT: Final = DraftBudget.chain(0)
+"""Asks for no proposal."""

@@ -200,6 +200,7 @@ class HubStats:
     t_s: Mean = field(default_factory=Mean)  # one draft layer (one batched forward)
     service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first layer to proposal
     queue: Mean = field(default_factory=Mean)  # arrival to first layer
+    max_batch: int = 0  # sessions in the next layer, at most; 0 = all that wait
     sessions_per_layer: Mean = field(default_factory=Mean)
     busy_s: float = 0.0  # total seconds of drafting for those that wait
     ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while nobody waited
@@ -209,6 +210,8 @@ class HubStats:
     num_proposals: int = 0
     num_draft_tokens: int = 0
     num_ahead_nodes: int = 0  # forwarded ahead of verdicts
+    num_wasted_nodes: int = 0  # of these, those that their verdicts ruled out
+    saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
     num_outcomes: int = 0  # verdicts that asked for a proposal
     num_hits: int = 0  # of these, those whose proposal was ready
     num_frames_rejected: int = 0
@@ -219,6 +222,7 @@ class HubStats:
     num_full: int = 0  # N_full (eq. 12); 0 = not known
     num_max: int = 0  # N_max (section 4.2), where targets are admitted by it; 0 = not known
     num_declined: int = 0  # times that a tag was declined for want of room
+    num_rationed: int = 0  # requests that a rate limit left without a draft token
     fairness: float = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight
 
     @property

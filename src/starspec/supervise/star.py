@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from starspec.config import MAX_DRAFT_TOKENS, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import MAX_DRAFT_TOKENS, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig, nearest
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 
@@ -27,6 +27,8 @@ class StarConfig:
     num_targets: int
     target: TargetConfig  # limits of each target
     speculative: SpeculativeConfig | None  # None: no hub, targets decode plainly
+    hub: HubConfig = field(default_factory=HubConfig)  # its policies; addresses and limits are the star's
+    kv_budget_bytes: int | None = None  # as ModelConfig.kv_budget_bytes, of the draft
     draft_device: str  # as ModelConfig.device
     draft_num_threads: int | None = None  # as ModelConfig.num_threads
     num_draft_rows: int  # sessions that the draft can grow at once
@@ -42,6 +44,12 @@ class StarConfig:
             raise ConfigError(f"a star needs at least one target, got {self.num_targets}")
         if self.speculative is not None and self.speculative.remote.endpoint is not None:
             raise ConfigError("remote.endpoint names a hub elsewhere, but `starspec up` starts its own: leave it out")
+        if self.speculative is None and (self.hub != HubConfig() or self.kv_budget_bytes is not None):
+            raise ConfigError("options of the draft server need one: give --draft MODEL, or --spec-method ngram")
+        names = [target_name(number) for number in range(self.num_targets)]
+        for name in (*self.hub.weights, *self.hub.slo_round_ms, *self.hub.rate_limits):
+            if name not in names:
+                raise ConfigError(f"there is no target '{name}' in this star{nearest(name, names)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +107,24 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
         *("--max-draft-tokens", str(MAX_DRAFT_TOKENS)),  # a request may ask for more than the star's own choice
         *_if_given("--max-model-len", speculative.max_model_len or star.model.max_model_len),
         *_if_given("--num-threads", star.draft_num_threads),
+        *_if_given("--kv-budget", star.kv_budget_bytes),
+        *_policies(star.hub),
     ]
     # a hub only ever makes targets faster: without it they go on
     return _spec(star, HUB, "draft", arguments, environment, stop_stage=HUB_STAGE, is_essential=False)
 
 
+def _policies(hub: HubConfig) -> list[str]:
+    by_name = {"--weights": hub.weights, "--slo-round-ms": hub.slo_round_ms, "--rate-limit": hub.rate_limits}
+    return [
+        *("--run-ahead", hub.run_ahead, "--max-batch", str(hub.max_batch)),
+        *("--scheduling", hub.scheduling, "--admission", str(hub.admission)),
+        *(word for flag, numbers in by_name.items() if numbers for word in (flag, _numbers(numbers))),
+    ]
+
+
 def _target(star: StarConfig, ports: StarPorts, number: int, environment: dict[str, str]) -> ChildSpec:
-    name, batching = f"target-{number}", star.target.batching
+    name, batching = target_name(number), star.target.batching
     arguments = [
         *("--target", star.model.model, "--name", name),
         *("--host", LOOPBACK, "--port", str(ports.targets[number])),
@@ -158,6 +177,11 @@ def _spec(
     )
 
 
+def target_name(number: int) -> str:
+    """As the hub, the metrics and the table know it."""
+    return f"target-{number}"
+
+
 def trace_part(folder: Path, name: str) -> Path:
     """Where the process of that name writes its part of the trace."""
     return folder / f"{name}.json"
@@ -170,6 +194,10 @@ def _json(speculative: SpeculativeConfig) -> str:
 def _of_spoke(speculative: SpeculativeConfig) -> SpeculativeConfig:
     """What a target needs to know: how the hub drafts is the hub's business."""
     return replace(speculative, method="draft_model", model=None, quantization="none")
+
+
+def _numbers(by_name: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={number!r}" for name, number in by_name.items())
 
 
 def _if_given(flag: str, value: int | None) -> tuple[str, ...]:

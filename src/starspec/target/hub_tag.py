@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from starspec.config import SampleMethod
-from starspec.length.policy import NO_DRAFT
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.target.sequence import Sequence, SequenceState
 from starspec.target.told_features import ToldFeatures
 from starspec.wire.messages import Close, Open, Proposal, TargetToHub, TreeShape, Verdict

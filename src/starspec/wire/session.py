@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 from starspec.config import SampleMethod
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import NO_DRAFT
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 
 TagMessage = Open | Verdict | Close | Proposal | Reopen
@@ -101,7 +101,7 @@ class TagSession:
         self.epoch = Epoch(0)  # of the newest message of the target that this end knows; 0 = none yet
         self.prefix_len = 0  # committed tokens at that epoch
         self.state = TagState.ABSENT
-        self.wanted = DraftBudget.chain(0)  # what the target asked for in this epoch
+        self.wanted = NO_DRAFT  # what the target asked for in this epoch
         self.method: SampleMethod = "coupled"  # how it verifies
         self.num_stale = 0  # messages dropped by rule 2
         self._reopen_floor = Epoch(1)  # target: a Reopen from before this epoch is old news

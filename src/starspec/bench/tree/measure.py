@@ -19,7 +19,7 @@ from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.length.policy import FixedLength
 from starspec.local_star import NO_DEADLINE_S, LocalHub
 from starspec.models.eagle_load import is_head
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.stats import TargetStats
 from starspec.target.remote_drafts import RemoteDrafts
 
@@ -181,7 +181,7 @@ def _run(
         bench.links[shape].num_bytes = 0
     timed = run_in_turns(methods, Work(jobs, []), num_repeats, lambda what: advance(what, None))
     plain = timed[key(bench.plain)]
-    rows = [tree_row(stage, temperature, PLAIN, DraftBudget.chain(0), plain, plain, None)]
+    rows = [tree_row(stage, temperature, PLAIN, NO_DRAFT, plain, plain, None)]
     for shape in shapes:
         num_bytes = bench.links[shape].num_bytes / num_repeats
         rows.append(tree_row(stage, temperature, name_of(shape), shape, timed[name_of(shape)], plain, num_bytes))

@@ -1,0 +1,103 @@
+"""Whether a hub runs ahead for a session, and how, where that is chosen by what it is worth (ADR 15).
+
+Worth is a rate: tokens that rounds are likely to emit, over the seconds that they took, and that others waited for
+layers ahead of this session. So a hit counts for the layers that it saves; a target that is slower while the hub drafts
+on its cores counts against it; and so does a layer ahead that somebody's request had to wait for.
+
+                  after `patience` rounds
+    SETTLED ─────────────────────────────────> ON TRIAL another mode, for NUM_ROUNDS rounds
+       ^    the better of the two by MARGIN stays    │
+       └─────────────────────────────────────────────┘    a trial that fails doubles the patience, else it halves
+
+A trial is only ever compared with the rounds just before it: load changes, and what was measured under another is
+worth nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from starspec.config import AheadMode, RunAhead
+
+NUM_ROUNDS: Final = 24  # that two modes are compared by
+NUM_SKIPPED: Final = 2  # after a change of mode: the tree of the mode before is still there
+MAX_PATIENCE: Final = 768  # rounds between trials: then those that fail are one round in 32
+MARGIN: Final = 0.05  # of the rate: a mode must be better by so much, or the one before stays: rounds are not alike
+IN_TURN: Final[dict[AheadMode, AheadMode]] = {"off": "outcomes", "outcomes": "chain", "chain": "off"}
+
+
+class _Round(NamedTuple):
+    num_emitted: float
+    seconds: float
+
+
+class AheadChoice:
+    """The mode of one session, from its first round to its last.
+
+    Args:
+        run_ahead: a mode to stay in; or auto, which begins with off.
+    """
+
+    def __init__(self, run_ahead: RunAhead) -> None:
+        self.mode: AheadMode = "off" if run_ahead == "auto" else run_ahead
+        self._is_auto = run_ahead == "auto"
+        self._settled = self.mode
+        self._candidate = IN_TURN[self.mode]
+        self._settled_rate = 0.0  # before the trial
+        self._patience = self._num_left = NUM_ROUNDS
+        self._num_to_skip = 0
+        self._rounds: deque[_Round] = deque(maxlen=NUM_ROUNDS)
+        self._owed_s = 0.0
+
+    def copy(self) -> AheadChoice:
+        """For another session like this one: what is known goes on from here."""
+        other = AheadChoice("auto" if self._is_auto else self.mode)
+        vars(other).update(vars(self), _rounds=self._rounds.copy(), _owed_s=0.0)
+        return other
+
+    def charge(self, seconds: float) -> None:
+        """Somebody waited for a layer ahead of this session."""
+        self._owed_s += seconds
+
+    def add_round(self, num_emitted: float, seconds: float) -> None:
+        """A round is over, from one proposal to the next. Effects: perhaps the mode, from the next round on.
+
+        Args:
+            num_emitted: tokens that a round with such a proposal is likely to emit.
+        """
+        owed_s, self._owed_s = self._owed_s, 0.0
+        if not self._is_auto:
+            return
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            return
+        self._rounds.append(_Round(num_emitted, seconds + owed_s))
+        self._num_left -= 1
+        if self._num_left <= 0:
+            if self.mode == self._settled:
+                self._begin_trial()
+            else:
+                self._end_trial()
+
+    def _begin_trial(self) -> None:
+        self._settled_rate = self._rate()
+        self._enter(self._candidate, NUM_ROUNDS)
+
+    def _end_trial(self) -> None:
+        is_better = self._rate() > (1.0 + MARGIN) * self._settled_rate
+        patience = self._patience / 2 if is_better else self._patience * 2
+        self._patience = min(max(NUM_ROUNDS, int(patience)), MAX_PATIENCE)
+        self._settled = self.mode if is_better else self._settled
+        following = IN_TURN[self._candidate]
+        self._candidate = IN_TURN[following] if following == self._settled else following
+        self._enter(self._settled, self._patience)
+
+    def _enter(self, mode: AheadMode, num_rounds: int) -> None:
+        self._num_to_skip = 0 if mode == self.mode else NUM_SKIPPED
+        self.mode, self._num_left = mode, num_rounds
+        self._rounds.clear()
+
+    def _rate(self) -> float:
+        seconds = sum(each.seconds for each in self._rounds)
+        return sum(each.num_emitted for each in self._rounds) / seconds if seconds else 0.0

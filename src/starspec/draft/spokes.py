@@ -1,0 +1,104 @@
+"""All targets of a hub: what they ask of it together, and which of them it drafts for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from starspec.config import HubConfig
+from starspec.draft.ahead import AheadChoice
+from starspec.draft.buffer import RequestBuffer
+from starspec.draft.capacity import num_full, typical
+from starspec.draft.places import Load, Places
+from starspec.draft.rate_limit import TokenBucket
+from starspec.draft.scheduler import TagKey
+from starspec.draft.session import DraftLimits
+from starspec.draft.spoke import Spoke
+from starspec.errors import OurBug
+from starspec.ids import SessionId, TargetId
+from starspec.speculation.stats import HubStats
+
+
+class Spokes:
+    """The targets, by session.
+
+    Args:
+        config: how many of them are drafted for at once, and what single ones are promised.
+        tags: of all targets' sessions; changed by others.
+        buffer: knows what layers cost; changed by others.
+    """
+
+    def __init__(
+        self,
+        config: HubConfig,
+        tags: Collection[TagKey],
+        buffer: RequestBuffer,
+    ) -> None:
+        self._config = config
+        # of a name, and not of a session: who connects anew has not got more
+        self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
+        self._spokes: dict[SessionId, Spoke] = {}
+        self._places = None if config.admission == "off" else Places(config.admission)
+        self._tags = tags
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self._spokes)
+
+    def __contains__(self, session_id: SessionId) -> bool:
+        return session_id in self._spokes
+
+    def __getitem__(self, session_id: SessionId) -> Spoke:
+        return self._spokes[session_id]
+
+    def join(self, session_id: SessionId, target_id: TargetId, limits: DraftLimits) -> None:
+        """A target comes. Raises: OurBug if it is there."""
+        if session_id in self._spokes:
+            raise OurBug(f"session {session_id} of target {target_id} joins twice")
+        objective_ms = self._config.slo_round_ms.get(target_id)
+        self._spokes[session_id] = Spoke(
+            target_id,
+            limits,
+            AheadChoice(self._config.run_ahead),
+            self._buckets.get(target_id),
+            None if objective_ms is None else objective_ms / 1e3,
+        )
+
+    def leave(self, session_id: SessionId) -> None:
+        """A target is gone. Idempotent."""
+        self._spokes.pop(session_id, None)
+        if self._places is not None:
+            self._places.leave(session_id)
+
+    def has_place(self, session_id: SessionId, now: float) -> bool:
+        """Whether the target is drafted for: it may ask for it with every tag."""
+        if self._places is None or self._places.is_held(session_id):
+            return True
+        return self._places.ask(session_id, self._load(), now)
+
+    def review(self, now: float) -> None:
+        """Take back places that others need more, if it is time to look."""
+        if self._places is not None and self._places.is_review_due(now):
+            self._places.review(self._load(), now)
+
+    def count(self, stats: HubStats) -> None:
+        """Say what is known of how many targets there may be. Effects: the statistics."""
+        load = self._load()
+        demands = [demand for name, demand in load.demands.items() if name in load.busy]
+        if demands and load.cost is not None:
+            one = typical(demands)
+            service_s = one.num_layers * load.cost.alone_s
+            stats.num_full = num_full(service_s, one.return_s) if service_s else 0
+        if self._places is not None:
+            stats.num_places, stats.num_max = self._places.num_held, self._places.num_max
+
+    def _load(self) -> Load:
+        num_tags = Counter(key.session_id for key in self._tags)
+        demands = {name: spoke.demand(num_tags[name]) for name, spoke in self._spokes.items()}
+        return Load(
+            {name: demand for name, demand in demands.items() if demand is not None},
+            {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
+            frozenset(num_tags),
+            self._buffer.layer_cost,
+            self._buffer.max_sessions,
+        )

@@ -1,0 +1,140 @@
+"""Running ahead is chosen by what it is worth: to whom it pays it stays, whom it costs it leaves, and nobody flaps."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from draft_toys import ToyStar, ToyTag, logits_after
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.config import AheadMode
+from starspec.draft.ahead import MARGIN, MAX_PATIENCE, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
+from starspec.wire.messages import Proposal
+
+TRIAL = NUM_ROUNDS + NUM_SKIPPED
+MODES: tuple[AheadMode, ...] = ("off", "chain", "outcomes")
+
+
+def live(choice: AheadChoice, seconds: dict[AheadMode, float], num_rounds: int, noise: float = 0.0) -> list[AheadMode]:
+    """The modes of so many rounds that take so long each."""
+    dice, modes = random.Random(1), list[AheadMode]()
+    for _ in range(num_rounds):
+        modes.append(choice.mode)
+        choice.add_round(3.0, seconds[choice.mode] * (1.0 + noise * dice.uniform(-1.0, 1.0)))
+    return modes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_is_told_how_to_run_ahead_does_so(mode: AheadMode) -> None:
+    assert set(live(AheadChoice(mode), {"off": 1.0, "chain": 2.0, "outcomes": 3.0}, 500)) == {mode}
+
+
+@given(st.fixed_dictionaries({mode: st.floats(0.01, 0.1) for mode in MODES}))
+def test_in_the_end_no_other_mode_is_better_by_the_margin(seconds: dict[AheadMode, float]) -> None:
+    choice = AheadChoice("auto")
+    live(choice, seconds, 6_000)
+    rounds = Counter(live(choice, seconds, 2 * MAX_PATIENCE))
+    good = sum(num for mode, num in rounds.items() if seconds[mode] <= (1.0 + MARGIN) ** 2 * min(seconds.values()))
+    assert good >= 0.9 * rounds.total()
+
+
+def test_what_pays_is_found_within_a_few_dozen_rounds() -> None:
+    modes = live(AheadChoice("auto"), {"off": 0.042, "chain": 0.040, "outcomes": 0.036}, 400)
+    assert set(modes[:NUM_ROUNDS]) == {"off"}
+    assert modes[NUM_ROUNDS + TRIAL :].count("outcomes") > 0.7 * len(modes[NUM_ROUNDS + TRIAL :])
+
+
+def test_a_session_comes_back_when_it_pays_again() -> None:
+    choice = AheadChoice("auto")
+    modes = live(choice, {"off": 0.03, "chain": 0.04, "outcomes": 0.05}, 4_000)
+    assert modes[-1_000:].count("off") > 900
+    modes = live(choice, {"off": 0.05, "chain": 0.04, "outcomes": 0.03}, 2 * (MAX_PATIENCE + TRIAL) + 500)
+    assert modes[-300:].count("outcomes") > 250
+
+
+def test_noise_makes_nobody_flap() -> None:
+    modes = live(AheadChoice("auto"), dict.fromkeys(MODES, 0.03), 20_000, noise=0.3)
+    num_trials = sum(now != then for then, now in pairwise(modes)) / 2
+    assert num_trials < 20_000 / 300, "one in some hundred rounds"
+
+
+def test_what_others_waited_for_it_counts_against_it() -> None:
+    choice, seconds = AheadChoice("auto"), {"off": 0.040, "chain": 0.036, "outcomes": 0.036}
+    modes = list[AheadMode]()
+    for _ in range(3_000):
+        modes.append(choice.mode)
+        if choice.mode != "off":
+            choice.charge(0.010)
+        choice.add_round(3.0, seconds[choice.mode])
+    assert modes[-1_000:].count("off") > 900
+
+
+def test_a_copy_goes_on_from_where_its_like_has_come() -> None:
+    choice, seconds = AheadChoice("auto"), {"off": 0.04, "chain": 0.05, "outcomes": 0.03}
+    modes = list[AheadMode]()
+    for _ in range(200):  # sessions of five rounds
+        choice = choice.copy()
+        modes += live(choice, seconds, 5)
+    assert modes.count("outcomes") > 700
+
+
+AWAY_S, LAYER_S, NUM_NODES = 0.030, 0.004, 4
+
+
+def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0) -> Counter[AheadMode]:
+    """A target that is away for AWAY_S, and `slow_s` more if the hub runs ahead meanwhile, with short tags.
+
+    It says the draft's choice of that rank after one accepted token. Returns: in which mode its rounds were.
+    """
+    star.runner.layer_s = LAYER_S
+    modes, number, tag = Counter[AheadMode](), 0, ToyTag(1, [1, 2])
+    star.say("a", tag.open(NUM_NODES))
+    for _ in range(num_rounds):
+        while tag.proposal is None:
+            for _, message in star.step():
+                assert tag.receive(message)
+        ((key, session),) = star.hub._sessions.items()
+        modes[session.ahead.mode] += 1
+        back_s, num_ahead = star.clock() + AWAY_S, star.hub.stats.num_ahead_nodes
+        while star.hub.has_work and star.clock() < back_s:
+            assert star.step() == []
+        back_s += slow_s * (star.hub.stats.num_ahead_nodes > num_ahead)
+        star.clock.advance(max(0.0, back_s - star.clock()))
+        accepted = tag.proposal.token_ids[:1]
+        said = int(logits_after([*tag.token_ids, *accepted]).topk(wrong_by + 1).indices[-1])
+        assert isinstance(tag.proposal, Proposal)
+        if len(tag.token_ids) > 40:
+            number += 1
+            star.say("a", tag.close())
+            tag = ToyTag(number + 1, [number % 30, 2])
+            star.say("a", tag.open(NUM_NODES))
+        else:
+            star.say("a", tag.verdict([*accepted, said], NUM_NODES))
+        assert key.session_id == "a"
+    return modes
+
+
+def test_a_session_whose_outcomes_hit_has_them_prepared() -> None:
+    star = ToyStar("a", run_ahead="auto")
+    modes = rounds_of(star, wrong_by=1, num_rounds=600)
+    assert modes["outcomes"] > 300
+    stats = star.hub.stats
+    assert stats.hit_rate > 0.4
+    assert stats.saved_s > 200 * LAYER_S
+    assert 0 < stats.num_wasted_nodes < stats.num_ahead_nodes
+
+
+def test_a_session_whose_target_is_slowed_by_it_is_left_alone() -> None:
+    star = ToyStar("a", run_ahead="auto")
+    assert rounds_of(star, wrong_by=1, num_rounds=600, slow_s=0.03)["off"] > 450
+
+
+def test_off_saves_and_wastes_nothing() -> None:
+    star = ToyStar("a", run_ahead="off")
+    assert rounds_of(star, wrong_by=1, num_rounds=30)["off"] == 30
+    stats = star.hub.stats
+    assert (stats.num_ahead_nodes, stats.num_wasted_nodes, stats.saved_s) == (0, 0, 0.0)
