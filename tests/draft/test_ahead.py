@@ -73,11 +73,11 @@ def test_what_others_waited_for_it_counts_against_it() -> None:
     assert modes[-1_000:].count("off") > 900
 
 
-def test_a_copy_goes_on_from_where_its_like_has_come() -> None:
+def test_sessions_of_a_target_go_on_from_where_the_last_one_has_come() -> None:
     choice, seconds = AheadChoice("auto"), {"off": 0.04, "chain": 0.05, "outcomes": 0.03}
     modes = list[AheadMode]()
     for _ in range(200):  # sessions of five rounds
-        choice = choice.copy()
+        choice = choice.for_another()
         modes += live(choice, seconds, 5)
     assert modes.count("outcomes") > 700
 

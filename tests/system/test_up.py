@@ -210,3 +210,16 @@ def test_a_port_in_use_is_one_sentence() -> None:
         port = taken.getsockname()[1]
         code, said = failing(*STAR, "--port", str(port))
     assert (code, said) == (2, f"starspec: cannot listen on 127.0.0.1:{port}: address already in use\n")
+
+
+def test_a_star_whose_hub_has_policies_says_the_same_and_tells_of_them(tmp_path: Path) -> None:
+    policies = ("--run-ahead", "auto", "--weights", "target-0=2", "--slo-round-ms", "target-1=15", "--admission", "2")
+    limits = ("--rate-limit", "target-0=20,target-1=20", "--max-batch", "2", "--kv-budget", "8MiB")
+    with running(tmp_path, *STAR, "--served-model-name", "star", *policies, *limits) as up:
+        url = up.wait_ready()
+        assert text_of(answer(url, max_tokens=200)) == text_of(answer(url, max_tokens=200, speculative=False))
+        metrics = httpx.get(f"{url}/metrics", timeout=LIMIT_S).text
+        [rationed] = [line for line in metrics.splitlines() if line.startswith("starspec_hub_rationed_requests_total{")]
+        assert float(rationed.split()[-1]) > 0
+        assert "starspec_hub_saved_seconds_total{" in metrics
+        assert up.end(signal.SIGTERM) == 0

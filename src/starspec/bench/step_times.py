@@ -9,6 +9,7 @@ from functools import partial
 from statistics import median
 
 from starspec.config import MAX_DRAFT_TOKENS
+from starspec.draft.ahead import AheadChoice
 from starspec.draft.grow import Drafter, Growth
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftSession
@@ -93,7 +94,9 @@ def _session(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> DraftS
     tag, law, chain = Tag(1), TokenLaw(temperature=0.0), DraftBudget.chain(CHAIN_LEN + 1)
     opened = Open(tag, Epoch(1), list(prefix), len(prefix), law, chain.num_draft_tokens)
     limits = DraftLimits(drafter.max_len, drafter.vocab_size, MAX_DRAFT_TOKENS, vocab_size, len(prefix))
-    session = DraftSession(TagKey(SessionId("timed"), tag), opened, TagSession(Role.HUB, tag), limits, 0.0)
+    session = DraftSession(
+        TagKey(SessionId("timed"), tag), opened, TagSession(Role.HUB, tag), limits, 0.0, AheadChoice("off")
+    )
     session.ask(chain, 0.0)
     return session
 

@@ -16,6 +16,7 @@ worth nothing.
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from typing import Final, NamedTuple
 
 from starspec.config import AheadMode, RunAhead
@@ -50,10 +51,10 @@ class AheadChoice:
         self._rounds: deque[_Round] = deque(maxlen=NUM_ROUNDS)
         self._owed_s = 0.0
 
-    def copy(self) -> AheadChoice:
-        """For another session like this one: what is known goes on from here."""
-        other = AheadChoice("auto" if self._is_auto else self.mode)
-        vars(other).update(vars(self), _rounds=self._rounds.copy(), _owed_s=0.0)
+    def for_another(self) -> AheadChoice:
+        """A choice that goes on from here, for another session like this one."""
+        other = copy(self)
+        other._rounds, other._owed_s = self._rounds.copy(), 0.0
         return other
 
     def charge(self, seconds: float) -> None:

@@ -225,7 +225,7 @@ class DraftHub:
             self._decline(key, link, now)
             return
         spoke = self._spokes[key.session_id]
-        session = self._sessions[key] = DraftSession(key, message, link, spoke.limits, now, spoke.ahead.copy())
+        session = self._sessions[key] = DraftSession(key, message, link, spoke.limits, now, spoke.ahead.for_another())
         self._ask(session, message.budget, now)
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:

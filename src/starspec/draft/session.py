@@ -76,7 +76,7 @@ class DraftSession:
         link: TagSession,
         limits: DraftLimits,
         now: float,
-        ahead: AheadChoice | None = None,
+        ahead: AheadChoice,
     ) -> None:
         self.key = key
         self.link = link
@@ -92,7 +92,7 @@ class DraftSession:
         self.request: DraftRequest | None = None
         self.in_verification: InVerification | None = None
         self.pace = Pace()
-        self.ahead = ahead or AheadChoice("off")
+        self.ahead = ahead
         self.is_rationed = False  # the target has had its share: the next proposal is to be empty
         self.num_wasted = 0  # nodes forwarded ahead of the last verdict that it ruled out
         self.opinion = NO_DRAFT.opinion  # what is asked about each node
