@@ -19,3 +19,14 @@ def test_a_model_that_computes_something_else_is_refused():
     runner = TransformersRunner(make_model(), make_config(), make_info())
     with pytest.raises(ModelError, match="not plain causal attention"):
         check_agreement("tiny", runner, expected)
+
+
+def test_attention_that_wants_more_than_keys_and_values_is_refused_by_name():
+    model = make_model()
+    expected = own_logits(model)
+    runner = TransformersRunner(model, make_config(), make_info())
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+        layer.self_attn.training = True
+    with pytest.raises(ModelError, match="'tiny' is not supported: its attention uses a mask or dropout of its own"):
+        check_agreement("tiny", runner, expected)

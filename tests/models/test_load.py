@@ -59,6 +59,36 @@ def test_an_architecture_without_fused_path_runs_its_own_code_over_packed_linear
     assert decode_greedily(runner, prompt, 20) == generate(model, prompt, 20)
 
 
+def test_pythia_is_a_decoder_whatever_its_config_says(tmp_path, save_with_tokenizer):
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    assert config.is_decoder is False
+    torch.manual_seed(1)
+    model = GPTNeoXForCausalLM(config).eval()
+    runner = load(save_with_tokenizer(model, tmp_path / "pythia"))
+    prompt = prompt_ids(12, seed=6)
+    assert decode_greedily(runner, prompt, 12) == generate(model, prompt, 12)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_transposed_weights_are_quantized_too(tmp_path, save_with_tokenizer, quantization):
+    """GPT-2 keeps its linears [in, out]."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=144, n_embd=64, n_layer=2, n_head=4, n_positions=256)
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(config).eval()
+    runner = load(save_with_tokenizer(model, tmp_path / "even"), quantization=quantization)
+    prompt = prompt_ids(30)
+    row = prefill(runner, prompt[:-1])
+    logits = runner.forward([Segment(row, prompt[-1:], 1)]).logits[0]
+    expected = plain_logits(model, prompt)[-1]
+    assert (logits - expected).norm() / (expected - expected.mean()).norm() < {"int8": 0.05, "int4": 0.35}[quantization]
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_quantized_weights_are_near_and_fewer_bytes(tmp_path, save_with_tokenizer, quantization, fused):

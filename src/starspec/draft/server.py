@@ -14,7 +14,7 @@ from starspec.draft.build import build_hub, load_drafter, terms_of, with_known_r
 from starspec.draft.loop import HubLoop
 from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
-from starspec.wire.keys import load_keys
+from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.messages import HubStatus
 from starspec.wire.zmq_hub import ZmqHub
 
@@ -44,6 +44,7 @@ class DraftServer:
     ) -> None:
         config = with_known_run_ahead(config, speculative)  # first: a mistake is known at once, a model takes a while
         keys = load_keys(config.keys, "hub")
+        require_keys(config.host, keys, config.insecure, "the hub would listen on")
         loaded = load_drafter(speculative, model, config.max_tags, target)
         hub = build_hub(loaded, config, trace=trace)
         self._is_stopping = threading.Event()

@@ -31,6 +31,8 @@ def check_agreement(model: str, runner: ModelRunner, expected: Tensor) -> None:
         first = runner.forward([Segment(row, prompt[:SPLIT], SPLIT)]).logits
         runner.cache.append(row, SPLIT)
         rest = runner.forward([Segment(row, prompt[SPLIT:], NUM_TOKENS - SPLIT)]).logits
+    except ModelError as error:
+        raise ModelError(f"'{model}' is not supported: {error}") from error
     finally:
         runner.cache.free(row)
     wanted = expected.float()

@@ -48,11 +48,11 @@ def ragged_attention(
     Effects: the cache slots of the batch's tokens.
     """
     if starspec_batch is None:
-        raise ModelError("the model's layers do not pass keyword arguments on to attention, so starspec cannot run it")
+        raise ModelError("its layers do not pass keyword arguments on to attention")
     unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if unsupported or attention_mask is not None or dropout or kwargs.get("is_causal") is False:
         names = ", ".join(unsupported) or "a mask or dropout of its own"
-        raise ModelError(f"the model's attention uses {names}, which starspec does not support")
+        raise ModelError(f"its attention uses {names}")
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys_values = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)  # [R, 2, H, D]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -12,6 +12,7 @@ from starspec.errors import ModelError
 
 WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+ALWAYS_CAUSAL = {"gpt_neox"}  # whatever its config's `is_decoder`, which nothing of it reads, says
 
 
 def check_config(model: str, config: Any) -> None:
@@ -71,7 +72,7 @@ def _why_not_causal(config: Any) -> str | None:
     architectures = getattr(config, "architectures", None) or []
     if architectures and not any(name.endswith(CAUSAL_SUFFIXES) for name in architectures):
         return f"it is a {architectures[0]}, not a causal language model"
-    if getattr(config, "is_decoder", None) is False:
+    if getattr(config, "is_decoder", None) is False and config.model_type not in ALWAYS_CAUSAL:
         return "it is a bidirectional encoder, not a causal language model"
     if config.get_text_config() is not config:
         return "it is made of several models (text and images, say), and only plain language models are served"

@@ -46,7 +46,7 @@ class Int8Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._codes, self._scales = quantize_int8(weight.to(KERNEL_DTYPE))
+        self._codes, self._scales = quantize_int8(weight.to(KERNEL_DTYPE).contiguous())
         self._bias = bias
         self.num_bytes = _num_bytes(self._codes, self._scales, bias)
 
