@@ -123,7 +123,7 @@ def test_answers_of_another_precision_are_not_gone_on_with(target_folder, prompt
         ("", "there are none in it"),
         ("no JSON\n", "line 1"),
         ('{"text": "no turns"}\n', "line 1"),
-        (json.dumps({"turns": ["far too long " * 60]}), "none of the 1 prompts is at most"),
+        (json.dumps({"turns": ["far too long " * 60]}), "none of the 1 prompts is 1 to"),
         (json.dumps({"turns": ["Hello?"]}), "too few answers"),
     ],
 )

@@ -88,7 +88,7 @@ def _parse(content: bytes, where: str) -> list[Prompt]:
             continue
         try:
             entry = msgspec.json.decode(line, type=_Line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"prompts '{where}', line {number}: {error}") from error
         prompts.append(Prompt(entry.id or f"line-{number}", entry.category, entry.turns[0]))
     if not prompts:

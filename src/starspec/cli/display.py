@@ -151,7 +151,7 @@ class TableDisplay(_Watching):
 
 def _story(view: ChildView) -> str:
     if view.state is ChildState.READY:
-        return f"ready at {view.detail}"
+        return f"ready at {view.detail}{view.memory and f', {view.memory}'}"
     return view.detail or view.state.value
 
 

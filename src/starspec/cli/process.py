@@ -45,18 +45,19 @@ class ServerProcess:
             self._console.print(f"{self._name}: {what} ...")
         yield
 
-    def serve(self, address: str, run: Callable[[], None], stop: Callable[[], None]) -> None:
+    def serve(self, address: str, run: Callable[[], None], stop: Callable[[], None], memory: str = "") -> None:
         """Say that the server is ready, run it, and write the trace when it has stopped.
 
         Args:
+            memory: what it keeps for sequences.
             run: returns when the server has stopped.
             stop: asks it to, in good order; called from a signal handler on SIGINT and SIGTERM.
         """
         stop_on_signal(stop)
         if self._line is not None:
-            self._line.send(Ready(address))
+            self._line.send(Ready(address, memory))
         else:
-            self._console.print(f"{self._name}: ready at {address}, Ctrl-C stops it")
+            self._console.print(f"{self._name}: ready at {address}{memory and f', {memory}'}, Ctrl-C stops it")
         try:
             run()
         finally:

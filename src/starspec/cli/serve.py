@@ -126,7 +126,7 @@ def draft(
             if target is not None and model is not None and target != model.model and not is_head(speculative):
                 check_pair(target, model.model)
             server = DraftServer(config, speculative, model, target, process.trace)
-        process.serve(server.address, server.run, server.stop)
+        process.serve(server.address, server.run, server.stop, server.memory)
 
 
 def target(
@@ -203,7 +203,7 @@ def target(
             from starspec.target.build import build_server  # noqa: PLC0415 (imports torch)
 
             server = build_server(config, model, speculative, process.trace)
-        process.serve(server.address, server.run, server.stop)
+        process.serve(server.address, server.run, server.stop, server.memory)
 
 
 def gateway(

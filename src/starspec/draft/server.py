@@ -8,6 +8,7 @@ from functools import partial
 
 import structlog
 
+from starspec.cache.rows import memory_of
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import admit
 from starspec.draft.build import build_hub, load_drafter, terms_of, with_known_run_ahead
@@ -46,6 +47,7 @@ class DraftServer:
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
         loaded = load_drafter(speculative, model, config.max_tags, target)
+        self._loaded = loaded
         hub = build_hub(loaded, config, trace=trace)
         self._is_stopping = threading.Event()
         self._status = HubStatus(loaded.drafter.name, HubStats())
@@ -74,6 +76,11 @@ class DraftServer:
     def address(self) -> str:
         """The public address, with the port that was really taken."""
         return f"tcp://{self._host}:{self._transport.port}"
+
+    @property
+    def memory(self) -> str:
+        """What sessions take, for people; empty if the drafter keeps nothing."""
+        return memory_of(self._loaded.num_rows, self._loaded.num_cache_bytes) if self._loaded.num_cache_bytes else ""
 
     def run(self) -> None:
         """Serve until `stop`, then say Goodbye to all targets and free the sockets.

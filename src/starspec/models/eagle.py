@@ -30,6 +30,7 @@ from starspec.models.fused_layer import FusedLayer, Norm
 from starspec.models.linear import PackedLinear, Packer
 from starspec.models.rotary import rotary_table
 from starspec.models.runner import ModelInfo, Segment
+from starspec.models.soundness import check_finite
 
 ANY_ROWS = RowRange(lowest=1, highest=None)  # a draft's last bits decide nothing
 
@@ -72,6 +73,7 @@ class EagleHead:
             spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.head_dim**-0.5
         )
         self._rotary = rotary_table(_rotary(name, spec, device), self.cache.keys[0].shape[2], dtype)
+        check_finite(name, [("its table of rotary angles", self._rotary)])
         self._embedding = tensors["embed_tokens.weight"]
         self._fuse = pack(tensors["fc.weight"], tensors.get("fc.bias"))
         self._hidden_norm = _norm(tensors, "layers.0.hidden_norm.weight", spec)

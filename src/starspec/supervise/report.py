@@ -32,6 +32,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """child -> supervisor: it serves at this address."""
 
     address: str  # tcp://host:port or http://host:port
+    memory: str = ""  # what it keeps for sequences, for people
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

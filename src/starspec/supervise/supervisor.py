@@ -31,6 +31,7 @@ class ChildView:
     spec: ChildSpec
     state: ChildState = ChildState.STOPPED
     detail: str = ""  # what it loads, where it serves, or why it ended
+    memory: str = ""  # what it keeps for sequences, once it is ready
     num_restarts: int = 0
     pid: int | None = None
 
@@ -149,8 +150,8 @@ class Supervisor:
         match report:
             case Loading(what=what):
                 slot.view.detail = what
-            case Ready(address=address):
-                slot.view.state, slot.view.detail = ChildState.READY, address
+            case Ready(address=address, memory=memory):
+                slot.view.state, slot.view.detail, slot.view.memory = ChildState.READY, address, memory
                 slot.was_ready = True
             case Failed(reason=reason):
                 slot.failure = reason

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from starspec.cache.rows import memory_of
 from starspec.config import TargetConfig
 from starspec.errors import CapacityError, RequestError
 from starspec.ids import RequestId, TargetId
@@ -70,6 +71,12 @@ class TargetServer:
     def address(self) -> str:
         """Where gateways find this target, with the port that was really taken."""
         return f"tcp://{self._config.host}:{self._serving.port}"
+
+    @property
+    def memory(self) -> str:
+        """What sequences take, for people."""
+        cache = self._engine.runner.cache
+        return memory_of(cache.num_rows, cache.num_bytes)
 
     def run(self) -> None:
         """Serve until `stop`, then until the last request ended or the drain time is over."""

@@ -76,9 +76,9 @@ def answer_prompts(
     ids = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
     done = {answer.index for answer in read_answers(folder)}
     room = plan.max_model_len - plan.max_new_tokens
-    todo = [(index, each) for index, each in enumerate(ids) if index not in done and len(each) <= room]
+    todo = [(index, each) for index, each in enumerate(ids) if index not in done and 0 < len(each) <= room]
     if not todo and not done:
-        raise ConfigError(f"none of the {len(prompts)} prompts is at most {room} tokens long")
+        raise ConfigError(f"none of the {len(prompts)} prompts is 1 to {room} tokens long")
     if count_tokens(folder) < plan.num_tokens and todo:
         _share_out(todo, plan, folder, advance)
     answers = [each for each in read_answers(folder) if len(each.answer_ids) >= MIN_ANSWER_TOKENS]
