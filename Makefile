@@ -27,8 +27,8 @@ demo: models
 
 # Tests with a clock of their own run apart: a machine full of other tests would make them wait.
 test: models
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m system
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not system and not vllm" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m system --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not system and not vllm" -n 2 --dist worksteal --durations=20
 
 # Part of no other target: the environment takes 3 GB.
 test-vllm: models $(VLLM_INSTALLED)

@@ -38,7 +38,7 @@ LAWS = {
         temperature=0.8, top_k=3, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.4, end_token_ids=(3,)
     ),
 }
-CASES = [(shape, law, batch_size) for shape in ("chain", "tree") for law in LAWS for batch_size in (1, 4)]
+CASES = [("chain", "free", 1), ("tree", "warped", 1), ("tree", "free", 4), ("chain", "warped", 4)]
 CASES += [("chain", "free", 8), ("tree", "warped", 8), ("deep tree", "free", 8), ("doubting tree", "free", 8)]
 ROLLBACK_CASES = [("chain", "free"), ("tree", "warped")]
 FALSE_ALARM_EACH = FALSE_ALARM / (len(CASES) + len(ROLLBACK_CASES))
@@ -84,7 +84,7 @@ def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, law: s
     assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 10  # drafts were really at work
     kept_alone = make_star(BUDGETS[shape], 3, "rejection")
-    answers_of(kept_alone, LAWS[law], 2)
+    answers_of(kept_alone, LAWS[law], 2, NUM_ANSWERS // 5)
     assert engine.stats.acceptance.acceptance_rate < 0.9 * kept_alone.stats.acceptance.acceptance_rate
 
 
