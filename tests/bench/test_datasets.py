@@ -28,15 +28,16 @@ def test_the_first_turn_of_each_line_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("", "there are none"),
-        ('{"turns": []}', "line 1"),
-        ('{"turns": ["a"]}\n{"turns": "b"}', "line 2"),
-        ("no json", "line 1"),
+        (b"", "there are none"),
+        (b'{"turns": []}', "line 1"),
+        (b'{"turns": ["a"]}\n{"turns": "b"}', "line 2"),
+        (b"no json", "line 1"),
+        (b'{"turns": ["a"]}\n\n{"turns": ["caf\xe9"]}', "line 3: 'utf-8' codec can't decode byte 0xe9"),
     ],
 )
-def test_a_file_that_holds_no_prompts_is_refused_with_its_line(tmp_path: Path, content: str, what: str) -> None:
+def test_a_file_that_holds_no_prompts_is_refused_with_its_line(tmp_path: Path, content: bytes, what: str) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text(content)
+    path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"bad\.jsonl.*{what}"):
         read_prompts(path)
 
@@ -76,3 +77,4 @@ def test_the_hash_tells_prompts_apart_and_repeats() -> None:
     one, other = Prompt("a", "x", "text"), Prompt("a", "x", "other text")
     assert hash_prompts([one]) == hash_prompts([Prompt("a", "x", "text")]) != hash_prompts([other])
     assert hash_prompts([one, other]) != hash_prompts([other, one])
+    assert hash_prompts([one]) != hash_prompts([Prompt("a", "plain", "text")])  # which is read without a template

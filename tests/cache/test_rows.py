@@ -1,6 +1,6 @@
 import pytest
 
-from starspec.cache.rows import RowPool
+from starspec.cache.rows import RowPool, memory_of
 from starspec.errors import NoFreeRow, OurBug
 
 
@@ -40,3 +40,7 @@ def test_a_lost_row_breaks_the_invariant():
 def test_a_pool_without_rows_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         RowPool(0)
+
+
+def test_what_a_cache_takes_is_told_in_its_rows_and_mib():
+    assert memory_of(12, 3 * 2**30) == "12 cache rows, at most 3,072 MiB"

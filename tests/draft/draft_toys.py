@@ -55,8 +55,13 @@ def reference_tree(
     budget: DraftBudget,
     max_len: int,
     method: SampleMethod = "coupled",
+    logits_of: Callable[[list[int]], Tensor] = logits_after,
 ) -> ReferenceTree:
-    """What a fresh drafter proposes to these committed tokens. EAGLE-2 in the plainest words."""
+    """What a fresh drafter proposes to these committed tokens. EAGLE-2 in the plainest words.
+
+    Args:
+        logits_of: the draft's, after some tokens: [V].
+    """
     drafts: dict[Path, NodeDraft] = {}
     scores: dict[tuple[int, ...], float] = {(): 0.0}
     to_expand: list[tuple[int, ...]] = [()]
@@ -65,7 +70,7 @@ def reference_tree(
         for path in to_expand:
             known = [*token_ids, *path]
             counts = TokenCounts(known[:prompt_len], known[prompt_len:])
-            at = (logits_after(known), law, len(known), counts)
+            at = (logits_of(known), law, len(known), counts)
             if method == "rejection" and not law.is_greedy:
                 dice = dice_after(law.seed, known[prompt_len:])
                 drafts[path], confidences = draw_children(*at, num_tokens=budget.top_k, dice=dice)

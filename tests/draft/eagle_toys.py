@@ -7,7 +7,8 @@ from functools import cache
 from typing import Literal
 
 import torch
-from draft_toys import GREEDY, VOCAB_SIZE, ToyStar, ToyTag, paths_of
+from draft_toys import GREEDY, VOCAB_SIZE, ReferenceTree, ToyStar, ToyTag, paths_of, reference_tree
+from slow_head import slow_chain
 from torch import Tensor
 
 from starspec.cache.features import to_bytes
@@ -21,6 +22,7 @@ from starspec.models.eagle_spec import HeadSpec, HeadWeights
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
 from starspec.speculation.law import TokenLaw
+from starspec.train.head import TrainedHead
 from starspec.wire.channel import VirtualClock
 from starspec.wire.messages import Features, Open, Proposal, TreeShape, Verdict
 
@@ -88,6 +90,28 @@ def features_of(size: int, identity: int) -> Tensor:
     return torch.randn(2 * MAX_LEN, size, generator=generator).bfloat16()
 
 
+@cache
+def plain_head(method: HeadMethod) -> TrainedHead:
+    """The same weights, as the plain module that is trained."""
+    weights = make_weights(method)
+    head = TrainedHead(weights.spec)
+    state = {name: weights.tensors.get(name, torch.zeros_like(tensor)) for name, tensor in head.state_dict().items()}
+    head.load_state_dict(state)
+    return head
+
+
+@torch.no_grad()
+def slow_logits(method: HeadMethod, features: Tensor, token_ids: list[int], num_guessed: int) -> Tensor:
+    """The head's logits [V] after `token_ids`, read one by one, of which the last so many are its own guesses."""
+    weights, head = make_weights(method), plain_head(method)
+    anchor = len(token_ids) - num_guessed - 2  # the last slot that is read with a feature of the target's
+    h = slow_chain(head, features.float(), token_ids, anchor, num_guessed + 1, weights.tensors["embed_tokens.weight"])
+    spoken = weights.tensors["lm_head.weight"] @ head.spoken(h[-1])
+    if weights.draft_token_ids is None:
+        return spoken
+    return torch.full((VOCAB_SIZE,), float("-inf")).index_copy(0, weights.draft_token_ids, spoken)
+
+
 class EagleTag(ToyTag):
     """One tag as its target sees it. `identity` tells sequences apart whose targets gave them the same tag."""
 
@@ -117,6 +141,19 @@ class EagleTag(ToyTag):
         """A verdict as it travels: what the target thought of the tokens before the last is in front of it."""
         stop = verdict.base_len - 1 + len(verdict.token_ids)
         return self.features(verdict.base_len - 1, stop), verdict
+
+    def plain_tree(self) -> ReferenceTree:
+        """What is proposed, by a head that is run over one path at a time and keeps nothing."""
+        num_known = len(self.token_ids)
+        return reference_tree(
+            self.token_ids,
+            self.prompt_len,
+            self.law,
+            self.budget,
+            MAX_LEN,
+            self.method,
+            lambda known: slow_logits(self.head_method, self.truth, known, len(known) - num_known),
+        )
 
     def alone(self, first: int = 0, max_draft_tokens: int = 8) -> set[tuple[int, ...]]:
         """What a hub proposes that knows of nothing but these tokens and their features from `first` on."""

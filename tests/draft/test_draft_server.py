@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +117,14 @@ def test_a_model_drafts_over_sockets_what_transformers_says_next(tiny_llama: Pat
                 torch.tensor([tag.token_ids]), max_new_tokens=4, do_sample=False, eos_token_id=None
             )
             assert proposal_of(link).token_ids == expected[0, len(tag.token_ids) :].tolist()
+
+
+def test_a_hub_tells_what_its_cache_takes_if_it_has_one(tiny_llama: Path) -> None:
+    model = ModelConfig(model=str(tiny_llama), dtype="float32", num_rows=2)
+    with serving(HubConfig(port=0), SpeculativeConfig(), model) as server:
+        assert re.fullmatch("2 cache rows, at most [0-9]+ MiB", server.memory)
+    with serving(HubConfig(port=0), NGRAM, None) as server:
+        assert server.memory == ""
 
 
 def test_a_target_of_another_vocabulary_is_refused_and_told_why(tiny_llama: Path) -> None:

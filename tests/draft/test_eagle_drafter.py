@@ -43,6 +43,23 @@ def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
             star.say(name, *tag.told(tag.verdict([*accepted, 5 + number], budget)))
 
 
+@pytest.mark.parametrize("head_method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("budget", [DraftBudget.chain(4), DraftBudget(14, 4, 3)], ids=["chain", "tree"])
+def test_a_proposal_is_that_of_a_head_that_is_run_over_each_path_by_itself(
+    head_method: HeadMethod, law: TokenLaw, budget: DraftBudget
+) -> None:
+    star = EagleStar("a", head=make_head(head_method), max_draft_tokens=16)
+    tag = EagleTag(1, PROMPT, law, head_method=head_method)
+    star.say("a", tag.open(budget), tag.past())
+    for _ in range(2):
+        paths = paths_of(propose(star, "a", tag))
+        assert paths == tag.plain_tree().nodes
+        assert max(map(len, paths)) >= 3
+        accepted = sorted(paths, key=len)[-1]
+        star.say("a", *tag.told(tag.verdict([*accepted, 5], budget)))
+
+
 def test_a_request_waits_for_its_features_and_nobody_else_does() -> None:
     star, unread, read = EagleStar("a", "b"), EagleTag(1, PROMPT), EagleTag(1, PROMPT[:3], identity=2)
     star.say("a", unread.open(4), unread.features(0, 3))

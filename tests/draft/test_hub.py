@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+import torch
 from draft_toys import (
     END,
     GREEDY,
@@ -11,10 +14,12 @@ from draft_toys import (
     VOCAB_SIZE,
     ToyStar,
     ToyTag,
+    by_paths,
     logits_after,
     paths_of,
     reference_chain,
 )
+from scipy import stats
 
 from starspec.config import HubConfig
 from starspec.draft.admission import FeatureTerms
@@ -47,6 +52,23 @@ def test_a_proposal_is_the_drafts_own_continuation_under_the_law(law: TokenLaw) 
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], law)
     star.say("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
+
+
+def test_children_of_siblings_are_drawn_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chi-square of pairs with a false alarm of 1e-4. Siblings that shared dice would have equal children here."""
+    probs = torch.tensor([0.6, 0.3, 0.1])
+    monkeypatch.setattr("draft_toys.logits_after", lambda _: probs.log())  # the same law at every node
+    star, num, found = ToyStar("a", target_vocab_size=3), 600, Counter[tuple[int, int]]()
+    for seed in range(num):
+        tag = ToyTag(seed + 1, [1, 2], TokenLaw(temperature=1.0, seed=seed), "rejection")
+        star.say("a", tag.open(DraftBudget(num_draft_tokens=6, num_steps=2, top_k=2)))
+        drafts = by_paths(propose(star, "a", tag)).drafts
+        one, two = (drafts[token_id,].candidates[0] for token_id in sorted(drafts[()].candidates))
+        found[one, two] += 1
+        star.say("a", tag.close())
+    law = probs.double().tolist()
+    cells = [(found[one, two], num * law[one] * law[two]) for one in range(3) for two in range(3)]
+    assert float(stats.chisquare(*zip(*cells, strict=True), sum_check=False).pvalue) > 1e-4
 
 
 @pytest.mark.parametrize("law", [GREEDY, TokenLaw(temperature=1.0, seed=3)], ids=["greedy", "sampled"])

@@ -330,6 +330,15 @@ def test_rotary_settings_that_cannot_be_computed_are_one_sentence():
         make_running(replace(weights, spec=spec))
 
 
+@pytest.mark.parametrize(
+    "change", [{"rope_theta": 1e-300}, {"rope_scaling": {"rope_type": "linear", "factor": 1e-300}}], ids=str
+)
+def test_rotary_settings_that_overflow_are_refused(change):
+    weights = make_weights("eagle3")
+    with pytest.raises(ModelError, match="its table of rotary angles holds numbers that are NaN or infinite"):
+        make_running(replace(weights, spec=replace(weights.spec, **change)))
+
+
 def slots_of(head, token_ids, features):
     row = head.cache.lease()
     return head.forward([Segment(row, token_ids, len(token_ids))], head.fuse(features)).logits

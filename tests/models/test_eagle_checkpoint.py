@@ -355,6 +355,23 @@ class TestConfig:
         spec = read_head(write(tmp_path, config | rope, tensors), target=TARGET).spec
         assert (spec.rope_theta, spec.rope_scaling) == (theta, scaling)
 
+    @pytest.mark.parametrize("share", [1.0, None])
+    def test_a_head_that_says_that_it_turns_all_of_each_head_is_read(self, share, tmp_path):
+        config, tensors = vllm(make_head())
+        scaling, whole = {"rope_type": "linear", "factor": 2.0}, {"partial_rotary_factor": share}
+        folder = write(tmp_path, config | {"rope_scaling": scaling | whole, **whole}, tensors)
+        assert read_head(folder, target=TARGET).spec.rope_scaling == scaling
+
+    @pytest.mark.parametrize("kind", ["default", "linear", "yarn"])
+    @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters", None])
+    def test_a_head_that_turns_a_part_of_each_head_is_refused(self, kind, place, tmp_path):
+        config, tensors = vllm(make_head())
+        scaling = {"rope_type": kind, "factor": 2.0}
+        partial = {"partial_rotary_factor": 0.5}
+        change = {"rope_scaling": scaling, **partial} if place is None else {place: {**scaling, **partial}}
+        with pytest.raises(ModelError, match=r"it turns only a part of each head \(0\.5 of it\)"):
+            read_head(write(tmp_path, config | change, tensors), target=TARGET)
+
     @pytest.mark.parametrize(
         ("change", "complaint"),
         [

@@ -22,7 +22,7 @@ import os, signal, sys
 from starspec.supervise.report import Failed, Loading, Ready, supervisor_line
 line = supervisor_line(os.environ)
 """
-SERVES = "line.send(Loading('a model')); line.send(Ready('tcp://127.0.0.1:1')); signal.pause()"
+SERVES = "line.send(Loading('a model')); line.send(Ready('tcp://127.0.0.1:1', '2 rows')); signal.pause()"
 LIMIT_S = 20.0
 
 
@@ -46,10 +46,11 @@ def until(supervisor: Supervisor, holds: Callable[[], bool]) -> None:
         supervisor.step(0.05)
 
 
-def test_a_child_is_ready_when_it_says_so_and_where() -> None:
+def test_a_child_is_ready_when_it_says_so_and_where_and_with_what() -> None:
     with supervised(server("hub", SERVES)) as (supervisor, _):
         until(supervisor, lambda: supervisor.is_ready)
         assert supervisor.views[0].detail == "tcp://127.0.0.1:1"
+        assert supervisor.views[0].memory == "2 rows"
 
 
 def test_what_children_print_carries_their_names() -> None:

@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from toy import VOCAB_SIZE
-from toy_hub import FULL_S, MOODS, SlowRunner, Star, ToyHub, VirtualClock
+from toy_hub import CHAINS_OF_FOUR, FULL_S, MOODS, SlowRunner, Star, ToyHub, VirtualClock
 
 from starspec.cache.features import from_bytes
 from starspec.ids import RequestId, SessionId, Tag
+from starspec.length.policy import FixedLength, LengthPolicy
 from starspec.models.runner import ForwardOutput, Segment
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.target.told_features import MAX_DATA_BYTES
 from starspec.wire.messages import Features, Open, RequestSpec, TargetToHub, Verdict, Welcome
@@ -157,9 +159,9 @@ class FeatureHub(ToyHub):
 
 
 class FeatureStar(Star):
-    def __init__(self, fallback: bool = False, size: int = 4) -> None:
+    def __init__(self, fallback: bool = False, size: int = 4, policy: LengthPolicy = CHAINS_OF_FOUR) -> None:
         self.size = size
-        super().__init__(fallback)
+        super().__init__(fallback, policy)
 
     def make_hub(self) -> FeatureHub:
         self.reader = FeatureHub(self.clock, self.size)
@@ -181,6 +183,14 @@ def test_every_round_is_drafted_from_features_that_came_before_its_verdict() -> 
     kinds = [type(message) for message in star.reader.log if isinstance(message, Features | Verdict)]
     verdicts = [index for index, kind in enumerate(kinds) if kind is Verdict]
     assert all(kinds[index - 1] is Features for index in verdicts)
+
+
+def test_of_a_tree_the_features_of_the_accepted_path_are_told() -> None:
+    star = FeatureStar(policy=FixedLength(DraftBudget(num_draft_tokens=6, num_steps=3, top_k=2)))
+    star.reader.mood = "bushy"
+    star.submit("a", prompt_of(11), 21)
+    star.finish()  # the hub compares all that it was told
+    assert star.stats.acceptance.num_accepted_tokens > 12
 
 
 def test_only_the_last_features_of_a_prompt_are_sent_and_each_once() -> None:

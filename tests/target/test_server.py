@@ -11,6 +11,7 @@ import pytest
 import zmq
 from toy import HashRunner, WordTokenizer, next_of
 
+from starspec.cache.rows import memory_of
 from starspec.config import TargetConfig
 from starspec.ids import RequestId
 from starspec.speculation.law import TokenLaw
@@ -127,6 +128,11 @@ def test_two_gateways_may_use_the_same_request_ids() -> None:
         second.send(submit("r", [3], 7))
         assert [t for part in first.answer("r") for t in part.token_ids] == plain([1, 2], 9)
         assert [t for part in second.answer("r") for t in part.token_ids] == plain([3], 7)
+
+
+def test_a_target_tells_what_its_cache_takes() -> None:
+    with serving() as (server, runner):
+        assert server.memory == memory_of(2, runner.cache.num_bytes)
 
 
 def test_what_cannot_run_is_rejected_by_name_and_nothing_else_suffers() -> None:

@@ -129,6 +129,9 @@ class ToyHub:
             session.lose()
             return
         path = list(self.ids[session.tag])
+        if self.mood == "bushy":
+            self._post(delay_s, session.send(self._bush(session, path, num)))
+            return
         for _ in range(num):
             path.append((next_of(path) + (self.mood == "lying")) % VOCAB_SIZE)
         token_ids = path[-num:] * (3 if self.mood == "chatty" else 1)  # chatty: more than was asked for
@@ -136,6 +139,17 @@ class ToyHub:
         if self.mood != "chatty":
             session.send(proposal)
         self._post(10.0 if self.mood == "late" else delay_s, proposal)
+
+    def _bush(self, session: TagSession, path: list[int], num: int) -> Proposal:
+        """A tree of `num` nodes, with a wrong sibling before every right one."""
+        token_ids: list[int] = []
+        parents: list[int] = []
+        for depth in range(num // 2):
+            right = next_of(path)
+            token_ids += [(right + 3) % VOCAB_SIZE, right]
+            parents += [2 * depth - 1] * 2
+            path.append(right)
+        return Proposal(session.tag, session.epoch, session.prefix_len, token_ids, parents)
 
     def _post(self, delay_s: float, message: HubToTarget) -> None:
         self.mail.append((self.clock.now + delay_s, message))

@@ -137,6 +137,14 @@ def test_bad_data_is_one_sentence(target_folder, tmp_path, capsys, content, comp
     assert complaint in error
 
 
+def test_an_empty_prompt_among_others_is_passed_over(target_folder, prompt_file, tmp_path):
+    empty = json.dumps({"turns": [""], "category": "plain"}) + "\n"  # to be continued: no template makes it longer
+    prompt_file.write_text(empty + prompt_file.read_text())
+    assert train(target_folder, prompt_file, tmp_path / "head") == 0
+    answers = read_answers(tmp_path / "head" / "work" / "answers")
+    assert [answer.index for answer in answers] == list(range(1, 1 + len(answers)))
+
+
 def test_with_more_tokens_what_was_said_before_is_kept_and_read_anew_where_it_has_to_be(
     target_folder, tmp_path, monkeypatch
 ):

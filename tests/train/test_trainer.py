@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from train_toys import texts_of
+import torch.nn.functional as F
+from slow_head import slow_chain
+from train_toys import HIDDEN, texts_of
 
 from starspec.errors import ConfigError
-from starspec.train.trainer import Trainer, TrainPlan
+from starspec.train.trainer import CE_BESIDE_FEATURES, Trainer, TrainPlan
 
 PLAN = {"learning_rate": 3e-3, "warmup": 2, "bf16": False, "batch_tokens": 30, "save_every": 3}
 
@@ -50,6 +52,42 @@ def test_the_loss_falls(head, make_batch, embedding, tmp_path):
     )
     losses = [loss for _, loss, _ in progress.losses]
     assert sum(losses[-6:]) < 0.8 * sum(losses[:6])
+
+
+@torch.no_grad()
+def slow_loss(head, batch, embedding, lm_head, num_steps, decay):
+    """The loss of one anchor and one step after the other: step k of anchor m is to say token m + 1 + k."""
+    losses = [[] for _ in range(num_steps)]
+    num_right = 0
+    for line, (prompt, answer) in enumerate(zip(batch.prompt_lengths, batch.answer_lengths, strict=True)):
+        num_said = int(answer) - int(batch.has_end[line])  # tokens after which the target said anything
+        for place in range(num_said):
+            steps = min(num_steps, num_said - place)
+            anchor = int(prompt) - 1 + place
+            chain = slow_chain(head, batch.features[line], batch.token_ids[line].tolist(), anchor, steps, embedding)
+            for step, h in enumerate(chain):
+                truth = batch.last_hidden[line, place + step]
+                wanted, said = lm_head @ truth, lm_head @ head.spoken(h)
+                loss = F.cross_entropy(said, wanted.softmax(0))
+                if head.spec.method == "eagle":
+                    loss = F.smooth_l1_loss(h, truth) + CE_BESIDE_FEATURES * loss
+                losses[step].append(float(loss))
+                num_right += step == 0 and int(said.argmax()) == int(wanted.argmax())
+    weights = [decay**step for step in range(num_steps)]
+    means = [sum(each) / len(each) for each in losses]
+    total = sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
+    return total, num_right / len(losses[0]), len(losses[0])
+
+
+def test_the_loss_is_that_of_one_anchor_and_one_step_after_the_other(head, make_batch, embedding, tmp_path):
+    batch = make_batch(head)
+    batch.has_end[1] = True
+    lm_head = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(9))
+    plan = TrainPlan(steps=1, ttt_steps=3, step_decay=0.7, **PLAN)
+    loss, share_right, num = Trainer(head, texts_of(batch), embedding, lm_head, plan, tmp_path).loss(batch)
+    expected = slow_loss(head, batch, embedding, lm_head, 4, 0.7)
+    # float32: only the order of sums differs
+    assert (float(loss.detach()), share_right, num) == pytest.approx(expected, rel=1e-4)
 
 
 def test_what_follows_the_end_of_a_text_is_not_learnt(make_batch, head):

@@ -74,10 +74,11 @@ def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> str:
-    """A hash of names and texts, for receipts."""
+    """A hash of names, texts, and which of them are to be continued, for receipts and for work that is gone on with."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        digest.update(f"{prompt.name}\0{prompt.text}\0".encode())
+        mark = f"{CONTINUED}\0" if prompt.category == CONTINUED else ""
+        digest.update(f"{prompt.name}\0{prompt.text}\0{mark}".encode())
     return digest.hexdigest()
 
 

@@ -118,7 +118,8 @@ class HeadConfig:
         if kind not in ROPE_TYPES:
             raise ModelError(f"'{self.head}' is not supported: rotary type '{kind}'{nearest(kind, list(ROPE_TYPES))}")
         check_rope(self.head, scaling)
-        share = scaling.get("partial_rotary_factor", self.layer.get("partial_rotary_factor", 1.0))
+        shares = [scaling.pop("partial_rotary_factor", None), self.layer.get("partial_rotary_factor")]
+        share = next((each for each in shares if each is not None), 1.0)
         if share != 1.0:
             raise ModelError(f"'{self.head}' is not supported: it turns only a part of each head ({share!r} of it)")
         return theta, None if kind == "default" else scaling
