@@ -22,6 +22,8 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
         ({"num_speculative_tokens": 9, "draft-p-min": 0.3}, DraftBudget.chain(9, 0.3)),
         ({"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 13, "draft_p_min": 0.3}, DraftBudget(12, 4, 3, 0.3)),
         ({"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 60}, DraftBudget(6, 2, 2)),
+        ({"num_steps": 3, "num_speculative_tokens": 3}, DraftBudget.chain(3)),
+        ({"num_steps": 0, "eagle_topk": 4}, NO_DRAFT),
     ],
 )
 def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudget) -> None:
@@ -38,6 +40,8 @@ def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudg
         ({"eagle_topk": 8, "num_steps": 10}, "forwards 72 nodes a round; at most 64 fit"),
         ({"eagle_topk": 2, "num_draft_tokens": 1}, "must be 2 to 65"),
         ({"num_steps": 3, "num_draft_tokens": 12}, "a chain of 3 steps has 4 with its root"),
+        ({"num_steps": 3, "num_speculative_tokens": 8}, "num_speculative_tokens 8 and num_steps 3 are two words for"),
+        ({"num_steps": 0, "eagle_topk": 4, "num_draft_tokens": 5}, "is 5, but 0 steps draft nothing: leave one out"),
         ({"method": "ngram", "eagle_topk": 2}, "method 'ngram' drafts chains"),
         ({"draft_p_min": 1.5}, "draft_p_min is a probability, 0 to 1, got 1.5"),
         ({"draft_p_min": float("nan")}, "draft_p_min is a probability"),

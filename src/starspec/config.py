@@ -177,6 +177,8 @@ class SpeculativeConfig:
                 f"num_draft_tokens is {self.num_draft_tokens}, but a chain of {budget.num_steps} steps has"
                 f" {budget.num_steps + 1} with its root: leave it out, or set eagle_topk above 1 for a tree"
             )
+        if budget.num_steps == 0:
+            raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but 0 steps draft nothing: leave one out")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
@@ -189,7 +191,18 @@ class SpeculativeConfig:
         for key, part in (("remote", RemoteConfig), ("length", LengthConfig)):
             if isinstance(known.get(key), Mapping):
                 _check_keys(part, known[key], f"{where}, {key}")
-        return build(cls, known, where)
+        config = build(cls, known, where)
+        if None not in (known.get("num_speculative_tokens"), config.num_steps):
+            config._check_depth()
+        return config
+
+    def _check_depth(self) -> None:
+        """Raises: ConfigError unless vLLM's key and SGLang's, both given, name the same depth."""
+        if self.num_speculative_tokens != self.num_steps:
+            raise ConfigError(
+                f"num_speculative_tokens {self.num_speculative_tokens} and num_steps {self.num_steps} are two words for"
+                " the depth of a draft: leave one out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The processes of a star: what each is told, and that they fit together."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def test_only_the_hub_loads_the_draft() -> None:
     children = specs(star())
     assert '"int4"' in option(children["hub"], "--speculative-config")
     assert '"int4"' not in option(children["target-0"], "--speculative-config")
+
+
+@pytest.mark.parametrize("said", [{"num_steps": 3, "eagle_topk": 2}, {"num_steps": 7}, {"num_speculative_tokens": 7}])
+def test_all_read_the_draft_that_was_asked_for(said: dict[str, int]) -> None:
+    speculative = SpeculativeConfig.from_mapping({"model": "toy", **said})
+    children = specs(star(speculative=speculative))
+    for name in ("hub", "target-0"):
+        read = SpeculativeConfig.from_mapping(json.loads(option(children[name], "--speculative-config")))
+        assert read.budget == speculative.budget
 
 
 def test_the_hub_is_told_whose_vocabulary_it_has_to_share() -> None:

@@ -135,6 +135,26 @@ def test_end_token_inside_an_accepted_run_ends_text_usage_and_logprobs(drafts: s
         assert len(last.logprobs) == len(last.token_ids)
 
 
+@pytest.mark.parametrize("drafts", ["true", "tree"])
+@pytest.mark.parametrize("end", ["max_tokens", "eos"])
+def test_a_row_holds_no_more_than_the_answer_at_its_end(drafts: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(PROMPT, 12)[:7]  # rounds of five tokens: it ends inside the second
+    runner = HashRunner(eos_token_ids=(expected[-1],) if end == "eos" else ())
+    assert expected[-1] not in expected[:-1]
+    lengths: list[int] = []
+    free = runner.cache.free
+
+    def look_and_free(row: int) -> None:
+        lengths.append(runner.cache.lengths[row])
+        free(row)
+
+    monkeypatch.setattr(runner.cache, "free", look_and_free)
+    spec = spec_of(PROMPT, end_token_ids=(expected[-1],)) if end == "eos" else spec_of(PROMPT, 7)
+    tokens, _, last = answer(engine_of(drafts, runner), spec)
+    assert (tokens, last.finish_reason) == (expected, "stop" if end == "eos" else "length")
+    assert lengths == [len(PROMPT) + 7 - 1]  # the last token was never read
+
+
 @every_draft
 def test_the_first_of_several_end_tokens_ends_the_answer(drafts: str) -> None:
     own = plain(PROMPT, 12)

@@ -188,7 +188,10 @@ def trace_part(folder: Path, name: str) -> Path:
 
 
 def _json(speculative: SpeculativeConfig) -> str:
-    return msgspec.json.encode(speculative).decode()
+    values = msgspec.to_builtins(speculative)
+    if speculative.num_steps is not None:
+        del values["num_speculative_tokens"]  # the other word for the depth, which was not said
+    return msgspec.json.encode(values).decode()
 
 
 def _of_spoke(speculative: SpeculativeConfig) -> SpeculativeConfig:
