@@ -1,6 +1,12 @@
 """The cost of the wire: interval arithmetic exactly, and a small star of real processes."""
 
+import os
+import subprocess
+import sys
+import time
 from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -85,3 +91,44 @@ def test_an_echo_comes_back_each_time(curve: CurvePair | None) -> None:
 def test_a_process_that_fails_is_heard_with_its_reason() -> None:
     with BenchProcess(run_echo, "no curve") as process, pytest.raises(PeerLost, match="failed: AttributeError: 'str'"):
         process.hear()
+
+
+KILLED = """
+import os, signal, sys
+from starspec.bench.wire.processes import BenchProcess
+from test_wire import spin
+if __name__ == "__main__":
+    with BenchProcess(spin) as child:
+        print(child.hear(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def spin(parent: Connection) -> None:
+    """Tell who it is, and never look up again."""
+    parent.send(os.getpid())
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.mark.system
+def test_a_killed_benchmark_leaves_nobody_behind(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    child = int(done.stdout)
+    deadline_s = time.monotonic() + 30.0
+    while is_alive(child) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not is_alive(child)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has buried yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

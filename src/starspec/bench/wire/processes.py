@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -79,6 +80,7 @@ class _Failure:
 
 
 def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], place: Place) -> None:
+    _end_with_parent()
     _quiet()
     _go_to(place)
     _sleep_sharply()
@@ -88,6 +90,18 @@ def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...],
         pipe.send(_Failure(f"{type(error).__name__}: {error}"))
     finally:
         pipe.close()
+
+
+def _end_with_parent() -> None:
+    """A benchmark that was killed leaves nobody behind, whatever its children wait for."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, name="bench-parent", daemon=True).start()
 
 
 def _go_to(place: Place) -> None:
