@@ -9,16 +9,20 @@ share drafts, which costs speed and never a token.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-NUM_COMPARED = 64  # of the last tokens, and of those spread evenly
-FORGET_AFTER_S = 1.0  # out of the batch for longer: finished, or preempted and to be recognised as another one later
+NUM_COMPARED: Final = 64  # of the last tokens, and of those spread evenly
+FORGET_AFTER_S: Final = 1.0  # unseen for longer: finished, or preempted and to be recognised as another one later
+FORGET_AFTER_STEPS: Final = 2.0  # and for longer than so many steps: a slow machine may take seconds for one
+NUM_STEPS: Final = 16  # the longest of so many counts
 
 
 class KnownRequest:
@@ -75,6 +79,7 @@ class RowBook:
         self._numbers = itertools.count(1)
         self._by_row: dict[int, KnownRequest] = {}
         self._last_seen_s: dict[KnownRequest, float] = {}
+        self._step_s: deque[float] = deque(maxlen=NUM_STEPS)
 
     def __len__(self) -> int:
         return len(self._last_seen_s)
@@ -93,11 +98,14 @@ class RowBook:
         """
         rows = [token_ids[row, : lengths[row]] for row in range(len(sampled))]
         before, self._by_row = self._by_row, {}
+        last_s = max(self._last_seen_s.values(), default=now)
         seen: list[SeenRow | None] = [None] * len(rows)
         for row, request in before.items():
             if row < len(rows) and self._is_in(request, rows[row], len(sampled[row])):
                 seen[row] = self._take(row, request, rows[row], len(sampled[row]), now)
         in_place = set(self._by_row.values())
+        if in_place:  # else nothing went on, and the time since was no step's
+            self._step_s.append(now - last_s)
         moved = [request for request in self._last_seen_s if request not in in_place]
         for row, tokens in enumerate(rows):
             if row in self._by_row:
@@ -114,8 +122,12 @@ class RowBook:
         return seen
 
     def forget(self, now: float) -> list[KnownRequest]:
-        """Drop, and return, the requests that have been in no step for FORGET_AFTER_S."""
-        gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > FORGET_AFTER_S]
+        """Drop, and return, the requests that have not been seen for FORGET_AFTER_S and FORGET_AFTER_STEPS.
+
+        vLLM tells of no ends: whether a request has ended or a step takes long shows only with time.
+        """
+        patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * max(self._step_s, default=0.0))
+        gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}

@@ -1,0 +1,41 @@
+"""When a request that is not seen any more is forgotten."""
+
+import numpy as np
+import pytest
+
+from starspec.integrations.vllm.rows import FORGET_AFTER_S, RowBook
+
+TOKENS = np.arange(100, dtype=np.int32)[None, :]
+
+
+def step(book: RowBook, length: int, now: float) -> None:
+    """One row, which holds one more token than in the step before."""
+    (seen,) = book.see([[length - 1]], np.array([length], np.int32), TOKENS, now)
+    assert seen is not None
+
+
+def test_one_that_ends_is_forgotten_soon() -> None:
+    book = RowBook()
+    for index in range(3):
+        step(book, 10 + index, now=0.05 * index)
+    assert not book.forget(0.1 + FORGET_AFTER_S)
+    assert len(book.forget(0.11 + FORGET_AFTER_S)) == 1
+
+
+@pytest.mark.parametrize("step_s", [0.9, 3.0])
+def test_steps_that_take_seconds_end_nobody(step_s: float) -> None:
+    book = RowBook()
+    for index in range(3):
+        step(book, 10 + index, now=step_s * index)
+    last_s = 2 * step_s
+    assert not book.forget(last_s + 1.9 * step_s)
+    assert len(book.forget(last_s + 2.1 * step_s)) == 1
+
+
+def test_the_time_without_requests_is_no_step() -> None:
+    book = RowBook()
+    step(book, 10, now=0.0)
+    book.forget(2.0)
+    step(book, 11, now=60.0)  # the first of another request
+    step(book, 12, now=60.1)
+    assert len(book.forget(61.2)) == 1
