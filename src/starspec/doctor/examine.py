@@ -12,6 +12,7 @@ from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Sample
+from starspec.doctor.arithmetic import check_arithmetic
 from starspec.doctor.checks import Check, check_head, check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.draft import CausalDraft, ExaminedDraft
 from starspec.doctor.head import HeadDraft
@@ -88,6 +89,7 @@ def examine(
     examined = _load(bench, draft, samples[0], max_draft_tokens)
     checks.append(check_lengths(bench.runner.info, examined.info))
     checks.append(check_sizes(bench.runner.info, examined.info))
+    checks += check_arithmetic(target.dtype, target.device)
     if report is not None:
         checks.append(check_tree_report(report, provenance, draft.quantization))
     steps = examined.step_seconds(max_draft_tokens + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import httpx
@@ -31,6 +31,15 @@ class VllmReading:
     def acceptance_length(self) -> float:
         """Tokens of a step that verified a draft, the target's own last one included."""
         return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
+
+    def since(self, before: VllmReading) -> VllmReading:
+        """What was counted after an earlier reading of the same server."""
+        return replace(
+            self,
+            num_drafts=self.num_drafts - before.num_drafts,
+            num_draft_tokens=self.num_draft_tokens - before.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens - before.num_accepted_tokens,
+        )
 
 
 def read_vllm(url: str) -> VllmReading:

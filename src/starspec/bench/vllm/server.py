@@ -69,7 +69,7 @@ class VllmServer:
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # its workers are of its group, and are ended with it
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (it takes no lock)
             )
         except OSError as error:
             raise ConfigError(f"'{python}' cannot be run: {error.strerror}") from error

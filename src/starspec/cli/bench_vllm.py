@@ -1,0 +1,107 @@
+"""`starspec bench vllm`: a hub's drafts for a vLLM server."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from starspec.cli import options as opt
+from starspec.cli.process import log_to_stderr
+from starspec.cli.progress import ProgressBar
+from starspec.cli.prompt_files import Datasets, prompt_files
+from starspec.cli.quick import Quick, show_caution
+from starspec.cli.tables import new_table, out, show_ratios
+from starspec.cli.verify import MEASURE, JsonFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from starspec.bench.vllm.measure import VllmRow
+
+VLLM = "vLLM"
+
+
+def vllm(
+    target: opt.TargetModel,
+    draft: opt.GivenDraft,
+    vllm_python: Annotated[
+        str,
+        typer.Option(
+            envvar="VLLM_PYTHON",
+            help="Python of an environment that holds vLLM and starspec; `make test-vllm` makes one in .venv-vllm.",
+            rich_help_panel=VLLM,
+        ),
+    ] = ".venv-vllm/bin/python",
+    vllm_args: Annotated[
+        str, typer.Option(help="Further words of each server's command line.", rich_help_panel=VLLM)
+    ] = "--enforce-eager",
+    draft_quantization: opt.GivenQuantization = "int4",
+    num_draft_tokens: Annotated[
+        int, typer.Option(min=1, max=16, help="Of the hub, at most.", rich_help_panel=MEASURE)
+    ] = 4,
+    dataset: Datasets = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Of each file.", show_default="4", rich_help_panel=MEASURE)
+    ] = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    dtype: opt.Dtype = opt.MODEL.dtype,
+    num_threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads of each server, and of the hub.", rich_help_panel=opt.MODELS)
+    ] = 2,
+) -> None:
+    """vLLM with a hub's drafts beside vLLM's own draft model and plain decoding: real servers, greedy, in turns.
+
+    Also what a hub costs that answers nothing. Exits 1 if an answer differs where no near-tie explains it.
+    """
+    log_to_stderr("warning")
+    with ProgressBar("bench vllm") as bar:
+        bar.begin("loading", None)
+        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+        from starspec.bench.vllm.measure import QUICK, VllmPlan, measure_vllm  # noqa: PLC0415
+        from starspec.bench.vllm.methods import VllmModels  # noqa: PLC0415
+
+        def advance(what: str, num_turns: int | None) -> None:
+            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
+
+        models = VllmModels(
+            python=vllm_python,
+            target=target,
+            draft=draft,
+            quantization=draft_quantization,
+            dtype=dtype,
+            num_threads=num_threads,
+            num_draft_tokens=num_draft_tokens,
+            vllm_options=shlex.split(vllm_args),
+        )
+        plan = QUICK if quick else VllmPlan()
+        plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
+        report = measure_vllm(models, prompt_files(dataset), plan, advance)
+    out().print(_table(report.rows))
+    show_ratios(report.ratios)
+    show_caution(quick)
+    if json_file is not None:
+        write_report(report, json_file)
+    if any(row.num_identical + row.num_near_ties < row.num_answers for row in report.rows):
+        out().print("answers differ where no near-tie explains it")
+        raise typer.Exit(1)
+
+
+def _table(rows: Sequence[VllmRow]) -> Table:
+    table = new_table("", "method", "draft tokens", "batch", "tokens/s", "acceptance length", "identical", "near-ties")
+    for row in rows:
+        table.add_row(
+            row.method,
+            str(row.num_draft_tokens),
+            str(row.batch_size),
+            f"{row.tokens_per_s.median:.2f} ({row.tokens_per_s.lowest:.2f} to {row.tokens_per_s.highest:.2f})",
+            f"{row.acceptance_length:.2f}",
+            f"{row.num_identical}/{row.num_answers}",
+            str(row.num_near_ties),
+        )
+    return table

@@ -1,0 +1,26 @@
+"""What is said of a number format."""
+
+import torch
+
+from starspec.doctor.arithmetic import check_arithmetic, judge_arithmetic, linear_seconds
+
+
+def test_a_format_that_the_processor_converts_is_advised_against() -> None:
+    check = judge_arithmetic("bfloat16", 2.44)
+    assert check.severity == "warning"
+    assert "2.4 times" in check.story
+    assert "--dtype float32" in check.story
+
+
+def test_a_format_that_it_knows_is_not() -> None:
+    assert judge_arithmetic("bfloat16", 0.6).severity == "ok"
+
+
+def test_there_is_nothing_to_say_of_float32_and_of_accelerators() -> None:
+    assert check_arithmetic("float32", "cpu") == []
+    assert check_arithmetic("bfloat16", "cuda:0") == []
+    assert len(check_arithmetic("bfloat16", "cpu")) == 1
+
+
+def test_the_linear_is_really_run() -> None:
+    assert linear_seconds(torch.float32) > 0.0
