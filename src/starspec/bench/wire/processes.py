@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from starspec.errors import PeerLost
 
 ANSWER_S = 300.0  # longest wait for a child's word: starting takes seconds, measuring up to minutes
 STOP_S = 10.0
+IMPORTED_ONCE = ["starspec.bench.wire.hub_process", "starspec.bench.wire.target_process"]  # and what they import
 
 
 class Place(Enum):
@@ -37,7 +39,7 @@ class BenchProcess:
     """
 
     def __init__(self, run: Callable[..., None], *arguments: Any, place: Place = Place.ANYWHERE) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would share torch's threads and ZeroMQ's sockets
+        context = _context()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(theirs, run, arguments, place), daemon=True)
         self._process.start()
@@ -72,6 +74,18 @@ class BenchProcess:
         if isinstance(word, _Failure):
             raise PeerLost(f"a benchmark process failed: {word.reason}")
         return word
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Children fork off a server that has imported what they need, and has no threads or sockets of its own.
+
+    Fresh interpreters would import torch for seconds each, and a benchmark starts hundreds.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    return context
 
 
 class _Failure:
