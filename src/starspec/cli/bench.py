@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
@@ -159,15 +160,15 @@ def tree(
             dtype=dtype,
             num_threads=num_threads,
         )
-        given: dict[str, tuple[float, ...] | None] = {
-            name: opt.numbers(text, f"--{name.replace('_', '-')}")
+        grid: dict[str, tuple[float, ...] | None] = {
+            name: given.numbers(text, f"--{name.replace('_', '-')}")
             for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
         }
-        given["p_mins"] = opt.probabilities(p_mins, "--p-mins")
+        grid["p_mins"] = given.probabilities(p_mins, "--p-mins")
         plan = QUICK if quick else TreePlan()
         plan = replace(
             plan,
-            only={name: each for name, each in given.items() if each is not None},
+            only={name: each for name, each in grid.items() if each is not None},
             num_prompts=num_prompts or plan.num_prompts,
         )
         report = measure_tree(models, prompt_files(dataset), plan, advance)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
@@ -101,9 +102,9 @@ def batch(
 
         plan = BatchPlan(
             methods=tuple(name.strip() for name in methods.split(",")),
-            batch_sizes=opt.numbers(batch_sizes, "--batch-sizes") or (),
+            batch_sizes=given.numbers(batch_sizes, "--batch-sizes") or (),
             batching=replace(
-                opt.batching_config("exspec", window, max_passed_over),
+                given.batching_config("exspec", window, max_passed_over),
                 method="ragged",  # each method's name takes its place
                 admission="fixed" if fixed_batches else "continuous",
             ),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import typer
 
 from starspec.config import (
-    Admission,
-    BatchingConfig,
     BatchingMethod,
     GatewayConfig,
     HubConfig,
-    MaxBatch,
     ModelConfig,
     RunAhead,
     Scheduling,
     TargetConfig,
 )
-from starspec.errors import ConfigError
 
 HUB, TARGET, GATEWAY = HubConfig(), TargetConfig(), GatewayConfig()  # their defaults are the options' defaults
 MODEL = ModelConfig(model="")
@@ -325,84 +320,3 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     typer.Option(help="Least severe log lines to print on stderr.", rich_help_panel=PROCESS),
 ]
-
-
-def batching_config(method: BatchingMethod, window: int | None, max_passed_over: int | None) -> BatchingConfig:
-    """What the three options say together. Raises: ConfigError for an option of exspec beside another method."""
-    if method != "exspec" and (window, max_passed_over) != (None, None):
-        raise ConfigError(f"--window and --max-passed-over are of --batching exspec, not {method}")
-    bound = TARGET.batching.max_passed_over if max_passed_over is None else max_passed_over or None
-    return BatchingConfig(method=method, window=window, max_passed_over=bound)
-
-
-Number = TypeVar("Number", int, float)
-
-
-def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """What was given as 2,15,27. Raises: BadParameter naming the option."""
-    return _numbers(text, option, int, "2,15,27")
-
-
-def probabilities(text: str | None, option: str) -> tuple[float, ...] | None:
-    """What was given as 0,0.3. Raises: BadParameter naming the option."""
-    return _numbers(text, option, float, "0,0.3")
-
-
-def _numbers(text: str | None, option: str, read: Callable[[str], Number], example: str) -> tuple[Number, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(read(each) for each in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
-
-
-def by_name(text: str | None, option: str) -> dict[str, float]:
-    """What was given as name=3,other=1. Raises: ConfigError naming the option unless it is that."""
-    found: dict[str, float] = {}
-    for each in text.split(",") if text else ():
-        name, _, number = each.rpartition("=")
-        try:
-            found[name.strip()] = float(number)
-        except ValueError:
-            name = ""
-        if not name:
-            raise ConfigError(f"{option} must be NAME=NUMBER,..., as in target-0=3,target-1=1, not '{text}'")
-    return found
-
-
-def max_batch(text: str) -> MaxBatch:
-    """What was given as auto or 4. Raises: ConfigError unless it is that."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--max-batch must be auto or a number of sequences, not '{text}'")
-    return int(text)
-
-
-def admission(text: str) -> Admission:
-    """What was given as off, n_max or 4. Raises: ConfigError unless it is that."""
-    words: dict[str, Literal["off", "n_max"]] = {"off": "off", "n_max": "n_max"}
-    if text in words:
-        return words[text]
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--admission must be off, n_max or a number of targets, not '{text}'")
-    return int(text)
-
-
-UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def num_bytes(text: str | None, option: str) -> int | None:
-    """What was given as 2GiB, 1.5 GB or 1048576. Raises: ConfigError naming the option."""
-    if text is None:
-        return None
-    number = text.rstrip("BGIKMbgikm ")
-    unit = UNITS.get(text[len(number) :].strip().upper())
-    try:
-        found = int(float(number) * (unit or 0))
-    except (ValueError, OverflowError):
-        found = 0
-    if found < 1:
-        raise ConfigError(f"{option} must be an amount of memory, as 512MiB, 2GiB or 1048576, not '{text}'")
-    return found

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
@@ -96,12 +97,12 @@ def draft(
             max_draft_tokens=max_draft_tokens,
             lease_s=lease,
             prefill_chunk=prefill_chunk,
-            max_batch=opt.max_batch(max_batch),
+            max_batch=given.max_batch(max_batch),
             scheduling=scheduling,
-            weights=opt.by_name(weights, "--weights"),
-            slo_round_ms=opt.by_name(slo_round_ms, "--slo-round-ms"),
-            rate_limits=opt.by_name(rate_limit, "--rate-limit"),
-            admission=opt.admission(admission),
+            weights=given.by_name(weights, "--weights"),
+            slo_round_ms=given.by_name(slo_round_ms, "--slo-round-ms"),
+            rate_limits=given.by_name(rate_limit, "--rate-limit"),
+            admission=given.admission(admission),
             run_ahead=run_ahead,
         )
         model = None
@@ -114,7 +115,7 @@ def draft(
                 numerics="fast",  # a draft's last bits decide nothing
                 max_model_len=speculative.max_model_len or max_model_len,
                 num_rows=max_num_seqs,
-                kv_budget_bytes=opt.num_bytes(kv_budget, "--kv-budget"),
+                kv_budget_bytes=given.num_bytes(kv_budget, "--kv-budget"),
                 num_threads=num_threads,
             )
         log_to_stderr(log_level)
@@ -183,7 +184,7 @@ def target(
             keys=str(keys) if keys else None,
             insecure=insecure,
             max_num_seqs=max_num_seqs,
-            batching=opt.batching_config(batching, window, max_passed_over),
+            batching=given.batching_config(batching, window, max_passed_over),
             max_num_queued_reqs=max_num_queued_reqs,
             prefill_chunk=prefill_chunk,
             lease_s=lease,

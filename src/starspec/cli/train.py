@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
@@ -151,7 +152,7 @@ def train(
             learn_prompts=learn_prompts,
             start_from=start_from,
             draft_vocab_size=draft_vocab_size,
-            feature_layers=opt.numbers(feature_layers, "--feature-layers"),
+            feature_layers=given.numbers(feature_layers, "--feature-layers"),
             target_name=target_name,
             data_licence=licence,
             num_threads=threads,

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.speculation import DraftOptions
@@ -119,18 +120,18 @@ def up(
     ).to_config()
     limits = TargetConfig(
         max_num_seqs=max_num_seqs,
-        batching=opt.batching_config(batching, window, max_passed_over),
+        batching=given.batching_config(batching, window, max_passed_over),
         max_num_queued_reqs=max_num_queued_reqs,
         prefill_chunk=prefill_chunk,
     )
     hub = HubConfig(
         run_ahead=run_ahead,
-        max_batch=opt.max_batch(max_batch),
+        max_batch=given.max_batch(max_batch),
         scheduling=scheduling,
-        weights=opt.by_name(weights, "--weights"),
-        slo_round_ms=opt.by_name(slo_round_ms, "--slo-round-ms"),
-        rate_limits=opt.by_name(rate_limit, "--rate-limit"),
-        admission=opt.admission(admission),
+        weights=given.by_name(weights, "--weights"),
+        slo_round_ms=given.by_name(slo_round_ms, "--slo-round-ms"),
+        rate_limits=given.by_name(rate_limit, "--rate-limit"),
+        admission=given.admission(admission),
     )
     served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
@@ -147,7 +148,7 @@ def up(
             target=limits,
             speculative=speculative,
             hub=_with_known_run_ahead(hub, speculative),
-            kv_budget_bytes=opt.num_bytes(kv_budget, "--kv-budget"),
+            kv_budget_bytes=given.num_bytes(kv_budget, "--kv-budget"),
             draft_device=draft_device or device,
             draft_num_threads=draft_num_threads or num_threads,
             num_draft_rows=targets * limits.num_rows,
