@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot, registry_of
-from starspec.speculation.stats import HubStats, TargetStats
+from starspec.speculation.stats import HubStats, Mean, SpokeStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 
@@ -58,6 +58,16 @@ def test_the_hub_is_labelled_with_its_draft() -> None:
     assert read["starspec_hub_tags", (("draft", "tiny"),)] == 5
     assert read["starspec_hub_idle_seconds_total", (("draft", "tiny"),)] == 1.0
     assert read["starspec_hub_load", (("draft", "tiny"),)] == 0.75
+
+
+def test_what_the_hub_sees_of_a_target_is_labelled_with_the_target() -> None:
+    seen = SpokeStats(num_tags=3, num_verdicts=2, num_accepted_tokens=5, queue=Mean(0.02, 1))
+    read = scrape(StatusSnapshot(hub=HubStatus("tiny", HubStats(), {TargetId("v (vLLM 0.32.0)"): seen})))
+    label = (("target", "v (vLLM 0.32.0)"),)
+    assert read["starspec_hub_target_tags", label] == 3
+    assert read["starspec_hub_target_accepted_tokens_total", label] == 5
+    assert read["starspec_hub_target_acceptance_length", label] == 3.5
+    assert read["starspec_hub_target_queue_seconds", label] == 0.02
 
 
 def test_another_prefix_makes_vllm_dashboards_find_the_counters() -> None:

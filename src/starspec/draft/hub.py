@@ -182,7 +182,7 @@ class DraftHub:
         """The statistics up to now, as a copy."""
         self._ledger.refresh(now, self._buffer.weights, self._buffer.waiting_targets)
         self._spokes.count(self.stats)
-        return HubStatus(self._drafter.name, deepcopy(self.stats))
+        return HubStatus(self._drafter.name, deepcopy(self.stats), self._spokes.statuses())
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless sessions, rows, links and the request buffer agree."""

@@ -33,7 +33,7 @@ class Rounds:
         """With so many tokens, before they are committed. Of a proposal that was not waited for there is none."""
         proposal = session.in_verification
         if proposal is not None:
-            self._spokes[session.key.session_id].add_round(num_tokens, now - proposal.since_s)
+            self._spokes[session.key.session_id].add_round(proposal.num_tokens, num_tokens, now - proposal.since_s)
             session.pace.add_verdict(proposal.num_tokens, num_tokens - 1)
 
     def add_layer_ahead(self, sessions: Sequence[DraftSession], num_nodes: int, start_s: float, end_s: float) -> None:
@@ -50,10 +50,11 @@ class Rounds:
     def add_proposal(self, session: DraftSession, request: DraftRequest, tree: DraftTree, now: float) -> None:
         """It answers the request now, and ends the round that the last proposal began."""
         queue_s, service_s = request.times(now)
+        spoke = self._spokes[session.key.session_id]
         self._ledger.add_proposal(now, tree.num_draft_tokens)
         if request.started_s is not None:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
-        spoke = self._spokes[session.key.session_id]
+            spoke.add_wait(queue_s)
         spoke.add_proposal(tree.num_draft_tokens)
         if request.has_prefill or session.is_rationed:
             return

@@ -7,7 +7,7 @@ from starspec.draft.capacity import Demand
 from starspec.draft.rate_limit import TokenBucket
 from starspec.draft.session import DraftLimits
 from starspec.ids import Tag, TargetId
-from starspec.speculation.stats import Mean
+from starspec.speculation.stats import Mean, SpokeStats
 from starspec.wire.session import Role, TagSession
 
 MAX_PAST_TAGS = 1024
@@ -39,15 +39,16 @@ class Spoke:
         self.limits = limits  # of its sessions
         self.ahead = ahead  # of the session that ended last: its next one goes on from there
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
+        self.stats = SpokeStats()
         self._bucket = bucket
         self._objective_s = objective_s
-        self._layers, self._return, self._tokens, self._round = Mean(), Mean(), Mean(), Mean()  # of a round
+        self._layers, self._tokens = Mean(), Mean()  # of a round
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
     @property
     def is_behind(self) -> bool:
         """Whether its rounds are longer than its latency objective, if it has one."""
-        return self._objective_s is not None and self._round.value > self._objective_s
+        return self._objective_s is not None and self.stats.round.value > self._objective_s
 
     def may_draft(self, now: float) -> bool:
         """Whether its rate limit, if it has one, leaves it a proposal."""
@@ -55,38 +56,49 @@ class Spoke:
 
     def add_proposal(self, num_draft_tokens: int) -> None:
         """One was made."""
+        self.stats.num_proposals += 1
+        self.stats.num_draft_tokens += num_draft_tokens
         if self._bucket is not None:
             self._bucket.take(num_draft_tokens)
+
+    def add_wait(self, queue_s: float) -> None:
+        """A request waited so long for its first layer."""
+        self.stats.queue.add(queue_s)
 
     def add_service(self, num_layers: int, round_s: float | None) -> None:
         """A proposal was made in so many layers, none of them with a prompt, so long after the one before."""
         self._layers.add(num_layers)
         if round_s is not None:
-            self._round.add(round_s)
+            self.stats.round.add(round_s)
 
-    def add_round(self, num_tokens: int, return_s: float) -> None:
-        """The verdict on a proposal came after so long, with so many tokens."""
-        self._return.add(return_s)
+    def add_round(self, num_draft_tokens: int, num_tokens: int, return_s: float) -> None:
+        """The verdict on a proposal of so many draft tokens came after so long, with so many tokens."""
+        self.stats.return_time.add(return_s)
         self._tokens.add(num_tokens)
+        if num_draft_tokens:
+            self.stats.num_verdicts += 1
+            self.stats.num_accepted_tokens += num_tokens - 1
 
     @property
     def return_s(self) -> float | None:
         """Z: from a proposal to its verdict; None until the first."""
-        return self._return.value if self._return.count else None
+        return_time = self.stats.return_time
+        return return_time.value if return_time.count else None
 
     def demand(self, num_sessions: int) -> Demand | None:
         """What this target asks for with so many sessions; None if too little is known.
 
         A target that has not said how fast it is without drafts is supposed to take Z for a token.
         """
-        if min(self._return.count, self._layers.count) < MIN_ROUNDS or not self._return.value:
+        return_time = self.stats.return_time
+        if min(return_time.count, self._layers.count) < MIN_ROUNDS or not return_time.value:
             return None
         return Demand(
             num_sessions=max(1, num_sessions),
             num_layers=self._layers.value,
-            return_s=self._return.value,
+            return_s=return_time.value,
             num_tokens=self._tokens.value,
-            plain_tokens_per_s=self.plain_tokens_per_s or 1.0 / self._return.value,
+            plain_tokens_per_s=self.plain_tokens_per_s or 1.0 / return_time.value,
         )
 
     def recall(self, tag: Tag) -> TagSession:

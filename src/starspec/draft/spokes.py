@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import replace
 
 from starspec.config import HubConfig
 from starspec.draft.ahead import AheadChoice
@@ -16,7 +18,7 @@ from starspec.draft.session import DraftLimits
 from starspec.draft.spoke import Spoke
 from starspec.errors import OurBug
 from starspec.ids import SessionId, TargetId
-from starspec.speculation.stats import HubStats
+from starspec.speculation.stats import HubStats, SpokeStats
 
 
 class Spokes:
@@ -91,6 +93,14 @@ class Spokes:
             stats.num_full = num_full(service_s, one.return_s) if service_s else 0
         if self._places is not None:
             stats.num_places, stats.num_max = self._places.num_held, self._places.num_max
+
+    def statuses(self) -> dict[TargetId, SpokeStats]:
+        """What is known of each target, by name; of targets with the same name, of the one that came last."""
+        num_tags = Counter(key.session_id for key in self._tags)
+        return {
+            spoke.target_id: replace(deepcopy(spoke.stats), num_tags=num_tags[name])
+            for name, spoke in self._spokes.items()
+        }
 
     def _load(self) -> Load:
         num_tags = Counter(key.session_id for key in self._tags)

@@ -13,12 +13,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from starspec.observe.quantities import HUB_COUNTERS, HUB_GAUGES, TARGET_COUNTERS, TARGET_GAUGES, Quantity
+from starspec.observe.quantities import (
+    HUB_COUNTERS,
+    HUB_GAUGES,
+    SPOKE_COUNTERS,
+    SPOKE_GAUGES,
+    TARGET_COUNTERS,
+    TARGET_GAUGES,
+    Quantity,
+)
+from starspec.speculation.stats import SpokeStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 PREFIX: Final = "starspec_"
 Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
-S = TypeVar("S", TargetStatus, HubStatus)
+S = TypeVar("S", TargetStatus, HubStatus, SpokeStats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,20 @@ def registry_of(snapshot: Callable[[], StatusSnapshot], prefix: str = PREFIX) ->
 
 
 def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]:
-    """Every family, with one sample for each target (label `target`) or for the hub (label `draft`)."""
+    """Every family, with one sample for each target (label `target`) or for the hub (label `draft`).
+
+    What a hub says of its targets has the label `target` too: a vLLM server has no other samples.
+    """
     targets = {str(each.target_id): each for each in snapshot.targets}
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
+    spokes = {str(name): stats for name, stats in snapshot.hub.spokes.items()} if snapshot.hub else {}
     yield from _families(TARGET_COUNTERS, CounterMetricFamily, prefix, "target", targets)
     yield _accepted_per_position(snapshot.targets, prefix)
     yield from _families(TARGET_GAUGES, GaugeMetricFamily, prefix, "target", targets)
     yield from _families(HUB_COUNTERS, CounterMetricFamily, prefix, "draft", hubs)
     yield from _families(HUB_GAUGES, GaugeMetricFamily, prefix, "draft", hubs)
+    yield from _families(SPOKE_COUNTERS, CounterMetricFamily, prefix, "target", spokes)
+    yield from _families(SPOKE_GAUGES, GaugeMetricFamily, prefix, "target", spokes)
 
 
 def _families(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from starspec.speculation.stats import SpokeStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
-S = TypeVar("S", TargetStatus, HubStatus)
+S = TypeVar("S", TargetStatus, HubStatus, SpokeStats)
 
 
 class Quantity(NamedTuple, Generic[S]):
@@ -24,6 +25,7 @@ class Quantity(NamedTuple, Generic[S]):
 
 Target = Quantity[TargetStatus]
 Hub = Quantity[HubStatus]
+Spoke = Quantity[SpokeStats]
 
 TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("spec_decode_num_drafts", "Proposals verified.", lambda t: t.stats.acceptance.num_drafts),
@@ -115,4 +117,20 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
     Hub("hub_n_max", "N_max: targets that can all gain; 0 = not known.", lambda h: h.stats.num_max),
     Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
+)
+
+# As the hub sees each target: of a vLLM server this is all, other targets tell more of themselves.
+SPOKE_COUNTERS: Final[tuple[Spoke, ...]] = (
+    Spoke("hub_target_proposals", "Proposals sent to the target.", lambda s: s.num_proposals),
+    Spoke("hub_target_draft_tokens", "Tokens of those proposals.", lambda s: s.num_draft_tokens),
+    Spoke("hub_target_verdicts", "Proposals that the target has verified.", lambda s: s.num_verdicts),
+    Spoke("hub_target_accepted_tokens", "Draft tokens that it accepted.", lambda s: s.num_accepted_tokens),
+)
+
+SPOKE_GAUGES: Final[tuple[Spoke, ...]] = (
+    Spoke("hub_target_tags", "Sessions held for the target.", lambda s: s.num_tags),
+    Spoke("hub_target_acceptance_length", "Tokens of its speculative rounds.", lambda s: s.acceptance_length),
+    Spoke("hub_target_queue_seconds", "Arrival of its requests to their first layers.", lambda s: s.queue.value),
+    Spoke("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
+    Spoke("hub_target_round_seconds", "From a proposal to the session's next.", lambda s: s.round.value),
 )

@@ -231,6 +231,25 @@ class HubStats:
         return self.num_hits / self.num_outcomes if self.num_outcomes else 0.0
 
 
+@dataclass(slots=True, kw_only=True)
+class SpokeStats:
+    """What a hub sees of one target; of a vLLM server it is all that there is."""
+
+    num_tags: int = 0
+    num_proposals: int = 0
+    num_draft_tokens: int = 0  # of those proposals
+    num_verdicts: int = 0  # on proposals with at least one token
+    num_accepted_tokens: int = 0  # of those, without the target's own last tokens
+    queue: Mean = field(default_factory=Mean)  # arrival of a request to its first layer
+    return_time: Mean = field(default_factory=Mean)  # Z = t_c + t_v (eq. 6): a proposal to its verdict
+    round: Mean = field(default_factory=Mean)  # from one proposal of a session to its next
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens of a speculative round, with the target's own last one; 1 before any."""
+        return 1.0 + (self.num_accepted_tokens / self.num_verdicts if self.num_verdicts else 0.0)
+
+
 def _add_counts(counts: list[int], others: list[int]) -> None:
     counts.extend([0] * (len(others) - len(counts)))
     for index, number in enumerate(others):

@@ -22,7 +22,7 @@ from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.stats import HubStats, RequestStats, TargetStats
+from starspec.speculation.stats import HubStats, RequestStats, SpokeStats, TargetStats
 from starspec.speculation.tree import ROOT, DraftTree
 
 PROTOCOL_VERSION = 1
@@ -257,6 +257,7 @@ class HubStatus(Message, frozen=True):
 
     draft_name: str
     stats: HubStats
+    spokes: dict[TargetId, SpokeStats] = {}
 
 
 class TargetStatus(Message, frozen=True):

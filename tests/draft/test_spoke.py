@@ -1,0 +1,48 @@
+"""What the hub tells of each of its targets: of a vLLM server, nobody else does."""
+
+from draft_toys import ToyStar, ToyTag
+
+from starspec.ids import SessionId, TargetId
+from starspec.speculation.stats import SpokeStats
+
+
+def told_of(star: ToyStar, name: str) -> SpokeStats:
+    return star.hub.status(star.clock()).spokes[TargetId(name)]
+
+
+def test_each_target_has_counts_of_its_own() -> None:
+    star, one, other = ToyStar("a", "b"), ToyTag(1, [1, 2, 3]), ToyTag(1, [4, 5])
+    star.say("a", one.open(4))
+    star.say("b", other.open(2))
+    for name, message in star.drain():
+        assert {"a": one, "b": other}[name].receive(message)
+    star.clock.advance(0.5)
+    star.say("a", one.verdict([*one.proposal.token_ids[:3], 9], 4))
+    for _, message in star.drain():
+        one.receive(message)
+    first, second = told_of(star, "a"), told_of(star, "b")
+    assert (first.num_tags, first.num_proposals, first.num_draft_tokens) == (1, 2, 8)
+    assert (first.num_verdicts, first.num_accepted_tokens, first.acceptance_length) == (1, 3, 4.0)
+    assert first.return_time.value >= 0.5
+    assert (second.num_proposals, second.num_draft_tokens, second.num_verdicts) == (1, 2, 0)
+    assert second.acceptance_length == 1.0
+
+
+def test_a_verdict_on_a_proposal_without_tokens_is_no_speculative_round() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1] * 100)  # longer than the draft's context
+    star.say("a", tag.open(2))
+    for _, message in star.drain():
+        tag.receive(message)
+    star.say("a", tag.verdict([5], 2))
+    star.drain()
+    assert told_of(star, "a").num_verdicts == 0
+    assert told_of(star, "a").acceptance_length == 1.0
+
+
+def test_a_target_that_left_is_told_of_no_more() -> None:
+    star = ToyStar("a", "b")
+    star.say("a", ToyTag(1, [1, 2]).open(2))
+    star.drain()
+    assert star.hub.status(star.clock()).spokes.keys() == {"a", "b"}
+    star.hub.leave(SessionId("a"), star.clock())
+    assert star.hub.status(star.clock()).spokes.keys() == {"b"}
