@@ -1,6 +1,6 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
 # make test     the whole test suite
-# make test-vllm  a real hub and a real vLLM server, in an environment of its own
+# make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own; RECEIPT=FILE keeps what was found
 # make check    format, lint, types, import directions, public API
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
 #               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them
@@ -32,7 +32,7 @@ test: models
 
 # Part of no other target: the environment takes 3 GB.
 test-vllm: models $(VLLM_INSTALLED)
-	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m vllm tests/integrations
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python VLLM_RECEIPT=$(RECEIPT) $(BIN)/python -m pytest -m vllm tests/integrations
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check $(SOURCES)

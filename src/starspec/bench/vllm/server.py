@@ -72,7 +72,8 @@ class VllmServer:
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (it takes no lock)
             )
         except OSError as error:
-            raise ConfigError(f"'{python}' cannot be run: {error.strerror}") from error
+            self.log.close()
+            raise ConfigError(f"'{python}' cannot be run: {(error.strerror or str(error)).lower()}") from error
 
     def wait_ready(self) -> None:
         """Return once it serves. Raises: PeerLost, with the end of its output, if it does not come up."""
