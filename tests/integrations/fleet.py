@@ -47,7 +47,9 @@ class Fleet:
         self.start_hub()
         environ = {"STARSPEC_HUB": self.hub_endpoint, "STARSPEC_FALLBACK": "none", "OMP_NUM_THREADS": "1"}
         self.tight = self._vllm(python, TIGHT, STAR, environ | {"STARSPEC_NAME": "tight"})
-        self.wide = self._vllm(python, WIDE, STAR, environ | {"STARSPEC_NAME": "wide"})
+        # eight prompts at once have their drafts before the next step, however slow the machine is
+        patient = {"STARSPEC_NAME": "wide", "STARSPEC_DEADLINE_MS": "5000"}
+        self.wide = self._vllm(python, WIDE, STAR, environ | patient)
         self.plain = self._vllm(python, WIDE, None, {"OMP_NUM_THREADS": "1"})
         words = ("--name", "spoke", "--port", "0", "--hub", self.hub_endpoint, "--max-model-len", "2048")
         self.spoke = self._server("target", "--target", model, *words)
@@ -55,7 +57,7 @@ class Fleet:
     def start_hub(self, *words: str) -> None:
         """On the port of the one before, which is gone. Returns before it serves."""
         port = ("--port", str(self._hub_port))
-        draft = words or ("--draft", self._model)
+        draft = words or ("--draft", self._model, "--draft-quantization", "int4", "--dtype", "float32")
         self.hub = self._server("draft", *draft, *port, "--num-threads", "1")
 
     async def hub_stats(self) -> HubStats:

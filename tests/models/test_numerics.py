@@ -17,7 +17,7 @@ from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.linear import StepLinear
 from starspec.models.load import load_runner
-from starspec.models.numerics import MAX_ROWS, attention_is_invariant, invariant_rows, settle_numerics
+from starspec.models.numerics import MAX_ROWS, SURE_ROWS, attention_is_invariant, invariant_rows, settle_numerics
 from starspec.models.packing import make_packer, swap_linears
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
@@ -109,11 +109,11 @@ def test_a_prompt_has_the_same_bits_alone_and_beside_others():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (14, 2, 64), (1, 1, 64), (32, 8, 128)])
-@pytest.mark.parametrize("reading", [Reading.BY_RUN, Reading.BY_TOKEN])
-def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, reading, num_threads):
+def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, num_threads):
+    """Token by token on any machine; by run where it keeps bits, which the probe finds out."""
     num_heads, num_kv_heads, head_dim = heads
     like = RaggedCache(1, 1, 1, num_kv_heads, head_dim, dtype=dtype)
-    assert attention_is_invariant(like, num_heads, reading)
+    assert attention_is_invariant(like, num_heads, Reading.BY_TOKEN)
 
 
 class Moody:
@@ -141,15 +141,23 @@ class Moody:
     ],
 )
 def test_the_probe_finds_the_range_in_which_rounding_does_not_change(mood, expected):
-    found = invariant_rows([StepLinear(Moody(mood), 16, 0)], torch.float32, torch.device("cpu"))
+    found = invariant_rows([StepLinear(Moody(mood), 16, 0)], torch.float32, torch.device("cpu"), probe_s=60.0)
     assert found == expected
+
+
+def test_a_processor_that_is_slow_is_tried_as_far_as_time_allows_and_promised_no_more():
+    linears = [
+        StepLinear(Moody(mood), 16, shape) for shape, mood in enumerate((lambda rows: 0, lambda rows: rows > 11))
+    ]
+    assert invariant_rows(linears[:1], torch.float32, torch.device("cpu"), probe_s=0.0) == RowRange(2, SURE_ROWS)
+    assert invariant_rows(linears, torch.float32, torch.device("cpu"), probe_s=0.0) == RowRange(2, 11)
 
 
 def test_the_probe_intersects_the_ranges_of_all_linears():
     linears = [
         StepLinear(Moody(mood), 16, shape) for shape, mood in enumerate((lambda rows: rows < 5, lambda rows: rows > 20))
     ]
-    assert invariant_rows(linears, torch.float32, torch.device("cpu")) == RowRange(5, 20)
+    assert invariant_rows(linears, torch.float32, torch.device("cpu"), probe_s=60.0) == RowRange(5, 20)
 
 
 def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():

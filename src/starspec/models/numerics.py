@@ -11,6 +11,7 @@ Nothing is promised that the probe did not see: it ends with the model itself, o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,6 +29,8 @@ from starspec.models.runner import Segment
 MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
 MAX_ROWS: Final = 64  # no forward of several sequences is wider
 ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
+SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
+PROBE_S: Final = 1.5  # then wider forwards are tried for so long: where that is too short, splitting them costs little
 NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
 
 PREFIX_LENS: Final = (3, 60, 505, 1500)  # committed slots: inside a key block, across one, across a longer one
@@ -87,24 +90,28 @@ def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
 
 
 @torch.inference_mode()
-def invariant_rows(linears: Sequence[StepLinear], dtype: torch.dtype, device: torch.device) -> RowRange | None:
+def invariant_rows(
+    linears: Sequence[StepLinear], dtype: torch.dtype, device: torch.device, probe_s: float = PROBE_S
+) -> RowRange | None:
     """The widest range of row counts around `ANCHOR_ROWS` for which all linears give each row the same bits.
 
-    Only one linear of each shape is tried.
+    Only one linear of each shape is tried, the cheapest first. A processor that needs long for this is bound by
+    arithmetic: two forwards of half the rows cost it about what one does.
 
     Returns: None if the range holds no second row count.
     """
     lowest, highest = MIN_ROWS, MAX_ROWS
+    deadline_s = time.monotonic() + probe_s
     of_each_shape = {(linear.in_features, linear.num_bytes): linear for linear in linears}
-    for linear in of_each_shape.values():
+    for linear in sorted(of_each_shape.values(), key=lambda linear: linear.num_bytes):
         # cubed: like real activations a few entries dominate, so that another order of summation shows
         x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
-        lowest, highest = _narrow(linear, x.to(device, dtype), lowest, highest)
+        lowest, highest = _narrow(linear, x.to(device, dtype), lowest, highest, deadline_s)
     return RowRange(lowest, highest) if lowest < highest else None
 
 
-def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int) -> tuple[int, int]:
-    """Narrow lowest..highest to the row counts next to the anchor that give the anchor's bits."""
+def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s: float) -> tuple[int, int]:
+    """Narrow lowest..highest to the row counts next to the anchor that are seen to give the anchor's bits in time."""
     # backwards, so that each row stands in another place than below
     blocks = x.view(-1, ANCHOR_ROWS, x.shape[-1]).flip(1)
     expected = torch.cat([linear.call(block).flip(0) for block in blocks])
@@ -119,7 +126,8 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int) -> tuple[i
             lowest = num_rows + 1
             break
     for num_rows in range(ANCHOR_ROWS + 1, highest + 1):
-        if not agrees(num_rows):
+        is_late = num_rows > SURE_ROWS and time.monotonic() > deadline_s
+        if is_late or not agrees(num_rows):
             highest = num_rows - 1
             break
     return lowest, highest
