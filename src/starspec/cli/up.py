@@ -75,6 +75,7 @@ def up(
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
+    share_prefixes: opt.SharePrefixes = opt.HUB.share_prefixes,
     max_batch: opt.MaxBatchText = "auto",
     scheduling: opt.DraftScheduling = opt.HUB.scheduling,
     weights: opt.Weights = None,
@@ -125,6 +126,7 @@ def up(
     )
     hub = HubConfig(
         run_ahead=run_ahead,
+        share_prefixes=share_prefixes,
         max_batch=opt.max_batch(max_batch),
         scheduling=scheduling,
         weights=opt.by_name(weights, "--weights"),

@@ -35,6 +35,8 @@ MAX_FEATURE: Final = 1e6  # a larger number could overflow, and one row's NaN wo
 class EagleDrafter:
     """Drafts trees with an EAGLE head shared by all sessions; each has its own K/V and features."""
 
+    num_shared_tokens = 0  # what a row holds was made of one target's features, and of how far back they go
+
     def __init__(self, head: EagleHead) -> None:
         self._head = head
         self._cache = head.cache
@@ -91,6 +93,9 @@ class EagleDrafter:
 
     def num_missing(self, session: DraftSession) -> int:
         return self._num_unread(session) or len(session.to_forward) or 1
+
+    def next_block(self, session: DraftSession) -> None:  # noqa: ARG002  nothing is shared
+        return None
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         to_forward = [growth.session.to_forward for growth in layer]
