@@ -128,6 +128,16 @@ def test_rows_that_are_free_for_longest_are_taken_first_so_that_what_others_left
     assert read_by(star) == [41 - 2 * PREFIX_BLOCK]
 
 
+def test_a_short_prompt_takes_the_row_that_is_free_for_longest_too() -> None:
+    star, tag = ToyStar("a", num_rows=2, max_len=LONG), ToyTag(1, [*SYSTEM, 1])
+    star.say("a", tag.open(1))
+    serve(star, ("a", tag))
+    (row,) = star.runner.cache.rows.leased
+    star.say("a", tag.close(), ToyTag(2, [4]).open(1))
+    star.drain()
+    assert star.runner.cache.rows.leased == {1 - row}
+
+
 def test_an_evicted_tag_reads_again_only_what_no_sibling_holds() -> None:
     star = ToyStar("a", num_rows=2, max_len=LONG)
     tags = [ToyTag(number, [*SYSTEM, number]) for number in (1, 2, 3)]
@@ -183,6 +193,18 @@ def test_only_those_share_who_are_allowed_to(scope: PrefixScope, same_target: in
         serve(star, (name, tag))
         shared.append(stats_of(star).num_shared_tokens)
     assert [after - before for before, after in pairwise(shared)] == [0, same_target, other_target]
+
+
+def test_without_sharing_the_row_that_was_freed_last_is_taken_as_ever() -> None:
+    star = ToyStar("a", num_rows=3, max_len=LONG, share_prefixes="off")
+    rows = set()
+    for number in range(1, 5):
+        tag = ToyTag(number, [number] * 40)
+        star.say("a", tag.open(1))
+        serve(star, ("a", tag))
+        rows |= star.runner.cache.rows.leased
+        star.say("a", tag.close())
+    assert len(rows) == 1
 
 
 def test_a_target_that_comes_back_has_nothing_of_the_session_before() -> None:

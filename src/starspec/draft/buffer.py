@@ -133,7 +133,7 @@ class RequestBuffer:
         self._drafter.grow(growths)
         for session in self._in_flight:
             session.is_read |= session.tree.is_rooted
-        # what a session was to take over may have been lost to one before it: then it has a prompt after all
+        # one that was to take a prompt over may have lost it to one that was leased its source before
         have_read = all(session.tree.is_rooted for session in self._in_flight)
         self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill and have_read
         return layer, self._in_flight
@@ -235,7 +235,7 @@ class RequestBuffer:
             is_delayed=request is not None and request.has_prefill,
             is_begun=request is not None and request.started_s is not None,
             is_urgent=request is not None and request.is_urgent,
-            next_block=self._drafter.next_block(session) if is_prefill else None,
+            next_block=session.next_block(len(session.token_ids) - num_missing) if is_prefill else None,
         )
 
     def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:

@@ -35,7 +35,8 @@ MAX_FEATURE: Final = 1e6  # a larger number could overflow, and one row's NaN wo
 class EagleDrafter:
     """Drafts trees with an EAGLE head shared by all sessions; each has its own K/V and features."""
 
-    num_shared_tokens = 0  # what a row holds was made of one target's features, and of how far back they go
+    can_share_prefixes = False  # a row is made of what one target thought, from as far back as its features are kept
+    num_shared_tokens = 0
 
     def __init__(self, head: EagleHead) -> None:
         self._head = head
@@ -93,9 +94,6 @@ class EagleDrafter:
 
     def num_missing(self, session: DraftSession) -> int:
         return self._num_unread(session) or len(session.to_forward) or 1
-
-    def next_block(self, session: DraftSession) -> None:  # noqa: ARG002  nothing is shared
-        return None
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         to_forward = [growth.session.to_forward for growth in layer]

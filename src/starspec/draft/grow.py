@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from starspec.cache.prefixes import PREFIX_BLOCK, PrefixName
+from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.growing_tree import Children, Guess
 from starspec.draft.prefix_sharing import PrefixSharing
@@ -62,12 +62,16 @@ class Drafter(Protocol):
     def num_free_rows(self) -> int: ...
 
     @property
-    def num_shared_tokens(self) -> int:
-        """Tokens so far that were not read, because a row held them already; 0 of a drafter whose rows are not shared.
+    def can_share_prefixes(self) -> bool:
+        """Whether what a row holds follows from token ids alone, so that another session may begin with it.
 
-        They may be if what a row holds follows from token ids alone, and only among sessions with the same
-        `prefix_names`: what the target's features went into is that target's.
+        If not, sessions have no `prefix_names`.
         """
+        ...
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens so far that were not read, because a row held them already."""
         ...
 
     def lease(self, session: DraftSession) -> None:
@@ -88,10 +92,6 @@ class Drafter(Protocol):
 
     def num_missing(self, session: DraftSession) -> int:
         """Tokens that must be read before the next layer of the tree is known, at least 1."""
-        ...
-
-    def next_block(self, session: DraftSession) -> PrefixName | None:
-        """Of a prompt, what is read next, if others that begin alike will be spared it; None if nobody will."""
         ...
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
@@ -129,6 +129,8 @@ class CausalDrafter:
     A row holds K/V of the first `cache.lengths[row]` committed tokens. When it holds all of them, the last one's
     logits have given the root its children, and K/V of the tree's forwarded nodes lie in the slots behind.
     """
+
+    can_share_prefixes = True
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -175,9 +177,6 @@ class CausalDrafter:
         if num_uncommitted > PREFIX_BLOCK:
             num_uncommitted = min(num_uncommitted, len(session.token_ids) - self._sharing.num_held(session))
         return num_uncommitted or len(session.to_forward) or 1
-
-    def next_block(self, session: DraftSession) -> PrefixName | None:
-        return self._sharing.next_block(session)
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
         for growth in layer:

@@ -105,7 +105,7 @@ class DraftHub:
             self._config.max_draft_tokens,
             vocab_size,
             self._feature_window,
-            _prefix_salt(self._config, session_id),
+            _prefix_salt(self._config, session_id) if self._drafter.can_share_prefixes else None,
         )
         self._spokes.join(session_id, target_id, limits)
         self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))

@@ -26,7 +26,8 @@ class NgramDrafter:
     name = "ngram"
     max_len = ANY_LEN
     vocab_size = ANY_TOKEN
-    num_shared_tokens = 0  # an index is made at once
+    can_share_prefixes = False  # an index is made at once
+    num_shared_tokens = 0
 
     def __init__(self, min_ngram: int, max_ngram: int, num_rows: int) -> None:
         self._min_ngram = min_ngram
@@ -56,9 +57,6 @@ class NgramDrafter:
 
     def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
         return 1
-
-    def next_block(self, session: DraftSession) -> None:  # noqa: ARG002  nothing is shared
-        return None
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         for session in (growth.session for growth in layer):

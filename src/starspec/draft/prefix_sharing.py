@@ -32,11 +32,6 @@ class PrefixSharing:
         """First tokens of a session that need not be read; never all of them, for the last one's logits are wanted."""
         return self._num_blocks(session) * PREFIX_BLOCK
 
-    def next_block(self, session: DraftSession) -> PrefixName | None:
-        """Of what must be read the first block, if it will be there for others too."""
-        num_blocks = self._num_blocks(session)
-        return session.prefix_names[num_blocks] if num_blocks < _most_blocks(session) else None
-
     def lease(self, session: DraftSession) -> int:
         """A row for the session, which holds what is held of its tokens. Raises: NoFreeRow."""
         num_blocks = self._num_blocks(session)
@@ -72,11 +67,14 @@ class PrefixSharing:
                 raise OurBug(f"row {session.row} of {session.key} is not known to hold its {len(held)} blocks")
 
     def _num_blocks(self, session: DraftSession) -> int:
-        return self._index.num_held(session.prefix_names, _most_blocks(session))
+        return self._index.num_held(session.prefix_names, session.num_prefix_blocks)
 
     def _row_for(self, session: DraftSession, names: Sequence[PrefixName]) -> int | None:
-        """The free row that ends where the session goes on; else the one that has been free for longest."""
-        if not session.prefix_names:
+        """The free row that ends where the session goes on; else the one that has been free for longest.
+
+        Whichever, if nothing is shared: then what others left is of no use to anybody.
+        """
+        if not session.can_share:
             return None
         for row in self._index.rows(names[-1]) if names else ():
             if not self._cache.rows.is_leased(row) and len(self._index.names(row)) == len(names):
@@ -92,8 +90,3 @@ class PrefixSharing:
             self._cache.take_over(row, source, len(names) * PREFIX_BLOCK)
             self.num_tokens += self._cache.lengths[row] - before
         self._index.hold(row, names)
-
-
-def _most_blocks(session: DraftSession) -> int:
-    """Whole blocks before the last token; none of a session that shares with nobody."""
-    return min(len(session.prefix_names), (len(session.token_ids) - 1) // PREFIX_BLOCK)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from starspec.cache.features import FeatureTail
-from starspec.cache.prefixes import PrefixName, PrefixNames
+from starspec.cache.prefixes import PREFIX_BLOCK, PrefixName, PrefixNames
 from starspec.draft.ahead import AheadChoice
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.pace import Pace
@@ -102,6 +102,7 @@ class DraftSession:
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
+        self.can_share = limits.prefix_salt is not None  # what is read of it, or of others
         self._prefixes = PrefixNames(limits.prefix_salt)
         self._is_readable = max(opened.token_ids) < limits.vocab_size
         self._counts: TokenCounts | None = None
@@ -126,6 +127,16 @@ class DraftSession:
     def prefix_names(self) -> Sequence[PrefixName]:
         """Names of what may be shared of the committed tokens, shortest first; none if nothing may."""
         return self._prefixes.of(self.token_ids)
+
+    @property
+    def num_prefix_blocks(self) -> int:
+        """Of these, blocks that may be taken over: not the one that ends with the last token, which must be read."""
+        return min(len(self.prefix_names), (len(self.token_ids) - 1) // PREFIX_BLOCK)
+
+    def next_block(self, num_read: int) -> PrefixName | None:
+        """The first block that is not held after so many tokens, if others may take it over once it is read."""
+        num_blocks = num_read // PREFIX_BLOCK
+        return self.prefix_names[num_blocks] if num_blocks < self.num_prefix_blocks else None
 
     @property
     def budget(self) -> DraftBudget:
