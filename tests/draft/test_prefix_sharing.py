@@ -152,17 +152,18 @@ def test_an_evicted_tag_reads_again_only_what_no_sibling_holds() -> None:
     assert read_by(star) == [2]
 
 
-def test_who_counted_on_a_row_that_another_takes_in_the_same_layer_reads_for_itself() -> None:
+@pytest.mark.parametrize("num_others", [5, 40], ids=["no prompt", "a prompt"])
+def test_who_counted_on_a_row_that_another_takes_in_the_same_layer_reads_for_itself(num_others: int) -> None:
     star = ToyStar("a", num_rows=2, max_len=LONG, prefill_chunk=100)
     first, second = ToyTag(1, [*SYSTEM, 1]), ToyTag(2, [2] * 40)
     star.say("a", first.open(1), second.open(1))
     serve(star, ("a", first), ("a", second))
     star.say("a", first.close(), second.close())
-    stranger, heir = ToyTag(3, [3] * 40), ToyTag(4, [*SYSTEM, 4])
-    star.say("a", stranger.open(1), heir.open(3))
+    stranger, heir = ToyTag(3, [3] * num_others), ToyTag(4, [*SYSTEM, 4])
+    star.say("a", stranger.open(3), heir.open(3))
     read_by(star)
     serve(star, ("a", stranger), ("a", heir))
-    assert (sum(read_by(star)), stats_of(star).num_shared_tokens) == (40 + len(SYSTEM) + 1, 0)
+    assert (sum(read_by(star)), stats_of(star).num_shared_tokens) == (num_others + len(SYSTEM) + 1, 0)
 
 
 def test_a_layer_that_fails_leaves_nothing_behind_that_was_not_read() -> None:
