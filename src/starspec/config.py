@@ -38,6 +38,7 @@ chain       what follows if all of it is accepted; and nobody waits for a chain 
 outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
 RunAhead = Literal[AheadMode, "auto"]
+PrefixScope = Literal["off", "target", "hub"]
 """The same for all sessions; or, for each, what makes its rounds best, by trials."""
 Admission = Literal["off", "n_max"] | int
 """How many targets a hub drafts for at once: all; as many as all gain by it (StarSD's N_max); or so many."""
@@ -220,6 +221,7 @@ class HubConfig:
     lease_s: float = 10.0  # a target silent for longer loses its tags
     prefill_chunk: int = 256  # prompt tokens of one draft forward, of all sessions together
     max_batch: MaxBatch = "auto"  # sessions that grow in one draft forward; 1 = one at a time, as StarSD
+    share_prefixes: PrefixScope = "target"  # whose sequences may begin with what was read of another's
     run_ahead: RunAhead = "off"  # what is drafted while proposals are in verification and nobody waits
     scheduling: Scheduling = "fair"  # who grows first when not all can
     admission: Admission = "off"  # how many targets are drafted for at once
@@ -244,6 +246,7 @@ class HubConfig:
                 if not 0 < number < float("inf"):
                     raise ConfigError(f"{setting} must be above 0, that of '{name}' is {number:g}")
         _one_of("run_ahead", self.run_ahead, get_args(RunAhead))
+        _one_of("share_prefixes", self.share_prefixes, get_args(PrefixScope))
         for name in ("max_targets", "max_tags", "max_draft_tokens", "prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
         if isinstance(self.max_batch, int):

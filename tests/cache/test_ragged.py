@@ -42,6 +42,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cache = make_cache()
         self.model = {}  # row -> committed tokens
+        self.left = {}  # free row -> the tokens that it held last
         self.next_token = 100
 
     def new_tokens(self, count):
@@ -58,11 +59,30 @@ class CacheMachine(RuleBasedStateMachine):
         return row, tokens
 
     @precondition(lambda self: len(self.model) < ROWS)
-    @rule()
-    def lease(self):
-        row = self.cache.lease()
+    @rule(data=st.data())
+    def lease(self, data):
+        free = sorted(set(range(ROWS)) - set(self.model))
+        row = self.cache.lease(data.draw(st.sampled_from([None, *free])))
         assert row not in self.model
         self.model[row] = []
+        if data.draw(st.booleans()):
+            self.take_from(data, row, row, self.left.get(row, []))
+        self.left.pop(row, None)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def take_over(self, data):
+        row = self.some_row(data)
+        contents = {source: held for source, held in (self.model | self.left).items() if source != row}
+        alike = [source for source, held in contents.items() if held[: len(self.model[row])] == self.model[row]]
+        if alike:
+            source = data.draw(st.sampled_from(sorted(alike)))
+            self.take_from(data, row, source, contents[source])
+
+    def take_from(self, data, row, source, held):
+        length = data.draw(st.integers(len(self.model[row]), max(len(held), len(self.model[row]))))
+        self.cache.take_over(row, source, length)
+        self.model[row] = held[:length] if length else []
 
     @precondition(lambda self: len(self.model) == ROWS)
     @rule()
@@ -75,7 +95,7 @@ class CacheMachine(RuleBasedStateMachine):
     def free(self, data):
         row = self.some_row(data)
         self.cache.free(row)
-        del self.model[row]
+        self.left[row] = self.model.pop(row)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -199,6 +219,19 @@ def test_a_rollback_never_grows_a_row(length):
     cache.append(row, 2)
     with pytest.raises(CacheRangeError):
         cache.truncate(row, length)
+
+
+def test_a_row_takes_over_no_more_than_its_source_holds_and_never_fewer_than_it_holds_itself():
+    cache = make_cache()
+    row, source = cache.lease(), cache.lease()
+    cache.append(source, 3)
+    cache.append(row, 2)
+    for length in (1, 4, MAX_LEN + 1):
+        with pytest.raises(CacheRangeError):
+            cache.take_over(row, source, length)
+    with pytest.raises(CacheRangeError):
+        cache.take_over(2, source, 1)
+    assert cache.lengths == [2, 3, 0]
 
 
 def test_rows_that_are_not_leased_are_refused():

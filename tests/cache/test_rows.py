@@ -21,6 +21,30 @@ def test_the_row_given_back_last_is_leased_first():
     assert pool.leased == {second}
 
 
+def test_a_row_may_be_asked_for_and_the_one_that_is_free_for_longest_is_known():
+    pool = RowPool(3)
+    for row in (0, 1, 2):
+        assert pool.lease(row) == row
+    for row in (1, 0, 2):
+        pool.free(row)
+    assert pool.longest_free == 1
+    assert pool.lease(0) == 0
+    assert pool.lease(1) == 1
+    assert pool.longest_free == 2
+    pool.check_integrity()
+
+
+def test_a_row_that_is_leased_is_not_leased_again():
+    pool = RowPool(2)
+    row = pool.lease()
+    with pytest.raises(OurBug):
+        pool.lease(row)
+    pool.lease()
+    with pytest.raises(NoFreeRow):
+        _ = pool.longest_free
+    pool.check_integrity()
+
+
 def test_a_row_that_nobody_holds_cannot_be_freed():
     pool = RowPool(2)
     row = pool.lease()

@@ -23,9 +23,11 @@ def view(
     last_used_s: float = 0.0,
     is_delayed: bool = False,
     target: str = "s",
+    next_block: bytes | None = None,
 ) -> SessionView:
     key = TagKey(SessionId(target), Tag(tag))
-    return SessionView(key, has_row, num_missing, num_missing > WIDTH, last_used_s, is_delayed)
+    is_prefill = num_missing > WIDTH
+    return SessionView(key, has_row, num_missing, is_prefill, last_used_s, is_delayed, next_block=next_block)
 
 
 def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, num_free: int = 0) -> tuple[dict, list]:
@@ -64,6 +66,18 @@ def test_each_target_has_the_same_part_of_the_chunk() -> None:
 def test_a_chunk_smaller_than_the_targets_goes_to_the_first_of_them() -> None:
     waiting = [view(tag, 40, target=f"t{tag}") for tag in range(CHUNK + 3)]
     assert choose(waiting)[0] == dict.fromkeys(range(CHUNK), 1)
+
+
+def test_what_several_would_read_is_read_by_the_first_in_line_and_the_others_take_no_row() -> None:
+    waiting = [view(tag, 6, has_row=False, next_block=name) for tag, name in enumerate([b"x", b"x", b"y", b"x", None])]
+    assert choose(waiting, num_free=5)[0] == {0: 6, 2: 6, 4: CHUNK - 12}
+    assert choose(waiting[1:], num_free=5)[0] == {1: 6, 2: 6, 4: CHUNK - 12}, "whoever is first"
+
+
+def test_nobody_waits_for_one_that_gets_nothing_itself() -> None:
+    greedy = [view(1, 40, next_block=b"y"), view(2, 40, next_block=b"x")]
+    behind = view(3, 6, target="t", next_block=b"x")
+    assert choose([*greedy, behind])[0] == {1: CHUNK // 2, 3: 6}, "the second's target has had its part"
 
 
 def test_who_was_delayed_by_a_prompt_is_not_delayed_again() -> None:

@@ -19,6 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from starspec.cache.prefixes import PREFIX_BLOCK, PrefixNames
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
 from starspec.draft.ahead import NUM_ROUNDS
 from starspec.draft.scheduler import TagKey
@@ -26,7 +27,7 @@ from starspec.ids import Epoch, SessionId, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.tree import DraftTree
-from starspec.wire.messages import HubToTarget, Proposal
+from starspec.wire.messages import HubToTarget, Proposal, Verdict
 from starspec.wire.session import TagState
 
 MAX_LEN = 40
@@ -61,12 +62,13 @@ class Life(RuleBasedStateMachine):
 
     run_ahead: RunAhead = "off"
     limits: ClassVar[dict[str, Any]] = {}
+    max_len: ClassVar[int] = MAX_LEN
 
     def __init__(self) -> None:
         super().__init__()
         self.star = ToyStar(
             num_rows=NUM_ROWS,
-            max_len=MAX_LEN,
+            max_len=self.max_len,
             prefill_chunk=6,
             max_draft_tokens=MAX_NODES,
             max_tags=64,
@@ -92,7 +94,7 @@ class Life(RuleBasedStateMachine):
     @rule(seed=dice, wanted=wanted)
     def open(self, seed: int, wanted: DraftBudget) -> None:
         name, chance = self._target(seed), random.Random(seed)
-        prompt = chance.choices(range(VOCAB_SIZE), k=chance.randint(1, MAX_LEN + 2))
+        prompt = self._prompt(chance)
         method: SampleMethod = chance.choice(("coupled", "rejection"))
         tag = ToyTag(next(self.numbers), prompt, chance.choice(LAWS), method)
         self.tags[name][tag.link.tag] = tag
@@ -189,6 +191,9 @@ class Life(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- the model
 
+    def _prompt(self, chance: random.Random) -> list[int]:
+        return chance.choices(range(VOCAB_SIZE), k=chance.randint(1, self.max_len + 2))
+
     def _receive(self, name: str, message: HubToTarget) -> None:
         tag = self.tags[name].get(getattr(message, "tag", -1))
         if tag is None:
@@ -201,7 +206,7 @@ class Life(RuleBasedStateMachine):
             assert not message.token_ids
             tag.link.lose()
         elif isinstance(message, Proposal):
-            self._check(by_paths(message), tag.expected_tree(MAX_NODES, MAX_LEN), is_chain=asked.is_chain)
+            self._check(by_paths(message), tag.expected_tree(MAX_NODES, self.max_len), is_chain=asked.is_chain)
         else:
             assert tag in self.torn or "admission" in self.limits, (
                 "a tag whose messages all arrived is never asked to open again"
@@ -220,7 +225,7 @@ class Life(RuleBasedStateMachine):
 
     def _verdict_ids(self, tag: ToyTag, seed: int, num_accepted: int, is_lucky: bool) -> list[int]:
         """Down a random path of the proposal, and then a token that is in the tree too, or any."""
-        paths = sorted(paths_of(tag.proposal)) if tag.proposal else [tuple(tag.expected(1, MAX_LEN))]
+        paths = sorted(paths_of(tag.proposal)) if tag.proposal else [tuple(tag.expected(1, self.max_len))]
         path = list(paths[seed % len(paths)]) if paths else []
         accepted = path[: num_accepted if tag.proposal else 0]
         following = path[len(accepted) :]
@@ -307,7 +312,43 @@ class LifeWithForetoldPlaces(LifeWithPlaces):
     limits: ClassVar[dict[str, Any]] = {"max_batch": 1, "admission": "n_max"}
 
 
-MIN_SEEDS, NUM_STEPS = 2_000, 30
+class LifeOfLikeBeginnings(Life):
+    """As above, where tags begin like others did, open or closed: most of what is read is taken over, some of it lost.
+
+    Each proposal is still that of a fresh drafter, so that no slot of another's tokens was ever read.
+    """
+
+    run_ahead = "outcomes"
+    limits: ClassVar[dict[str, Any]] = {"share_prefixes": "hub"}
+    max_len = 80  # five blocks
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = [random.Random(1).choices(range(VOCAB_SIZE), k=60)]  # what tags may begin with
+
+    @invariant()
+    def what_is_known_of_rows_is_what_they_hold(self) -> None:
+        """Read back from the toy's cache: the blocks that the index knows, in free rows too."""
+        sharing, runner = self.star.hub._drafter._sharing, self.star.runner
+        for row in range(NUM_ROWS):
+            known = sharing._index.names(row)
+            tokens = runner.cache.keys[0][row, 0, : len(known) * PREFIX_BLOCK, 0].int().tolist()
+            assert list(PrefixNames(b"").of(tokens)) == known
+
+    def _prompt(self, chance: random.Random) -> list[int]:
+        begins = chance.choice([self.texts[0], self.texts[-1], chance.choice(self.texts)])
+        kept = chance.choice([len(begins), chance.randint(1, len(begins))])
+        prompt = [*begins[:kept], *chance.choices(range(VOCAB_SIZE), k=chance.randint(1, 20))]
+        self.texts.append(prompt)
+        return prompt
+
+    def _send(self, name: str, message: object) -> None:
+        super()._send(name, message)
+        if isinstance(message, Verdict):
+            self.texts.append(list(self.tags[name][message.tag].token_ids))
+
+
+MIN_SEEDS, NUM_STEPS = 2_300, 30
 LIVES: dict[type[Life], int] = {
     Life: 400,
     LifeAlongTheChain: 300,
@@ -317,6 +358,7 @@ LIVES: dict[type[Life], int] = {
     LifeWithPromises: 150,
     LifeWithPlaces: 150,
     LifeWithForetoldPlaces: 150,
+    LifeOfLikeBeginnings: 300,
 }
 for life, num_lives in LIVES.items():
     life.TestCase.settings = settings(max_examples=num_lives, stateful_step_count=NUM_STEPS, deadline=None)
@@ -326,6 +368,7 @@ TestLifeOfTrials = LifeOfTrials.TestCase
 TestLifeWithPromises = LifeWithPromises.TestCase
 TestLifeInTurns, TestLifeWithPlaces = LifeInTurns.TestCase, LifeWithPlaces.TestCase
 TestLifeWithForetoldPlaces = LifeWithForetoldPlaces.TestCase
+TestLifeOfLikeBeginnings = LifeOfLikeBeginnings.TestCase
 
 
 def test_there_are_as_many_seeds_as_promised() -> None:

@@ -70,6 +70,13 @@ def test_what_the_hub_sees_of_a_target_is_labelled_with_the_target() -> None:
     assert read["starspec_hub_target_queue_seconds", label] == 0.02
 
 
+def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -> None:
+    hub = HubStatus("tiny", HubStats(num_prompt_tokens=96, num_shared_tokens=480))
+    read = scrape(StatusSnapshot(hub=hub))
+    assert read["starspec_hub_prompt_tokens_total", (("draft", "tiny"),)] == 96
+    assert read["starspec_hub_shared_tokens_total", (("draft", "tiny"),)] == 480
+
+
 def test_another_prefix_makes_vllm_dashboards_find_the_counters() -> None:
     read = scrape(StatusSnapshot((target("a", [(4, 2)]),)), prefix="vllm:")
     assert read["vllm:spec_decode_num_accepted_tokens_total", (("target", "a"),)] == 2

@@ -131,6 +131,7 @@ def test_the_operators_environment_wins() -> None:
 def test_the_hub_is_told_its_policies() -> None:
     hub = HubConfig(
         run_ahead="auto",
+        share_prefixes="hub",
         max_batch=4,
         admission="n_max",
         weights={"target-0": 3.0, "target-1": 0.5},
@@ -139,8 +140,10 @@ def test_the_hub_is_told_its_policies() -> None:
     )
     child = specs(star(hub=hub, kv_budget_bytes=2**20))["hub"]
     told = {flag: option(child, flag) for flag in child.command if flag.startswith("--")}
-    assert {flag: told[flag] for flag in ("--run-ahead", "--max-batch", "--admission", "--scheduling")} == {
+    policies = ("--run-ahead", "--share-prefixes", "--max-batch", "--admission", "--scheduling")
+    assert {flag: told[flag] for flag in policies} == {
         "--run-ahead": "auto",
+        "--share-prefixes": "hub",
         "--max-batch": "4",
         "--admission": "n_max",
         "--scheduling": "fair",

@@ -13,7 +13,8 @@ A forward writes behind the length and moves no length. What happens next is one
     commit(row, path)   a tree was walked: the path's slots move together, then count    |path| slots move
     (nothing)           everything was wrong: the next forward overwrites it             nothing moves
 
-and `truncate(row, length)` forgets from any position on, moving nothing.
+and `truncate(row, length)` forgets from any position on, moving nothing. Where two sequences begin alike,
+`take_over(row, source, length)` copies what one row holds into the other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.sequence_rows import SequenceRows, check_increasing
-from starspec.errors import ConfigError
+from starspec.errors import CacheRangeError, ConfigError
 
 KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
 
@@ -167,6 +168,30 @@ class RaggedCache(SequenceRows):
             in_place += 1
         self._gather(row, self.lengths[row] + in_place, [self.lengths[row] + index for index in order[in_place:]])
         self.lengths[row] += len(path)
+
+    def take_over(self, row: int, source: int, length: int) -> None:
+        """Let a row hold the first positions of another.
+
+            source   [ c c c c c c | . . ]       length = 4
+            row      [ c c | . . . . . . ]       its two are the same as the source's first two
+            after    [ c c c c | . . . . ]       the other two are copied, in all layers
+
+        The source may be free, for nothing is written into a free row; it may then be the row itself, just leased, and
+        nothing is copied. That it still holds those positions, and that what both hold is the same, the caller knows.
+
+        Args:
+            length: positions that the row holds afterwards.
+        Raises: CacheRangeError if the row is not leased or holds more, or if the length is beyond a row's end, or
+            beyond what a leased source holds.
+        Effects: the slots behind the row's length, lengths[row].
+        """
+        self.check_fits(row, length - self.lengths[row])
+        if source != row:
+            if self.rows.is_leased(source) and length > self.lengths[source]:
+                raise CacheRangeError(f"row {source} holds {self.lengths[source]} positions, not {length}")
+            start = self.lengths[row]
+            self._storage[:, :, row, :, start:length] = self._storage[:, :, source, :, start:length]
+        self.lengths[row] = length
 
     def _gather(self, row: int, start: int, slots: list[int]) -> None:
         """Move the content of `slots` to `start`, `start + 1`, ... in all layers at once."""

@@ -8,7 +8,7 @@ from starspec.errors import NoFreeRow, OurBug
 class RowPool:
     """Rows of a cache, each free or leased to one sequence.
 
-    The row given back last is leased first: its memory is already paged in.
+    The row given back last is leased first, unless another is asked for: its memory is already paged in.
 
     Args:
         num_rows: rows in all, at least 1.
@@ -32,14 +32,22 @@ class RowPool:
     def is_leased(self, row: int) -> bool:
         return row in self._leased
 
-    def lease(self) -> int:
-        """Take a free row.
+    @property
+    def longest_free(self) -> int:
+        """The row that has been free for longest. Raises: NoFreeRow if every row is leased."""
+        self._check_any_free()
+        return self._free[0]
 
-        Raises: NoFreeRow if every row is leased.
+    def lease(self, row: int | None = None) -> int:
+        """Take a free row: this one, or the one given back last.
+
+        Raises: NoFreeRow if every row is leased; OurBug if this one is.
         """
-        if not self._free:
-            raise NoFreeRow(f"all {self.num_rows} cache rows are leased")
-        row = self._free.pop()
+        self._check_any_free()
+        if row in self._leased:
+            raise OurBug(f"row {row} is to be leased twice")
+        row = self._free[-1] if row is None else row
+        self._free.remove(row)
         self._leased.add(row)
         return row
 
@@ -52,6 +60,10 @@ class RowPool:
             raise OurBug(f"row {row} is freed but not leased")
         self._leased.remove(row)
         self._free.append(row)
+
+    def _check_any_free(self) -> None:
+        if not self._free:
+            raise NoFreeRow(f"all {self.num_rows} cache rows are leased")
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless every row is either free or leased, once."""

@@ -38,12 +38,12 @@ class SequenceRows(ABC):
     def num_bytes(self) -> int:
         """Bytes when every position of every row has been used."""
 
-    def lease(self) -> int:
-        """Take a row, empty.
+    def lease(self, row: int | None = None) -> int:
+        """Take a free row, empty: this one, or whichever.
 
-        Raises: NoFreeRow if every row is leased.
+        Raises: NoFreeRow if every row is leased; OurBug if this one is.
         """
-        row = self.rows.lease()
+        row = self.rows.lease(row)
         self.lengths[row] = 0
         return row
 

@@ -12,6 +12,7 @@ from starspec.config import (
     GatewayConfig,
     HubConfig,
     ModelConfig,
+    PrefixScope,
     RunAhead,
     Scheduling,
     TargetConfig,
@@ -229,6 +230,15 @@ RunAheadMode = Annotated[
         help="What the hub drafts while proposals are in verification and nobody waits: nothing, what follows if all "
         "is accepted, or what follows each likely outcome; auto: whichever makes a session's rounds best, by trials. "
         "Of draft models; wants a processor that targets do not use.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+SharePrefixes = Annotated[
+    PrefixScope,
+    typer.Option(
+        help="Whose sequences may begin with what the hub has read of another's that begins alike: nobody's, those of "
+        "the same target, or all. Proposals stay the same and come sooner: that shows, to who measures it, that "
+        "somebody's prompt began so. Of draft models.",
         rich_help_panel=SPECULATION,
     ),
 ]

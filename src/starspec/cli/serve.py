@@ -72,6 +72,7 @@ def draft(
     rate_limit: opt.RateLimit = None,
     admission: opt.AdmissionText = "off",
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
+    share_prefixes: opt.SharePrefixes = opt.HUB.share_prefixes,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",
 ) -> None:
@@ -104,6 +105,7 @@ def draft(
             rate_limits=given.by_name(rate_limit, "--rate-limit"),
             admission=given.admission(admission),
             run_ahead=run_ahead,
+            share_prefixes=share_prefixes,
         )
         model = None
         if speculative.model is not None:

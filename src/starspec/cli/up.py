@@ -76,6 +76,7 @@ def up(
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
     run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
+    share_prefixes: opt.SharePrefixes = opt.HUB.share_prefixes,
     max_batch: opt.MaxBatchText = "auto",
     scheduling: opt.DraftScheduling = opt.HUB.scheduling,
     weights: opt.Weights = None,
@@ -126,6 +127,7 @@ def up(
     )
     hub = HubConfig(
         run_ahead=run_ahead,
+        share_prefixes=share_prefixes,
         max_batch=given.max_batch(max_batch),
         scheduling=scheduling,
         weights=given.by_name(weights, "--weights"),

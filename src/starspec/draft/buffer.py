@@ -133,7 +133,9 @@ class RequestBuffer:
         self._drafter.grow(growths)
         for session in self._in_flight:
             session.is_read |= session.tree.is_rooted
-        self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill
+        # one that was to take a prompt over may have lost it to one that was leased its source before
+        have_read = all(session.tree.is_rooted for session in self._in_flight)
+        self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill and have_read
         return layer, self._in_flight
 
     def run_ahead(self, width: int, is_in_vain: Callable[[], bool] | None = None) -> int:
@@ -222,16 +224,18 @@ class RequestBuffer:
 
     def _view(self, session: DraftSession) -> SessionView:
         num_missing = self._drafter.num_missing(session)
+        is_prefill = num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST)
         request = session.request
         return SessionView(
             session.key,
             session.row is not None,
             num_missing,
-            num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST),
+            is_prefill,
             session.last_used_s,
             is_delayed=request is not None and request.has_prefill,
             is_begun=request is not None and request.started_s is not None,
             is_urgent=request is not None and request.is_urgent,
+            next_block=session.next_block(len(session.token_ids) - num_missing) if is_prefill else None,
         )
 
     def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:

@@ -35,6 +35,9 @@ MAX_FEATURE: Final = 1e6  # a larger number could overflow, and one row's NaN wo
 class EagleDrafter:
     """Drafts trees with an EAGLE head shared by all sessions; each has its own K/V and features."""
 
+    can_share_prefixes = False  # a row is made of what one target thought, from as far back as its features are kept
+    num_shared_tokens = 0
+
     def __init__(self, head: EagleHead) -> None:
         self._head = head
         self._cache = head.cache

@@ -8,8 +8,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.growing_tree import Children, Guess
+from starspec.draft.prefix_sharing import PrefixSharing
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.runner import ModelRunner, Segment
@@ -59,8 +61,21 @@ class Drafter(Protocol):
     @property
     def num_free_rows(self) -> int: ...
 
+    @property
+    def can_share_prefixes(self) -> bool:
+        """Whether what a row holds follows from token ids alone, so that another session may begin with it.
+
+        If not, sessions have no `prefix_names`.
+        """
+        ...
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens so far that were not read, because a row held them already."""
+        ...
+
     def lease(self, session: DraftSession) -> None:
-        """Give the session a row. Raises: NoFreeRow. Effects: `session.row`."""
+        """Give the session a row, which may hold first tokens of it. Raises: NoFreeRow. Effects: `session.row`."""
         ...
 
     def free(self, session: DraftSession) -> None:
@@ -115,9 +130,12 @@ class CausalDrafter:
     logits have given the root its children, and K/V of the tree's forwarded nodes lie in the slots behind.
     """
 
+    can_share_prefixes = True
+
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._cache = runner.cache
+        self._sharing = PrefixSharing(runner.cache)
 
     @property
     def name(self) -> str:
@@ -135,8 +153,12 @@ class CausalDrafter:
     def num_free_rows(self) -> int:
         return self._cache.num_free_rows
 
+    @property
+    def num_shared_tokens(self) -> int:
+        return self._sharing.num_tokens
+
     def lease(self, session: DraftSession) -> None:
-        session.row = self._cache.lease()
+        session.row = self._sharing.lease(session)
 
     def free(self, session: DraftSession) -> None:
         if session.row is not None:
@@ -151,9 +173,14 @@ class CausalDrafter:
         return True
 
     def num_missing(self, session: DraftSession) -> int:
-        return self._num_uncommitted(session) or len(session.to_forward) or 1
+        num_uncommitted = self._num_uncommitted(session)
+        if num_uncommitted > PREFIX_BLOCK:
+            num_uncommitted = min(num_uncommitted, len(session.token_ids) - self._sharing.num_held(session))
+        return num_uncommitted or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
+        for growth in layer:
+            self._sharing.catch_up(growth.session)
         to_forward = [growth.prepared or growth.session.to_forward for growth in layer]
         segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         logits = self._runner.forward(segments, is_in_vain=is_in_vain).logits  # [nodes whose children become known, V]
@@ -165,6 +192,8 @@ class CausalDrafter:
         for segment in segments:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
+        for growth in layer:
+            self._sharing.note(growth.session)
         for (session, node), known in zip(points, children, strict=True):
             session.tree.expand(node, known, session.opinion)
 
@@ -184,12 +213,15 @@ class CausalDrafter:
         if session.row is None:
             return
         self._cache.commit(session.row, survivors.path, survivors.kept)
+        self._sharing.note(session)
         num_slots = self._cache.lengths[session.row] + len(survivors.kept) + MAX_DRAFT_TOKENS
         if survivors.kept and num_slots > self._cache.max_len:
             self._restart(session)  # what is to be grown might not fit behind what was kept
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
+        sessions = list(sessions)
         self._cache.check_integrity()
+        self._sharing.check_integrity(sessions)
         holders = {session.row: session for session in sessions if session.row is not None}
         if holders.keys() != self._cache.rows.leased:
             raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sessions hold {sorted(holders)}")
@@ -220,6 +252,7 @@ class CausalDrafter:
         if session.row is not None:
             length = min(self._cache.lengths[session.row], len(session.token_ids) - 1)
             self._cache.truncate(session.row, length)
+            self._sharing.note(session)
 
 
 def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None = None) -> list[Children]:

@@ -105,6 +105,7 @@ class DraftHub:
             self._config.max_draft_tokens,
             vocab_size,
             self._feature_window,
+            _prefix_salt(self._config, session_id) if self._drafter.can_share_prefixes else None,
         )
         self._spokes.join(session_id, target_id, limits)
         self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
@@ -336,6 +337,18 @@ class DraftHub:
         self.stats.num_targets = len(self._spokes)
         self.stats.num_tags = len(self._sessions)
         self.stats.max_batch = self._buffer.max_sessions or 0
+        self.stats.num_shared_tokens = self._drafter.num_shared_tokens
         self.stats.num_waiting = self._buffer.num_waiting
         is_busy = self._buffer.owes_growth or self._buffer.can_run_ahead
         self._ledger.mark(now, is_idle=bool(self._sessions) and not is_busy)
+
+
+def _prefix_salt(config: HubConfig, session_id: SessionId) -> bytes | None:
+    """Of a target: those with the same share what is read."""
+    match config.share_prefixes:
+        case "off":
+            return None
+        case "target":
+            return session_id.encode()
+        case "hub":
+            return b""

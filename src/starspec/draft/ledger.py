@@ -57,6 +57,7 @@ class Ledger:
         self._stats.busy_s += end_s - start_s
         self._stats.num_layers += 1
         self._stats.num_evictions += len(layer.evicted)
+        self._stats.num_prompt_tokens += layer.num_prompt_tokens
         self._stats.sessions_per_layer.add(len(layer.portions))
         if not layer.has_prefill:
             self._stats.t_s.add(end_s - start_s)

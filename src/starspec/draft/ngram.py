@@ -26,6 +26,8 @@ class NgramDrafter:
     name = "ngram"
     max_len = ANY_LEN
     vocab_size = ANY_TOKEN
+    can_share_prefixes = False  # an index is made at once
+    num_shared_tokens = 0
 
     def __init__(self, min_ngram: int, max_ngram: int, num_rows: int) -> None:
         self._min_ngram = min_ngram

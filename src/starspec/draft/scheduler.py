@@ -9,7 +9,8 @@ time). The line is first come, first served, unless it is another (`fairness.py`
 2. A waiting session that misses only what a verdict leaves, or a layer of its tree, always grows.
 3. Those in prefill (of a prompt, or of the past of an evicted session) share `prefill_chunk` tokens of a layer, an
    equal part for each target; `chunk_beside` tokens in a layer that others wait for. A proposal is delayed by at most
-   one such layer: as long as one that has been delayed is not complete, prompts wait.
+   one such layer: as long as one that has been delayed is not complete, prompts wait. Of those that would read the
+   same, the first does; the others wait for what it leaves them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class SessionView:
     is_delayed: bool = False  # a layer for its request had a prompt in it
     is_begun: bool = False  # it was in a layer for its request
     is_urgent: bool = False  # its target's rounds were longer than they are to be
+    next_block: bytes | None = None  # of a prompt, what it reads next: equal for those who read the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
 
 
 class _PromptTokens:
-    """What a layer may hold of prompts: nothing while they delay somebody, else the same for each target."""
+    """What a layer may hold of prompts: nothing while they delay somebody, nothing twice, the same for each target."""
 
     def __init__(self, snapshot: LayerSnapshot) -> None:
         decoding = [each for each in snapshot.waiting if not each.is_prefill]
@@ -150,13 +152,18 @@ class _PromptTokens:
         chunk = snapshot.chunk_beside if decoding else snapshot.prefill_chunk
         self._left = 0 if any(each.is_delayed and each.has_row for each in decoding) else chunk
         self._left_of = dict.fromkeys(reading, max(1, chunk // max(1, len(reading))))
+        self._blocks: set[bytes] = set()  # that are being read
 
     def left_for(self, session: SessionView) -> int:
+        if session.next_block in self._blocks:
+            return 0
         return min(session.num_missing, self._left, self._left_of[session.key.session_id])
 
     def take(self, session: SessionView, num_tokens: int) -> None:
         self._left -= num_tokens
         self._left_of[session.key.session_id] -= num_tokens
+        if session.next_block is not None:
+            self._blocks.add(session.next_block)
 
 
 class _Rows:

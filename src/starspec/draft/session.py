@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from starspec.cache.features import FeatureTail
+from starspec.cache.prefixes import PREFIX_BLOCK, PrefixName, PrefixNames
 from starspec.draft.ahead import AheadChoice
 from starspec.draft.growing_tree import GrowingTree, Survivors
 from starspec.draft.pace import Pace
@@ -30,6 +32,7 @@ class DraftLimits:
     max_draft_tokens: int  # of one proposal
     target_vocab_size: int  # token ids below this are the target's
     feature_window: int = 0  # positions whose features are kept
+    prefix_salt: bytes | None = None  # whoever has the same shares what is read; None = nobody does
 
 
 @dataclass(slots=True)
@@ -99,6 +102,8 @@ class DraftSession:
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
+        self.can_share = limits.prefix_salt is not None  # what is read of it, or of others
+        self._prefixes = PrefixNames(limits.prefix_salt)
         self._is_readable = max(opened.token_ids) < limits.vocab_size
         self._counts: TokenCounts | None = None
         self._dice = dice_after(opened.law.seed, self.token_ids[opened.prompt_len :]) if self.is_drawn else 0
@@ -117,6 +122,21 @@ class DraftSession:
         if not self._is_readable:
             return 0
         return max(0, min(self._limits.max_len - len(self.token_ids), self._limits.max_draft_tokens))
+
+    @property
+    def prefix_names(self) -> Sequence[PrefixName]:
+        """Names of what may be shared of the committed tokens, shortest first; none if nothing may."""
+        return self._prefixes.of(self.token_ids)
+
+    @property
+    def num_prefix_blocks(self) -> int:
+        """Of these, blocks that may be taken over: not the one that ends with the last token, which must be read."""
+        return min(len(self.prefix_names), (len(self.token_ids) - 1) // PREFIX_BLOCK)
+
+    def next_block(self, num_read: int) -> PrefixName | None:
+        """The first block that is not held after so many tokens, if others may take it over once it is read."""
+        num_blocks = num_read // PREFIX_BLOCK
+        return self.prefix_names[num_blocks] if num_blocks < self.num_prefix_blocks else None
 
     @property
     def budget(self) -> DraftBudget:

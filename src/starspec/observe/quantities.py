@@ -91,6 +91,8 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_declined_tags", "Times that a tag was declined for want of room.", lambda h: h.stats.num_declined),
     Hub("hub_rationed_requests", "Requests left without a token by a rate limit.", lambda h: h.stats.num_rationed),
     Hub("hub_evictions", "Rows taken from a tag for another.", lambda h: h.stats.num_evictions),
+    Hub("hub_prompt_tokens", "Tokens read of prompts, some again.", lambda h: h.stats.num_prompt_tokens),
+    Hub("hub_shared_tokens", "Tokens not read: another row held them.", lambda h: h.stats.num_shared_tokens),
     Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
     Hub("hub_ahead_nodes", "Nodes forwarded ahead of verdicts.", lambda h: h.stats.num_ahead_nodes),

@@ -117,7 +117,8 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
 def _policies(hub: HubConfig) -> list[str]:
     by_name = {"--weights": hub.weights, "--slo-round-ms": hub.slo_round_ms, "--rate-limit": hub.rate_limits}
     return [
-        *("--run-ahead", hub.run_ahead, "--max-batch", str(hub.max_batch)),
+        *("--run-ahead", hub.run_ahead, "--share-prefixes", hub.share_prefixes),
+        *("--max-batch", str(hub.max_batch)),
         *("--scheduling", hub.scheduling, "--admission", str(hub.admission)),
         *(word for flag, numbers in by_name.items() if numbers for word in (flag, _numbers(numbers))),
     ]
