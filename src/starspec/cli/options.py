@@ -229,7 +229,7 @@ RunAheadMode = Annotated[
     typer.Option(
         help="What the hub drafts while proposals are in verification and nobody waits: nothing, what follows if all "
         "is accepted, or what follows each likely outcome; auto: whichever makes a session's rounds best, by trials. "
-        "Of draft models; wants a processor that targets do not use.",
+        "Of draft models: heads and prompt lookup have nothing to prepare. Wants a processor that targets do not use.",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MaxBatch
+from starspec.draft.ahead_width import AheadWidth
 from starspec.draft.batch_limit import BatchLimit
 from starspec.draft.capacity import LayerCost
 from starspec.draft.fairness import Turns, choose_fairly
@@ -49,7 +50,7 @@ class RequestBuffer:
         self._preparing: dict[TagKey, DraftSession] = {}  # in verification, and perhaps with more to prepare
         self._in_flight: list[DraftSession] = []
         self._ahead: list[Growth] = []  # of the layer in flight, if nobody waits for it
-        self._times, self._limit = LayerTimes(), BatchLimit()
+        self._times, self._limit, self._width = LayerTimes(), BatchLimit(), AheadWidth()
         self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
 
     @property
@@ -138,25 +139,27 @@ class RequestBuffer:
         self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill and have_read
         return layer, self._in_flight
 
-    def run_ahead(self, width: int, is_in_vain: Callable[[], bool] | None = None) -> int:
+    def run_ahead(self, is_in_vain: Callable[[], bool] | None = None) -> int:
         """Grow trees whose proposals are in verification by one layer, for the proposals after those.
 
         Args:
-            width: nodes in the layer, at most; each session may have as many of them.
             is_in_vain: whether, by what has arrived meanwhile, nothing of the layer is of use any more.
         Returns: the nodes forwarded; 0 if there is nothing to prepare, and nothing was forwarded then. Their sessions
             stay in flight until `land`.
         Raises: as run_layer; ForwardGivenUp if the layer was in vain.
         """
         growths: list[Growth] = []
+        num_each, num_more = divmod(self._width.choose(len(self._preparing)), len(self._preparing))
         for key, session in list(self._preparing.items()):
-            share = min(max(1, width // len(self._preparing)), self._drafter.num_preparable(session))
-            nodes = session.to_prepare(share) if share else []
+            share = num_each + (len(growths) < num_more)
+            if not share:
+                break
+            del self._preparing[key]
+            nodes = session.to_prepare(min(share, self._drafter.num_preparable(session)))
             if nodes:
                 growths.append(Growth(session, len(nodes), nodes))
                 self._in_flight.append(session)
-            else:
-                del self._preparing[key]
+                self._preparing[key] = session  # behind those that wait for another layer
         self._ahead = growths
         if growths:
             self._drafter.grow(growths, is_in_vain)
@@ -167,12 +170,17 @@ class RequestBuffer:
         return not any(_is_of_use(growth, spoken.get(growth.session.key)) for growth in self._ahead)
 
     def note_time(self, layer: Layer, seconds: float) -> None:
-        """A layer took so long: what is read of prompts beside those that decode follows it."""
+        """A layer took so long: what shares a layer, and what is read of prompts beside it, follows that."""
         self._times.add(layer, seconds)
         if not layer.has_prefill:
             before = self.max_sessions
             self._limit.add(len(layer.portions), seconds)
+            self._width.add(sum(portion.num_tokens for portion in layer.portions), seconds)
             self._is_settled = self._is_settled and before == self.max_sessions
+
+    def note_time_ahead(self, num_nodes: int, seconds: float) -> None:
+        """A layer ahead, of so many nodes, took so long: how wide others are follows that."""
+        self._width.add(num_nodes, seconds)
 
     def land(self) -> list[DraftSession]:
         """End the layer in flight. Returns: its sessions."""

@@ -112,7 +112,7 @@ class EagleDrafter:
             if session.row is not None:
                 self._hidden[session.row][node] = said
 
-    def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  every verdict brings features
+    def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  without a verdict's features: worse (ADR 20)
         return 0
 
     def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:

@@ -44,8 +44,6 @@ from starspec.wire.session import TagSession
 RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
 FAILURE_PAUSE_S = 1.0  # after a failed layer no tag is taken in: a drafter that always fails is not asked in circles
 
-AHEAD_WIDTH = 12  # nodes in a layer that nobody waits for: whoever asks meanwhile waits for its end
-
 Reply = tuple[SessionId, HubToTarget]
 
 
@@ -291,10 +289,12 @@ class DraftHub:
 
     def _run_layer_ahead(self, now: float, is_in_vain: Callable[[], bool] | None) -> None:
         try:
-            num_nodes = self._buffer.run_ahead(AHEAD_WIDTH, is_in_vain)
+            num_nodes = self._buffer.run_ahead(is_in_vain)
         except ForwardGivenUp:
             num_nodes = 0
         end, sessions = self._clock(), self._buffer.land()
+        if num_nodes:
+            self._buffer.note_time_ahead(num_nodes, end - now)
         if sessions:
             self._rounds.add_layer_ahead(sessions, num_nodes, now, end)
         self._take_stock(end)

@@ -1,0 +1,63 @@
+"""How many nodes a layer has that nobody waits for, from what layers of each size have taken (ADR 19).
+
+The widest layer that takes at most MOST_TIMES as long as one node for each session; and if that much takes more than
+MOST_TIMES as long as one node alone, the widest that does not, and sessions take turns.
+
+    nodes in a layer   1    2    3    4   5-6  7-8  9-12        sizes that are measured apart
+    milliseconds      10   11   12   13   15   17   21         one session: at most six
+
+Why a bound on the layer: whoever asks while it runs waits for half of it on average, and finds at best one layer of his
+own done. Up to twice the time of a node that is no loss. Below it wide layers prepare for more verdicts, narrow
+ones sooner for the likeliest; by simulation this bound is near the best of both (`tests/draft/test_ahead_width.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes
+NUM_ENOUGH: Final = 12  # nodes; with more of one session, so few verdicts more are prepared for
+MOST_TIMES: Final = 1.6
+NUM_LAYERS: Final = 15  # of each size that are remembered ...
+MIN_LAYERS: Final = 3  # ... and from which on it is known: one slow moment is no median
+REVIEW_LAYERS: Final = 64  # ahead; then one of the size that was too slow: it may be fast enough by now
+
+
+class AheadWidth:
+    """Watches what layers take. Begins with one node, and tries one size after the other."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}  # size -> of its last layers
+        self._num_ahead = 0
+
+    def add(self, num_nodes: int, seconds: float) -> None:
+        """Count one layer without prompts, whether anybody waited for it or not."""
+        self._seconds.setdefault(_size(num_nodes), deque(maxlen=NUM_LAYERS)).append(seconds)
+
+    def choose(self, num_sessions: int) -> int:
+        """Nodes of the next layer ahead of so many sessions, at most. Effects: it counts as one layer."""
+        self._num_ahead += 1
+        width, bound_s = 0, 0.0
+        for wider in sorted({*SIZES, num_sessions}):
+            seconds = self._known_s(wider)
+            if wider > max(NUM_ENOUGH, num_sessions):
+                break
+            if seconds is None:
+                return wider
+            if width and seconds > bound_s:
+                return wider if self._num_ahead % REVIEW_LAYERS == 0 else width
+            width = wider
+            if width in (1, num_sessions):
+                bound_s = MOST_TIMES * seconds
+        return width
+
+    def _known_s(self, num_nodes: int) -> float | None:
+        seconds = self._seconds.get(_size(num_nodes), ())
+        return median(seconds) if len(seconds) >= MIN_LAYERS else None
+
+
+def _size(num_nodes: int) -> int:
+    """The size that a layer is measured as: the least of SIZES that is not less; the largest for all beyond."""
+    return next((size for size in SIZES if size >= num_nodes), SIZES[-1])
