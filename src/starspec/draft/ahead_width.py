@@ -1,4 +1,4 @@
-"""How many nodes a layer has that nobody waits for, from what layers of each size have taken (ADR 19).
+"""How many nodes a layer has that nobody waits for, from what layers of each size have taken (ADR 21).
 
 The widest layer that takes at most MOST_TIMES as long as one node for each session; and if that much takes more than
 MOST_TIMES as long as one node alone, the widest that does not, and sessions take turns.
