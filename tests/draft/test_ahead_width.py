@@ -97,7 +97,7 @@ def test_where_rows_are_dear_sessions_take_turns() -> None:
         star.step()
     last = star.runner.layers[-3:]
     assert [sum(segment.num_new for segment in layer) for layer in last] == [1, 1, 1]
-    assert {segment.row for layer in last for segment in layer} == {0, 1, 2}
+    assert len({segment.row for layer in last for segment in layer}) == 3
 
 
 def test_a_hub_with_several_targets_does_not_lose_by_dear_rows(monkeypatch: pytest.MonkeyPatch) -> None:
