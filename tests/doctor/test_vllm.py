@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from starspec.doctor.vllm import check_vllm, read_vllm, reading_of
+from starspec.bench.vllm.reading import read_vllm, reading_of
+from starspec.doctor.vllm import check_vllm
 from starspec.errors import ConfigError
 
 METRICS = """\

@@ -102,7 +102,8 @@ def doctor(
 
 
 def _examine_vllm(url: str) -> None:
-    from starspec.doctor.vllm import check_vllm, read_vllm  # noqa: PLC0415 (its package imports torch)
+    from starspec.bench.vllm.reading import read_vllm  # noqa: PLC0415 (its package imports torch)
+    from starspec.doctor.vllm import check_vllm  # noqa: PLC0415
 
     checks = check_vllm(read_vllm(url))
     _show_checks(checks)

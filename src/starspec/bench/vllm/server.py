@@ -17,7 +17,7 @@ from typing import IO, Any, Final, Self
 
 import httpx
 
-from starspec.doctor.vllm import VllmReading, read_vllm
+from starspec.bench.vllm.reading import VllmReading, read_vllm
 from starspec.errors import ConfigError, PeerLost
 from starspec.supervise.ports import PortReservations
 
