@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "target"))  # for `toy` and `toy_hub`
-sys.path.insert(0, str(Path(__file__).parent))  # for `toy_vllm`
+sys.path.insert(0, str(Path(__file__).parent))  # for `toy_sampler` and `toy_vllm`
+
+from toy_sampler import add_sampler
+
+from starspec.integrations.vllm.cpu_sampler import expand_batch_to_tokens
 
 
 class Words:
@@ -19,6 +23,7 @@ class Words:
 @pytest.fixture
 def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Any:
     vllm, tokenizers = ModuleType("vllm"), ModuleType("vllm.tokenizers")
+    add_sampler(monkeypatch, expand_batch_to_tokens)
     monkeypatch.setattr(vllm, "__version__", "0.32.0", raising=False)
     monkeypatch.setattr(tokenizers, "cached_tokenizer_from_config", lambda config: config.words, raising=False)
     monkeypatch.setitem(sys.modules, "vllm", vllm)

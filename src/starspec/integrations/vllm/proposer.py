@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
+from starspec.integrations.vllm.cpu_sampler import mend_sampler
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
@@ -46,12 +47,14 @@ class StarProposer:
     Args:
         vllm_config: vLLM's `VllmConfig`.
     Raises: ConfigError, in one sentence, if a setting, the vLLM version or the model's tokenizer does not fit.
+    Effects: mends a fault of vLLM's CPU sampler, where it has it (`cpu_sampler.py`).
     """
 
     def __init__(self, vllm_config: Any) -> None:
         settings = load_settings()
         vllm_version = _vllm_version()
         check_version(vllm_version, settings.untested_vllm)
+        mend_sampler()
         self._lock = threading.Lock()
         self._is_stopped = threading.Event()
         self._drafter: StepDrafter | None = None
