@@ -55,8 +55,8 @@ def receipt(smollm2: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
         write_report({"provenance": collect_provenance({"model": str(smollm2)}), "found": found}, Path(RECEIPT))
 
 
-def text_of(num_words: int) -> str:
-    return ("What should a beginner know about repairing a bicycle? " * num_words).strip()
+def text_of(num_sentences: int) -> str:
+    return ("What should a beginner know about repairing a bicycle? " * num_sentences).strip()
 
 
 def prompts_of(smollm2: Path, num: int) -> list[list[int]]:
@@ -168,7 +168,7 @@ class Streams:
 
     async def run(self, is_over: asyncio.Event) -> None:
         """Ask until the event; those under way are the last. Raises: whatever a client would see."""
-        lengths = (1, 12, 60, 165)  # words times nine: up to 1,500 tokens
+        lengths = (1, 12, 60, 165)  # sentences of nine words: up to 1,500 tokens
         async with asyncio.TaskGroup() as group:
             for number in range(16):
                 url = (self._fleet.tight.url, self._fleet.wide.url, self._fleet.spoke_url)[number % 3]

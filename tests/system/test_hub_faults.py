@@ -80,6 +80,7 @@ async def count_accepted(url: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
+CHAIN = ("--spec-tokens", "4")
 TREE = ("--speculative-config", '{"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 13}')
 
 
@@ -99,9 +100,10 @@ async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2:
         await check_star(star)
 
 
-async def test_the_same_of_a_hub_with_an_eagle_head(smollm2: Path) -> None:
+@pytest.mark.parametrize("drafts", [CHAIN, TREE], ids=["chain", "tree"])
+async def test_the_same_of_a_hub_with_an_eagle_head(smollm2: Path, drafts: tuple[str, ...]) -> None:
     """The head that ships with the model: about half of what it proposes is accepted, the rest is rolled back."""
-    shape = ("--dtype", "float32", "--max-model-len", "512", *TREE)
+    shape = ("--dtype", "float32", "--max-model-len", "512", *drafts)
     draft_options = (
         "--target",
         str(smollm2),

@@ -69,9 +69,6 @@ def pair(
         from starspec.bench.pair.measure import QUICK, PairModels, PairPlan, measure_pair  # noqa: PLC0415 (torch)
         from starspec.bench.report import write_report  # noqa: PLC0415
 
-        def advance(what: str, num_turns: int | None) -> None:
-            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
-
         models = PairModels(
             target=target,
             draft=draft,
@@ -80,7 +77,7 @@ def pair(
             dtype=dtype,
             num_threads=num_threads,
         )
-        report = measure_pair(models, prompt_files(dataset), QUICK if quick else PairPlan(), advance)
+        report = measure_pair(models, prompt_files(dataset), QUICK if quick else PairPlan(), bar.advance)
     console = out()
     console.print(pair_table(report.rows))
     if report.steps:
@@ -149,9 +146,6 @@ def tree(
         if png_file is not None:
             require_matplotlib()  # before hours of measuring
 
-        def advance(what: str, num_turns: int | None) -> None:
-            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
-
         models = TreeModels(
             target=target,
             draft=draft,
@@ -171,7 +165,7 @@ def tree(
             only={name: each for name, each in grid.items() if each is not None},
             num_prompts=num_prompts or plan.num_prompts,
         )
-        report = measure_tree(models, prompt_files(dataset), plan, advance)
+        report = measure_tree(models, prompt_files(dataset), plan, bar.advance)
     console = out()
     console.print(tree_table(report.rows))
     console.print(f"numerics: {report.numerics}")

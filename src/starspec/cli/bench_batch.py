@@ -97,9 +97,6 @@ def batch(
         if png_file is not None:
             require_matplotlib()  # before hours of measuring
 
-        def advance(what: str, num_turns: int | None) -> None:
-            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
-
         plan = BatchPlan(
             methods=tuple(name.strip() for name in methods.split(",")),
             batch_sizes=given.numbers(batch_sizes, "--batch-sizes") or (),
@@ -128,7 +125,7 @@ def batch(
             num_threads=num_threads,
         )
         prompts = [prompt for prompts in prompt_files(dataset) for prompt in prompts]
-        report = measure_batch(models, prompts, plan.in_small() if quick else plan, advance)
+        report = measure_batch(models, prompts, plan.in_small() if quick else plan, bar.advance)
     console = out()
     console.print(batch_table(report.rows))
     console.print(f"numerics: {report.numerics}")

@@ -66,9 +66,6 @@ def vllm(
         from starspec.bench.vllm.measure import QUICK, VllmPlan, measure_vllm  # noqa: PLC0415
         from starspec.bench.vllm.methods import VllmModels  # noqa: PLC0415
 
-        def advance(what: str, num_turns: int | None) -> None:
-            bar.turn(what) if num_turns is None else bar.begin(what, num_turns)
-
         models = VllmModels(
             python=vllm_python,
             target=target,
@@ -81,7 +78,7 @@ def vllm(
         )
         plan = QUICK if quick else VllmPlan()
         plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
-        report = measure_vllm(models, prompt_files(dataset), plan, advance)
+        report = measure_vllm(models, prompt_files(dataset), plan, bar.advance)
     out().print(_table(report.rows))
     show_ratios(report.ratios)
     show_caution(quick)

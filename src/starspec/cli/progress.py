@@ -55,6 +55,13 @@ class ProgressBar:
             if tenths > before:
                 self._console.print(f"{self._what}: {self._stage}, {10 * tenths}%")
 
+    def advance(self, what: str, num_turns: int | None) -> None:
+        """A turn, or, if so many turns are told, the beginning of a stage: what measurements call."""
+        if num_turns is None:
+            self.turn(what)
+        else:
+            self.begin(what, num_turns)
+
     def reach(self, stage: str, num_done: int, num_turns: int) -> None:
         """So much of a stage is done; the first time a stage is named, it begins."""
         if stage != self._stage:

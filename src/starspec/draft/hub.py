@@ -14,6 +14,7 @@ from starspec.config import HubConfig
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.grow import Drafter
 from starspec.draft.ledger import Ledger
+from starspec.draft.prefix_sharing import prefix_salt
 from starspec.draft.rounds import Rounds
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
@@ -103,7 +104,7 @@ class DraftHub:
             self._config.max_draft_tokens,
             vocab_size,
             self._feature_window,
-            _prefix_salt(self._config, session_id) if self._drafter.can_share_prefixes else None,
+            prefix_salt(self._config.share_prefixes, session_id) if self._drafter.can_share_prefixes else None,
         )
         self._spokes.join(session_id, target_id, limits)
         self._buffer.join(session_id, self._config.weights.get(target_id, 1.0))
@@ -341,14 +342,3 @@ class DraftHub:
         self.stats.num_waiting = self._buffer.num_waiting
         is_busy = self._buffer.owes_growth or self._buffer.can_run_ahead
         self._ledger.mark(now, is_idle=bool(self._sessions) and not is_busy)
-
-
-def _prefix_salt(config: HubConfig, session_id: SessionId) -> bytes | None:
-    """Of a target: those with the same share what is read."""
-    match config.share_prefixes:
-        case "off":
-            return None
-        case "target":
-            return session_id.encode()
-        case "hub":
-            return b""

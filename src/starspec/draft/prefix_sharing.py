@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixIndex, PrefixName
 from starspec.cache.ragged import RaggedCache
+from starspec.config import PrefixScope
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug
+from starspec.ids import SessionId
 
 
 class PrefixSharing:
@@ -90,3 +92,14 @@ class PrefixSharing:
             self._cache.take_over(row, source, len(names) * PREFIX_BLOCK)
             self.num_tokens += self._cache.lengths[row] - before
         self._index.hold(row, names)
+
+
+def prefix_salt(scope: PrefixScope, session_id: SessionId) -> bytes | None:
+    """Of a target's session: those with the same share what is read; None = nobody does."""
+    match scope:
+        case "off":
+            return None
+        case "target":
+            return session_id.encode()
+        case "hub":
+            return b""

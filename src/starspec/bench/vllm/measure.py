@@ -62,11 +62,7 @@ def measure_vllm(
     prompts = [prompt_token_ids(tokenizer, prompt) for prompt in chosen]
     with ExitStack() as stack:
         advance("starting the hub", None)
-        hub = models.start_hub()
-        stack.callback(hub.end)
-        methods = start_methods(models, hub, plan.lengths)
-        for method in methods:
-            stack.callback(method.server.end)
+        methods = start_methods(models, plan.lengths, stack)
         advance("starting servers", len(methods))
         for method in methods:
             method.server.wait_ready()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -117,19 +117,23 @@ def _standing_still(hub: ServerProcess | None) -> Iterator[None]:
         hub.send(signal.SIGCONT)
 
 
-def start_methods(models: VllmModels, hub: ServerProcess, lengths: Sequence[int]) -> list[Method]:
-    """Start a server for each method; none is ready when this returns, and each has to be ended.
+def start_methods(models: VllmModels, lengths: Sequence[int], ending: ExitStack) -> list[Method]:
+    """Start a hub, which is waited for, and a server for each method, of which none is ready when this returns.
 
     Args:
-        hub: it is waited for.
         lengths: draft tokens that vLLM's own draft model is tried with.
+        ending: closing it ends all that was started.
+    Raises: PeerLost if the hub does not come up; ConfigError as VllmServer.
     """
-    methods = [Method(PLAIN, 0, models.start_server())]
+    hub = models.start_hub()
+    ending.callback(hub.end)
+    methods = [Method(PLAIN, 0, ending.enter_context(models.start_server()))]
     for length in lengths:
         own = {"method": "draft_model", "model": models.draft, "num_speculative_tokens": length}
-        methods.append(Method(DRAFT_MODEL, length, models.start_server(own)))
+        methods.append(Method(DRAFT_MODEL, length, ending.enter_context(models.start_server(own))))
     star = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": models.num_draft_tokens}
-    server = models.start_server(star, {"STARSPEC_HUB": hub.wait_ready(), "STARSPEC_FALLBACK": "none"})
+    environ = {"STARSPEC_HUB": hub.wait_ready(), "STARSPEC_FALLBACK": "none"}
+    server = ending.enter_context(models.start_server(star, environ))
     methods.append(Method(HUB, models.num_draft_tokens, server))
     methods.append(Method(SILENT_HUB, models.num_draft_tokens, server, stopped=hub))
     return methods

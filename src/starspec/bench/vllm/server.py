@@ -97,7 +97,9 @@ class VllmServer:
         return os.pread(self.log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES)).decode(errors="replace")
 
     def end(self) -> None:
-        """End it and its workers, by force. Idempotent."""
+        """End it and its workers, by force. Idempotent: its number may be another's once it has been reaped."""
+        if self.log.closed:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
