@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.datasets import own_prompts
-from starspec.bench.star import measure
+from starspec.bench.star import async_pair, measure
 from starspec.bench.star import operating_point as point
-from starspec.bench.star.async_pair import CASES, DRAFT_MS, PLAIN_MS, VERIFY_MS, PaperCase
+from starspec.bench.star.async_pair import (
+    CASES,
+    DRAFT_MS,
+    PLAIN_MS,
+    VERIFY_MS,
+    AsyncPlan,
+    PaperCase,
+    measure_async,
+)
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
 from starspec.bench.star.real_pair import PairPlan, measure_real_pair
 from starspec.bench.star.star_processes import Turn
@@ -35,7 +43,7 @@ def test_synchronous_speculation_at_its_best_length_is_as_fast_as_in_the_paper(c
 
 
 def test_a_small_star_is_served_and_counted() -> None:
-    plan = StarPlan(num_targets=(1, 2), warm_up_s=0.3, seconds=0.7)
+    plan = StarPlan(num_targets=(1, 2), num_repeats=1, warm_up_s=0.3, admission_s=0.3, seconds=0.7)
     report = measure_star(plan, lambda _: None)
     assert [(row.num_targets, row.service) for row in report.rows] == [
         *((1, service) for service in ("plain", "one at a time", "full")),
@@ -50,6 +58,22 @@ def test_a_small_star_is_served_and_counted() -> None:
     assert report.rows[0].tokens_per_round == 1
     assert {"closed_form_error_max", "per_target_n1_vs_off", "min_per_target_vs_plain"} <= report.ratios.keys()
     assert report.ratios["served_weight_3_vs_weight_1"] > 2
+
+
+def test_a_small_pair_is_served_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_pair, "CASES", CASES[1:2])
+    plan, turns = AsyncPlan(warm_up_s=0.2, seconds=0.6, num_repeats=2, outcome_lengths=(2,)), list[str]()
+    report = measure_async(plan, turns.append)
+    assert [(row.case, row.run_ahead, row.num_draft_tokens) for row in report.rows] == [
+        ("HumanEval", "off", 3),
+        ("HumanEval", "chain", 8),
+        ("HumanEval", "outcomes", 2),
+    ]
+    assert len(turns) == plan.num_turns
+    assert [row.hit_rate > 0 for row in report.rows] == [False, True, True]
+    assert report.ratios.keys() == {
+        f"{mode}_vs_sync_{name}" for mode in ("chain", "outcomes") for name in ("HumanEval", "mean")
+    }
 
 
 def test_a_traced_star_shows_what_hub_and_targets_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

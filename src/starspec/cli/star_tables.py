@@ -20,7 +20,7 @@ def star_table(rows: Sequence[StarRow]) -> Table:
     """One row for each service of each number of targets."""
     title = (
         "synthetic accelerators; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, with the S "
-        "and Z of one target; T_wait and t_c in milliseconds a round"
+        "and Z of one target just before; T_wait and t_c in milliseconds a round"
     )
     table = new_table(
         title,

@@ -6,14 +6,14 @@ decoding 22 ms), at the acceptances at which synchronous speculation with its be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Final
 
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
-from starspec.bench.star.serving import StarTargets, serve_turn
+from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
 
@@ -53,7 +53,7 @@ class AsyncPlan:
 
     @property
     def num_turns(self) -> int:
-        return len(CASES) * (2 + len(self.outcome_lengths))
+        return len(CASES) * self.num_repeats * (2 + len(self.outcome_lengths))
 
 
 QUICK = AsyncPlan(warm_up_s=1.0, seconds=6.0, num_repeats=1, outcome_lengths=(1, 2, 3))
@@ -86,24 +86,26 @@ def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
     for case in CASES:
         settings: list[tuple[RunAhead, int]] = [("off", case.length), ("chain", MAX_LENGTH)]
         settings += [("outcomes", length) for length in plan.outcome_lengths]
-        target = ModelConfig(
-            model=_model(case, "target", VERIFY_MS), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1
-        )
-        with StarTargets(1, target) as targets:
-            for run_ahead, length in settings:
-                advance(f"{case.name}: {run_ahead}, {length} tokens")
-                rows.append(_row(plan, case, targets, run_ahead, length))
+        served: dict[tuple[RunAhead, int], list[Served]] = {setting: [] for setting in settings}
+        with StarTargets(1, _model(case, "target", VERIFY_MS)) as targets:
+            for seed in range(plan.num_repeats):
+                for setting in settings:
+                    advance(f"{case.name}: {setting[0]}, {setting[1]} tokens")
+                    served[setting].append(_serve(plan, case, targets, *setting, seed))
+        rows += [_row(case, *setting, turns) for setting, turns in served.items()]
     notes = {"synthetic": True, "draft_ms": DRAFT_MS, "verify_ms": VERIFY_MS, "plain_ms": PLAIN_MS}
     return Report(collect_provenance(), rows, _ratios(rows), notes)
 
 
-def _row(plan: AsyncPlan, case: PaperCase, targets: StarTargets, run_ahead: RunAhead, length: int) -> AsyncRow:
-    draft = ModelConfig(model=_model(case, "draft", DRAFT_MS), num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)
-    turn = Turn(num_draft_tokens=length, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
-    config = HubConfig(port=0, run_ahead=run_ahead)
-    served = [serve_turn(draft, config, targets, 1, turn) for _ in range(plan.num_repeats)]
-    served.sort(key=lambda each: each.tokens_per_s)
-    middle = served[len(served) // 2]
+def _serve(
+    plan: AsyncPlan, case: PaperCase, targets: StarTargets, run_ahead: RunAhead, length: int, seed: int
+) -> Served:
+    turn = Turn(num_draft_tokens=length, warm_up_s=plan.warm_up_s, seconds=plan.seconds, seed=seed)
+    return serve_turn(_model(case, "draft", DRAFT_MS), HubConfig(port=0, run_ahead=run_ahead), targets, 1, turn)
+
+
+def _row(case: PaperCase, run_ahead: RunAhead, length: int, turns: Sequence[Served]) -> AsyncRow:
+    middle = sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
     paper = {"off": case.synchronous, "chain": case.asynchronous}
     return AsyncRow(
         case=case.name,
@@ -133,5 +135,6 @@ def _ratios(rows: list[AsyncRow]) -> dict[str, float]:
     return ratios
 
 
-def _model(case: PaperCase, role: str, step_ms: float) -> str:
-    return f"synthetic:role={role},alpha={case.alpha},step_ms={step_ms}"
+def _model(case: PaperCase, role: str, step_ms: float) -> ModelConfig:
+    name = f"synthetic:role={role},alpha={case.alpha},step_ms={step_ms}"
+    return ModelConfig(model=name, num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)

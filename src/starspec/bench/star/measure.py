@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from starspec.bench.figures import require_matplotlib
 from starspec.bench.provenance import collect_provenance
@@ -19,8 +19,10 @@ from starspec.config import HubConfig, ModelConfig
 
 MAX_MODEL_LEN = 4096
 PLAIN, SINGLE, ADMITTED, FULL = "plain", "one at a time", "one at a time, n_max", "full"
+ALONE = "one target, one at a time"  # no row of its own: S and Z, as this machine has them at that moment
 SERVICES = {
     PLAIN: HubConfig(port=0),
+    ALONE: HubConfig(port=0, max_batch=1, scheduling="fifo"),
     SINGLE: HubConfig(port=0, max_batch=1, scheduling="fifo"),
     FULL: HubConfig(port=0, run_ahead="outcomes", admission="n_max"),
     ADMITTED: HubConfig(port=0, max_batch=1, scheduling="fifo", admission="n_max"),  # with the most targets only
@@ -33,23 +35,32 @@ WEIGHTS = {"target-0": 1.0, "target-1": 3.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarPlan:
-    """How much to measure. The numbers of targets ascend from 1."""
+    """How much to measure. The numbers of targets ascend from 1.
+
+    The services of a number of targets take turns, and are compared turn by turn: a machine that others share is
+    faster at some times than at others.
+    """
 
     num_targets: tuple[int, ...] = tuple(range(1, 17))
-    warm_up_s: float = 4.0  # within it those whom the hub admits are admitted
-    seconds: float = 10.0
+    num_repeats: int = 3
+    warm_up_s: float = 1.0
+    admission_s: float = 4.0  # warm-up of hubs with admission: within it those whom they admit are admitted
+    seconds: float = 4.0
 
     @property
     def num_turns(self) -> int:
-        return len(self.num_targets) * (len(SERVICES) - 1) + 2
+        return self.num_repeats * (len(self.num_targets) * (len(SERVICES) - 1) + 1) + 1
 
 
-QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), warm_up_s=3.0, seconds=5.0)
+QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarRow:
-    """One service of one number of targets. Rates are those of StarSD's appendix C."""
+    """One service of one number of targets: the turn in the middle; what compares is the median of the turns.
+
+    Rates are those of StarSD's appendix C.
+    """
 
     service: str
     num_targets: int
@@ -58,7 +69,9 @@ class StarRow:
     tokens_per_s_lowest: float  # O_i of the target that got least
     vs_plain: float | None  # that, against what so many targets are without drafts
     rounds_per_s: float  # R_q: proposals of the hub
-    rounds_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z as measured with one target; one at a time
+    rounds_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z of one target just before; one at a time
+    vs_closed_form: float | None  # R_q against that
+    vs_one_at_a_time: float | None  # O against one at a time; full service
     rounds_per_s_nominal: float | None  # the same with the modelled S and Z: a machine without overheads
     tokens_per_round: float
     load: float  # of the hub, with what it drafts ahead
@@ -81,25 +94,34 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     Raises: PeerLost if a process dies or hangs.
     """
     rows: list[StarRow] = []
-    measured: point.ClosedForm | None = None  # by the first turn with drafts: one target, one at a time
     with StarTargets(max(plan.num_targets), _model(point.target_model())) as targets:
         for num_targets in plan.num_targets:
-            plain_tokens_per_s = 0.0  # of a target, beside so many others
-            for service, config in SERVICES.items():
-                if service == ADMITTED and num_targets < max(plan.num_targets):
-                    continue
-                advance(f"{num_targets} targets, {service}")
-                turn = _turn(plan, num_draft_tokens=0 if service == PLAIN else point.DEPTH)
-                served = serve_turn(_model(point.draft_model(), num_targets), config, targets, num_targets, turn)
-                if service == PLAIN:
-                    plain_tokens_per_s = served.tokens_per_s / num_targets
-                elif measured is None:
-                    measured = _closed_form(served)
-                rows.append(_row(service, num_targets, served, measured, plain_tokens_per_s))
+            repeats = [_serve_all(plan, targets, num_targets, seed, advance) for seed in range(plan.num_repeats)]
+            rows += [_row(service, num_targets, repeats) for service in repeats[0] if service != ALONE]
     advance(WEIGHTED)
     weighted = _serve_by_weight(plan)
-    rows.append(_row(WEIGHTED, len(WEIGHTS), weighted, None, None))
+    rows.append(_row(WEIGHTED, len(WEIGHTS), [{WEIGHTED: weighted}]))
     return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes())
+
+
+def _serve_all(
+    plan: StarPlan, targets: StarTargets, num_targets: int, seed: int, advance: Callable[[str], None]
+) -> dict[str, Served]:
+    """Every service once, one soon after the other, with the same requests."""
+    served = {}
+    for service, config in SERVICES.items():
+        if service == ADMITTED and num_targets < max(plan.num_targets):
+            continue
+        advance(f"{num_targets} targets, {service}")
+        num_served = 1 if service == ALONE else num_targets
+        turn = Turn(
+            num_draft_tokens=0 if service == PLAIN else point.DEPTH,
+            warm_up_s=plan.warm_up_s if config.admission == "off" else plan.admission_s,
+            seconds=plan.seconds,
+            seed=seed,
+        )
+        served[service] = serve_turn(_model(point.draft_model(), num_served), config, targets, num_served, turn)
+    return served
 
 
 TRACED = {
@@ -134,15 +156,12 @@ def _model(name: str, num_rows: int = 1) -> ModelConfig:
     return ModelConfig(model=name, num_rows=num_rows, max_model_len=MAX_MODEL_LEN, num_threads=1)
 
 
-def _turn(plan: StarPlan, num_draft_tokens: int = point.DEPTH) -> Turn:
-    return Turn(num_draft_tokens=num_draft_tokens, warm_up_s=plan.warm_up_s, seconds=plan.seconds)
-
-
 def _serve_by_weight(plan: StarPlan) -> Served:
     """Two targets that always wait, at a hub that serves one session at a time."""
     with StarTargets(len(WEIGHTS), _model(point.target_model()), run_greedy) as targets:
         draft = _model(point.draft_model(), len(WEIGHTS) * NUM_TAGS)
-        return serve_turn(draft, HubConfig(port=0, max_batch=1, weights=WEIGHTS), targets, len(WEIGHTS), _turn(plan))
+        turn = Turn(num_draft_tokens=point.DEPTH, warm_up_s=plan.warm_up_s, seconds=2 * plan.seconds)
+        return serve_turn(draft, HubConfig(port=0, max_batch=1, weights=WEIGHTS), targets, len(WEIGHTS), turn)
 
 
 def _notes() -> dict[str, object]:
@@ -162,25 +181,24 @@ def _closed_form(served: Served) -> point.ClosedForm:
     return point.ClosedForm(service_ms, 1e3 / served.rounds_per_s - service_ms)
 
 
-def _row(
-    service: str,
-    num_targets: int,
-    served: Served,
-    measured: point.ClosedForm | None,
-    plain_tokens_per_s: float | None,
-) -> StarRow:
-    is_single = service == SINGLE
+def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]) -> StarRow:
+    """Of every repeat, what each service was like in it."""
+    served = sorted((each[service] for each in repeats), key=lambda each: each.tokens_per_s)[len(repeats) // 2]
+    is_single, has_plain = service == SINGLE, PLAIN in repeats[0]
+    said = [_closed_form(each[ALONE]).rounds_per_s(num_targets) for each in repeats] if is_single else []
+    followed = [each[service].rounds_per_s / rate for each, rate in zip(repeats, said, strict=False)]
     paper = point.PAPER.get(num_targets) if service in (SINGLE, FULL) else None
-    lowest = min(each.tokens_per_s for each in served.targets)
     return StarRow(
         service=service,
         num_targets=num_targets,
         tokens_per_s=served.tokens_per_s,
-        tokens_per_s_per_target=served.tokens_per_s / num_targets,
-        tokens_per_s_lowest=lowest,
-        vs_plain=lowest / plain_tokens_per_s if plain_tokens_per_s else None,
+        tokens_per_s_per_target=served.mean,
+        tokens_per_s_lowest=served.lowest,
+        vs_plain=median(each[service].lowest / each[PLAIN].mean for each in repeats) if has_plain else None,
         rounds_per_s=served.rounds_per_s,
-        rounds_per_s_closed_form=measured.rounds_per_s(num_targets) if measured and is_single else None,
+        rounds_per_s_closed_form=median(said) if said else None,
+        vs_closed_form=median(followed) if followed else None,
+        vs_one_at_a_time=_gain(repeats) if service == FULL else None,
         rounds_per_s_nominal=point.NOMINAL.rounds_per_s(num_targets) if is_single else None,
         tokens_per_round=served.tokens_per_round,
         load=served.hub.load,
@@ -196,17 +214,17 @@ def _row(
     )
 
 
+def _gain(repeats: Sequence[Mapping[str, Served]]) -> float:
+    return median(each[FULL].tokens_per_s / each[SINGLE].tokens_per_s for each in repeats)
+
+
 def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
-    found = {(row.service, row.num_targets): row for row in rows}
-    said = [(row.rounds_per_s, row.rounds_per_s_closed_form) for row in rows if row.rounds_per_s_closed_form]
-    ratios = {"closed_form_error_max": max(abs(measured / expected - 1) for measured, expected in said)}
-    counts = sorted({row.num_targets for row in rows if row.service == FULL})
-    for num_targets in counts:
-        gain = found[FULL, num_targets].tokens_per_s / found[SINGLE, num_targets].tokens_per_s
-        ratios[f"system_n{num_targets}_vs_one_at_a_time"] = gain
-        if num_targets == 1:
-            ratios["per_target_n1_vs_off"] = gain
-            ratios["load_n1"] = found[FULL, 1].load
+    ratios = {"closed_form_error_max": max(abs(row.vs_closed_form - 1) for row in rows if row.vs_closed_form)}
+    for row in rows:
+        if row.vs_one_at_a_time is not None:
+            ratios[f"system_n{row.num_targets}_vs_one_at_a_time"] = row.vs_one_at_a_time
+            if row.num_targets == 1:
+                ratios |= {"per_target_n1_vs_off": row.vs_one_at_a_time, "load_n1": row.load}
     ratios["min_per_target_vs_plain"] = _lowest(row for row in rows if row.service in WITH_ADMISSION)
     ratios["without_admission_min_per_target_vs_plain"] = _lowest(row for row in rows if row.service == SINGLE)
     light, heavy = (each.num_rounds for each in weighted.targets)

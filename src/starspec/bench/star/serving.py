@@ -58,6 +58,16 @@ class Served:
         return sum(each.tokens_per_s for each in self.targets)
 
     @property
+    def mean(self) -> float:
+        """Tokens a second of a target, O_i, in the mean."""
+        return self.tokens_per_s / len(self.targets)
+
+    @property
+    def lowest(self) -> float:
+        """O_i of the target that got least."""
+        return min(each.tokens_per_s for each in self.targets)
+
+    @property
     def rounds_per_s(self) -> float:
         """R_p of all targets, which is R_q of the hub while no round goes without a proposal."""
         return sum(each.num_rounds / each.seconds for each in self.targets)

@@ -48,6 +48,7 @@ class Turn:
     num_draft_tokens: int  # of a chain; 0 = it decodes plainly
     warm_up_s: float
     seconds: float
+    seed: int = 0  # of the requests: turns with the same one are asked the same
     trace_folder: Path | None = None  # where hub and targets leave their parts of a trace, if one is wanted
 
 
@@ -106,19 +107,17 @@ def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
     """
     runner = load_runner(model)
     parent.send(True)
-    for number in itertools.count():
-        word: tuple[str, Turn] | None = parent.recv()
-        if word is None:
-            return
-        _take_turn(parent, name, number, runner, *word)
+    while (word := parent.recv()) is not None:
+        _take_turn(parent, name, runner, *word)
 
 
-def _take_turn(parent: Connection, name: str, number: int, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
+def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str, turn: Turn) -> None:
     with attached(name, runner, load_tokenizer(runner.info.name), endpoint, turn) as target:
         parent.send(True)
         parent.recv()
-        requests = _Requests(target.engine, f"{name}-{number}")
-        requests.serve_for(turn.warm_up_s)
+        warm_up, requests = (_Requests(target.engine, f"{name}-{what}") for what in ("warm-up", turn.seed))
+        warm_up.serve_for(turn.warm_up_s)
+        warm_up.end()
         parent.send(target.measure(lambda: requests.serve_for(turn.seconds)))
         requests.end()
 
