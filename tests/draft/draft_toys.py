@@ -224,6 +224,16 @@ class ToyTag:
         return reference_chain(self.token_ids, self.prompt_len, self.law, num_draft_tokens, max_len)
 
 
+class Slices:
+    """A trace that remembers."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, str, float, float]] = []
+
+    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
+        self.all.append((track, name, start_s, end_s))
+
+
 class ToyStar:
     """A hub with a toy draft, in virtual time; targets join under one-letter names."""
 
@@ -240,7 +250,9 @@ class ToyStar:
         self.runner = ToyRunner(num_rows, max_len)
         self.runner.clock = self.clock
         sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 16, **limits}
-        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, HubConfig(run_ahead=run_ahead, **sizes))
+        self.slices = Slices()
+        config = HubConfig(run_ahead=run_ahead, **sizes)
+        self.hub = DraftHub(CausalDrafter(self.runner), self.clock, config, trace=self.slices)
         for target in targets:
             self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
 

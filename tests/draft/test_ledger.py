@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draft_toys import ToyStar, ToyTag
+from draft_toys import Slices, ToyStar, ToyTag
 
 from starspec.draft.ledger import WINDOW_S, Ledger
 from starspec.draft.scheduler import Layer, Portion, TagKey
@@ -11,16 +11,6 @@ from starspec.ids import SessionId, Tag
 from starspec.speculation.stats import HubStats
 
 LAYER_S = 0.25
-
-
-class Slices:
-    """A trace that remembers."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[str, str, float, float]] = []
-
-    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
-        self.all.append((track, name, start_s, end_s))
 
 
 def layer(*prefill: bool) -> Layer:

@@ -28,6 +28,23 @@ def test_each_target_has_counts_of_its_own() -> None:
     assert second.acceptance_length == 1.0
 
 
+def test_the_trace_shows_the_rounds_of_each_target() -> None:
+    star, tag = ToyStar("a", "b"), ToyTag(1, [1, 2, 3])
+    star.runner.layer_s = 0.25
+    star.say("a", tag.open(2))
+    for _, message in star.drain():
+        tag.receive(message)
+    star.clock.advance(1.5)
+    star.say("a", tag.verdict([9], 2))
+    star.drain()
+    rounds = [each for each in star.slices.all if each[0].startswith("target ")]
+    assert rounds == [
+        ("target a", "proposal", 0.0, 0.5),
+        ("target a", "verdict", 0.5, 2.0),
+        ("target a", "proposal", 2.0, 2.5),
+    ]
+
+
 def test_a_verdict_on_a_proposal_without_tokens_is_no_speculative_round() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1] * 100)  # longer than the draft's context
     star.say("a", tag.open(2))

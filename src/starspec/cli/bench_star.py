@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +56,9 @@ def async_pair(
     draft_quantization: opt.GivenQuantization = "int4",
     dtype: opt.Dtype = opt.MODEL.dtype,
     dataset: Datasets = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Of all files.", show_default="8", rich_help_panel=MEASURE)
+    ] = None,
     quick: Quick = False,
     json_file: JsonFile = None,
     traces: Traces = None,
@@ -64,8 +68,8 @@ def async_pair(
     Synthetic accelerators with AMUSD's step times; or, with --target and --draft, real models.
     """
     if target is None or draft is None:
-        if (target, draft, traces) != (None, None, None):
-            raise ConfigError("bench async with real models, and its --traces, need both --target and --draft")
+        if (target, draft, traces, num_prompts) != (None, None, None, None):
+            raise ConfigError("bench async with real models, their prompts and --traces need both --target and --draft")
         _async_synthetic(quick, json_file)
         return
     log_to_stderr("warning")
@@ -74,6 +78,7 @@ def async_pair(
         from starspec.bench.star.real_pair import QUICK, PairPlan, measure_real_pair  # noqa: PLC0415 (torch)
 
         plan = QUICK if quick else PairPlan()
+        plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
         target_model = ModelConfig(model=target, dtype=dtype, num_rows=1, num_threads=1)
         draft_model = ModelConfig(model=draft, dtype=dtype, quantization=draft_quantization, num_rows=1, num_threads=1)
         prompts = [prompt for prompts in prompt_files(dataset) for prompt in prompts]

@@ -82,7 +82,7 @@ class DraftHub:
         self._ledger = Ledger(self.stats, clock(), trace)
         self._sessions: dict[TagKey, DraftSession] = {}
         self._spokes = Spokes(config, self._sessions.keys(), self._buffer)
-        self._rounds = Rounds(self.stats, self._ledger, self._spokes)
+        self._rounds = Rounds(self.stats, self._ledger, self._spokes, trace)
         self._outbox: list[Reply] = []
         self._paused_until_s = float("-inf")
 

@@ -13,6 +13,7 @@ from starspec.draft.session import DraftRequest, DraftSession
 from starspec.draft.spokes import Spokes
 from starspec.speculation.stats import HubStats
 from starspec.speculation.tree import DraftTree
+from starspec.tracing import Tracer
 
 
 class Rounds:
@@ -20,12 +21,14 @@ class Rounds:
 
     Args:
         stats, ledger, spokes: the hub's; they are told.
+        trace: also gets every round, on a track for each target, if given: of a vLLM server there is no other.
     """
 
-    def __init__(self, stats: HubStats, ledger: Ledger, spokes: Spokes) -> None:
+    def __init__(self, stats: HubStats, ledger: Ledger, spokes: Spokes, trace: Tracer | None = None) -> None:
         self._stats = stats
         self._ledger = ledger
         self._spokes = spokes
+        self._trace = trace
         self._ahead: Sequence[DraftSession] = ()  # sessions of the last layer that ran ahead
         self._ahead_until_s = float("-inf")  # its end
 
@@ -33,7 +36,12 @@ class Rounds:
         """With so many tokens, before they are committed. Of a proposal that was not waited for there is none."""
         proposal = session.in_verification
         if proposal is not None:
-            self._spokes[session.key.session_id].add_round(proposal.num_tokens, num_tokens, now - proposal.since_s)
+            spoke = self._spokes[session.key.session_id]
+            spoke.add_round(proposal.num_tokens, num_tokens, now - proposal.since_s)
+            if self._trace:
+                self._trace.slice(
+                    spoke.track, "verdict", proposal.since_s, now, tag=session.key.tag, emitted=num_tokens
+                )
             session.pace.add_verdict(proposal.num_tokens, num_tokens - 1)
 
     def add_layer_ahead(self, sessions: Sequence[DraftSession], num_nodes: int, start_s: float, end_s: float) -> None:
@@ -56,6 +64,13 @@ class Rounds:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
             spoke.add_wait(queue_s)
         spoke.add_proposal(tree.num_draft_tokens)
+        if self._trace:
+            told: dict[str, str | float] = {
+                "tag": session.key.tag,
+                "tokens": tree.num_draft_tokens,
+                "queue_ms": queue_s * 1e3,
+            }
+            self._trace.slice(spoke.track, "proposal", request.arrived_s, now, **told)
         if request.has_prefill or session.is_rationed:
             return
         round_s = None if request.began_s is None else now - request.began_s

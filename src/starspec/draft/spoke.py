@@ -46,6 +46,11 @@ class Spoke:
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
     @property
+    def track(self) -> str:
+        """Of a trace, where its rounds are shown."""
+        return f"target {self.target_id}"
+
+    @property
     def is_behind(self) -> bool:
         """Whether its rounds are longer than its latency objective, if it has one."""
         return self._objective_s is not None and self.stats.round.value > self._objective_s
