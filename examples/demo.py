@@ -21,7 +21,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from race import HEAD, SELF_DRAFT, race, race_line
+from race import HEAD, RACE_TOKENS, SELF_DRAFT, race, race_line
 from star_process import star
 from starspec.models.embedded import embedded_model_folder
 from starspec.observe.status import StatusWatch
@@ -73,24 +73,24 @@ class Pass:
 
 
 async def answer_all(
-    client: AsyncOpenAI, model: str, watch: StatusWatch, screen: Screen, *, is_speculative: bool
+    client: AsyncOpenAI, model: str, watch: StatusWatch, screen: Screen, max_tokens: int, *, is_speculative: bool
 ) -> Pass:
     """Stream the answers to all prompts at once, and show them growing."""
     answers = [Answer(*prompt) for prompt in PROMPTS]
     before = await fresh_counts(watch)
     started_s = time.monotonic()
     async with screen.showing(answers, "with drafts" if is_speculative else "plainly"):
-        await asyncio.gather(*(_stream(client, model, answer, is_speculative) for answer in answers))
+        await asyncio.gather(*(_stream(client, model, answer, max_tokens, is_speculative) for answer in answers))
     elapsed_s = time.monotonic() - started_s
     after = await fresh_counts(watch)
     return Pass(answers, elapsed_s, after[0] - before[0], after[1] - before[1])
 
 
-async def _stream(client: AsyncOpenAI, model: str, answer: Answer, is_speculative: bool) -> None:
+async def _stream(client: AsyncOpenAI, model: str, answer: Answer, max_tokens: int, is_speculative: bool) -> None:
     stream = await client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": answer.prompt}],
-        max_tokens=MAX_TOKENS,
+        max_tokens=max_tokens,
         stream=True,
         extra_body={"speculative": is_speculative, "return_token_ids": True},
         **answer.sampling,
@@ -183,7 +183,7 @@ def summary(with_drafts: Pass, plainly: Pass) -> tuple[str, bool]:
     return line, num_identical == len(pairs) and num_tokens > 0
 
 
-async def converse(addresses: dict[str, str], started_s: float) -> bool:
+async def converse(addresses: dict[str, str], started_s: float, max_tokens: int) -> bool:
     """Both passes. Returns: whether all answers were identical."""
     targets = [address for name, address in addresses.items() if name.startswith("target")]
     watch = StatusWatch(targets, addresses["hub"])
@@ -191,8 +191,8 @@ async def converse(addresses: dict[str, str], started_s: float) -> bool:
     client = AsyncOpenAI(base_url=f"{addresses['gateway']}/v1", api_key="none", max_retries=0)
     try:
         model = (await client.models.list()).data[0].id
-        with_drafts = await answer_all(client, model, watch, screen, is_speculative=True)
-        plainly = await answer_all(client, model, watch, screen, is_speculative=False)
+        with_drafts = await answer_all(client, model, watch, screen, max_tokens, is_speculative=True)
+        plainly = await answer_all(client, model, watch, screen, max_tokens, is_speculative=False)
     finally:
         await client.close()
         watch.close()
@@ -213,16 +213,19 @@ def main() -> None:
     """Exits 0 if every answer was the same with and without drafts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="how often each race is run (default: 3)")
-    num_repeats = parser.parse_args().repeats
-    if num_repeats < 1:
-        parser.error("--repeats is at least 1")
+    parser.add_argument(
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"of an answer (default: {MAX_TOKENS})"
+    )
+    given = parser.parse_args()
+    if min(given.repeats, given.max_tokens) < 1:
+        parser.error("--repeats and --max-tokens are at least 1")
     started_s = time.monotonic()
     model = embedded_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
-        is_identical = asyncio.run(converse(addresses, started_s))
+        is_identical = asyncio.run(converse(addresses, started_s, given.max_tokens))
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
-            results = asyncio.run(race(addresses["gateway"], num_repeats))
+            results = asyncio.run(race(addresses["gateway"], given.repeats, min(given.max_tokens, RACE_TOKENS)))
         print(race_line(draft.name, results))
         is_identical &= all(each.is_identical for each in results.values())
     sys.exit(0 if is_identical else 1)

@@ -25,7 +25,7 @@ KINDS = {
         "List five things to pack for a week in the mountains.",
     ),
 }
-MAX_TOKENS = 64
+RACE_TOKENS = 64  # of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class RaceResult:
         return RaceResult([(one[0] + two[0], one[1] + two[1]) for one, two in both])
 
 
-async def race(gateway: str, num_repeats: int) -> dict[str, RaceResult]:
+async def race(gateway: str, num_repeats: int, max_tokens: int) -> dict[str, RaceResult]:
     """Answer prompts of each kind greedily, plainly and with drafts in turns; one answer each warms up."""
     client = AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     pairs: dict[str, list[tuple[Turn, Turn]]] = {kind: [] for kind in KINDS}
     try:
         model = (await client.models.list()).data[0].id
         for is_speculative in (True, False):
-            await _turn(client, model, KINDS["code"][:1], is_speculative=is_speculative)
+            await _turn(client, model, KINDS["code"][:1], max_tokens, is_speculative=is_speculative)
         for repeat in range(num_repeats):
             with Console().status(f"one stream at a time: {repeat + 1} of {num_repeats}"):
                 for kind, prompts in KINDS.items():
-                    plain = await _turn(client, model, prompts, is_speculative=False)
-                    drafted = await _turn(client, model, prompts, is_speculative=True)
+                    plain = await _turn(client, model, prompts, max_tokens, is_speculative=False)
+                    drafted = await _turn(client, model, prompts, max_tokens, is_speculative=True)
                     pairs[kind].append((drafted, plain))
     finally:
         await client.close()
@@ -112,13 +112,15 @@ def race_line(name: str, results: dict[str, RaceResult]) -> str:
     )
 
 
-async def _turn(client: AsyncOpenAI, model: str, prompts: Sequence[str], *, is_speculative: bool) -> Turn:
+async def _turn(
+    client: AsyncOpenAI, model: str, prompts: Sequence[str], max_tokens: int, *, is_speculative: bool
+) -> Turn:
     started_s, answers = time.monotonic(), list[list[int]]()
     for prompt in prompts:
         stream = await client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": prompt}],
-            max_tokens=MAX_TOKENS,
+            max_tokens=max_tokens,
             temperature=0.0,
             stream=True,
             extra_body={"speculative": is_speculative, "return_token_ids": True},

@@ -22,11 +22,11 @@ PROMPTS = spread(own_prompts(), 24)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
 SHIPPED_BATCHES = {
-    GREEDY: [("chain", 1), ("tree", 4), ("chain", 8), ("tree", 8)],
-    SAMPLED[1]: [("tree", 1), ("chain", 4), ("tree", 8)],
-    SAMPLED[2]: [("chain", 1), ("tree", 4)],
+    GREEDY: [("chain", 1), ("tree", 4), ("chain", 8)],
+    SAMPLED[1]: [("chain", 4), ("tree", 8)],
+    SAMPLED[2]: [("tree", 1)],
 }
-RANDOM_BATCHES = {GREEDY: [("chain", 1), ("tree", 8)], SAMPLED[1]: [("tree", 4)], SAMPLED[2]: [("chain", 8)]}
+RANDOM_BATCHES = {GREEDY: [("tree", 8)], SAMPLED[1]: [("tree", 4)], SAMPLED[2]: [("chain", 8)]}
 
 
 @pytest.fixture(scope="module")

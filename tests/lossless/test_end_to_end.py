@@ -66,7 +66,7 @@ def bfloat16(smollm2: Path) -> Subject:
 
 def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(float32: Subject, smollm2: Path) -> None:
     oracle = TransformersBaseline(str(smollm2), "float32", float32.bench.runner.info.eos_token_ids)
-    contenders = [("int4 self", 1), ("half-liar", 4), ("int4 self", 8), ("int4 tree", 4), ("lying tree", 8)]
+    contenders = [("int4 self", 1), ("half-liar", 4), ("int4 tree", 4), ("lying tree", 8)]
     rows = float32.compare(GREEDY, contenders, 12, reference=oracle.answer_all)
     assert [row.first_divergence for row in rows] == [None] * (1 + len(contenders))
     assert all(row.num_identical == 24 for row in rows)
@@ -79,7 +79,7 @@ def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(flo
     words = [bench.tokenizer.encode(text) for text in ("Once upon a time", "The sea is", "One, two, three, four,")]
     prompts = [(eos, eos, *words[0]), (*words[1], eos, *words[2]), (*words[2],), (eos, *words[1])]  # ragged
     law = bench.law(GREEDY, seed=0)
-    jobs = [Job(f"prompt-{index}", tuple(prompt), law, 16) for index, prompt in enumerate(prompts)]
+    jobs = [Job(f"prompt-{index}", tuple(prompt), law, 10) for index, prompt in enumerate(prompts)]
     oracle = TransformersBaseline(str(smollm2), "float32", bench.runner.info.eos_token_ids)
     expected = [answer.token_ids for answer in oracle.answer_all(jobs)]
     for drafts in float32.drafts.values():
@@ -90,9 +90,9 @@ def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(flo
 @pytest.mark.parametrize(
     ("sampling", "contenders"),
     [
-        (SAMPLED[0], [("off", 8), ("int4 self", 4), ("int4 tree", 8)]),
+        (SAMPLED[0], [("int4 self", 4), ("int4 tree", 8)]),
         (SAMPLED[1], [("ngram", 4), ("liar", 8)]),
-        (SAMPLED[2], [("int4 self", 8), ("ngram", 8)]),
+        (SAMPLED[2], [("int4 self", 8)]),
         (SAMPLED[3], [("half-liar", 4), ("off", 4), ("lying tree", 4)]),
     ],
     ids=lambda each: each.name if isinstance(each, Sampling) else "",
@@ -105,16 +105,17 @@ def test_sampled_float32_says_what_plain_decoding_says_with_the_same_seed(
     assert all(row.num_identical == 24 for row in rows)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED[1]], ids=lambda each: each.name)
-def test_bfloat16_has_the_same_bits_with_and_without_drafts(bfloat16: Subject, sampling: Sampling) -> None:
-    contenders = [
-        ("int4 self", 1),
-        ("ngram", 2),
-        ("half-liar", 3),
-        ("int4 self", 8),
-        ("int4 tree", 4),
-        ("lying tree", 3),
-    ]
+@pytest.mark.parametrize(
+    ("sampling", "contenders"),
+    [
+        (GREEDY, [("int4 self", 1), ("ngram", 2), ("half-liar", 3), ("int4 tree", 4)]),
+        (SAMPLED[1], [("int4 self", 8), ("lying tree", 3)]),
+    ],
+    ids=lambda each: each.name if isinstance(each, Sampling) else "",
+)
+def test_bfloat16_has_the_same_bits_with_and_without_drafts(
+    bfloat16: Subject, sampling: Sampling, contenders: list[tuple[str, int]]
+) -> None:
     rows = bfloat16.compare(sampling, contenders, 7)
     if bfloat16.bench.promises_equality:
         assert [row.first_divergence for row in rows] == [None] * len(contenders)
