@@ -31,7 +31,8 @@ STAR = {
     "num_speculative_tokens": NUM_DRAFT_TOKENS,
 }
 SHAPE = ("--enforce-eager", "--max-model-len", "2048", "--max-num-batched-tokens", "256", "--block-size", "32")
-TIGHT = ("--dtype", "float32", "--max-num-seqs", "8", "--num-gpu-blocks-override", "66")  # one row needs 64
+BLOCKS = ("--num-gpu-blocks-override", "66", "--no-enable-prefix-caching")  # one row needs 64, and shares none
+TIGHT = ("--dtype", "float32", "--max-num-seqs", "8", *BLOCKS)
 WIDE = ("--dtype", "bfloat16", "--max-num-seqs", "16")
 KV = ("--kv-cache-memory-bytes", "400000000")
 

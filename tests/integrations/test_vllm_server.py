@@ -173,14 +173,16 @@ class Streams:
             for number in range(16):
                 url = (self._fleet.tight.url, self._fleet.wide.url, self._fleet.spoke_url)[number % 3]
                 prompt = "Hi" if number < 3 else text_of(lengths[number % 4])
-                group.create_task(self._keep_asking(url, prompt, number, is_over))
+                # where blocks are few, answers outgrow them
+                num_tokens = 4 * NUM_TOKENS if url == self._fleet.tight.url else NUM_TOKENS
+                group.create_task(self._keep_asking(url, prompt, num_tokens, number, is_over))
 
-    async def _keep_asking(self, url: str, prompt: str, number: int, is_over: asyncio.Event) -> None:
+    async def _keep_asking(self, url: str, prompt: str, num_tokens: int, number: int, is_over: asyncio.Event) -> None:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
             model = (await client.models.list()).data[0].id
             while not is_over.is_set():
                 stream = await client.completions.create(
-                    model=model, prompt=prompt, max_tokens=NUM_TOKENS, temperature=0.7, stream=True,
+                    model=model, prompt=prompt, max_tokens=num_tokens, temperature=0.7, stream=True,
                     extra_body={"ignore_eos": True},
                 )  # fmt: skip
                 num_pieces = 0
