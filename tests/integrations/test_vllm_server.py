@@ -31,6 +31,7 @@ NUM_TOKENS = 32
 NUM_DRAWS = 1024  # answers of each server whose first two tokens are counted
 FALSE_ALARM = 1e-4
 HUB_RETURNS_S = 120.0  # it loads its model beside three busy servers
+PREEMPTS_S = 240.0
 
 pytestmark = [
     pytest.mark.vllm,
@@ -172,9 +173,10 @@ class Streams:
         async with asyncio.TaskGroup() as group:
             for number in range(16):
                 url = (self._fleet.tight.url, self._fleet.wide.url, self._fleet.spoke_url)[number % 3]
-                prompt = "Hi" if number < 3 else text_of(lengths[number % 4])
-                # where blocks are few, answers outgrow them
-                num_tokens = 4 * NUM_TOKENS if url == self._fleet.tight.url else NUM_TOKENS
+                num_sentences, num_tokens = lengths[number % 4], NUM_TOKENS
+                if url == self._fleet.tight.url:  # a long prompt leaves blocks for another, but not for both answers
+                    num_sentences, num_tokens = (165 if number == 3 else 30), 4 * NUM_TOKENS
+                prompt = "Hi" if number < 3 else text_of(num_sentences)
                 group.create_task(self._keep_asking(url, prompt, num_tokens, number, is_over))
 
     async def _keep_asking(self, url: str, prompt: str, num_tokens: int, number: int, is_over: asyncio.Event) -> None:
@@ -226,10 +228,14 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
     await until(is_whole, HUB_RETURNS_S)
     await asyncio.sleep(5.0)
 
+    async def has_preempted() -> bool:
+        assert not running.done(), running.exception()
+        return counted(fleet.tight.url, "num_preemptions") > preempted
+
+    await until(has_preempted, PREEMPTS_S)
     is_over.set()
     await running
     await until(lambda: nothing_left(fleet), 2.0)
-    assert counted(fleet.tight.url, "num_preemptions") > preempted
     assert streams.num_broken_off > 0
     receipt["fleet"] = {
         "streams": 16,
