@@ -78,6 +78,10 @@ MISTAKES = {
         ("draft", "--spec-method", "ngram", "--run-ahead", "outcomes"),
         "--run-ahead outcomes is of draft models",
     ),
+    "prefixes of nothing": (
+        ("up", "--target", "x", "--spec-method", "ngram", "--share-prefixes", "hub"),
+        "--share-prefixes hub is of draft models",
+    ),
     "weights that would do nothing": (
         ("draft", "--spec-method", "ngram", "--weights", "a=2", "--scheduling", "fifo"),
         "weights are of fair scheduling",

@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.build import load_drafter, with_known_run_ahead
+from starspec.draft.build import load_drafter, suited_to
 from starspec.draft.server import DraftServer
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
@@ -174,6 +174,18 @@ def test_drafts_that_have_nothing_to_prepare_refuse_to_run_ahead(method: Literal
     speculative = SpeculativeConfig(method=method)
     for run_ahead in ("chain", "outcomes"):
         with pytest.raises(ConfigError, match=f"--run-ahead {run_ahead} is of draft models: this draft .* leave the"):
-            with_known_run_ahead(HubConfig(run_ahead=run_ahead), speculative)
-    assert with_known_run_ahead(HubConfig(run_ahead="auto"), speculative).run_ahead == "off"
-    assert with_known_run_ahead(HubConfig(run_ahead="auto"), SpeculativeConfig()).run_ahead == "auto"
+            suited_to(speculative, HubConfig(run_ahead=run_ahead))
+    assert suited_to(speculative, HubConfig(run_ahead="auto")).run_ahead == "off"
+    assert suited_to(SpeculativeConfig(), HubConfig(run_ahead="auto")).run_ahead == "auto"
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_drafts_that_have_no_prefix_to_share_refuse_to_share_between_targets(
+    method: Literal["ngram", "eagle3"],
+) -> None:
+    speculative = SpeculativeConfig(method=method)
+    with pytest.raises(ConfigError, match=r"--share-prefixes hub is of draft models: this draft .* leave the"):
+        suited_to(speculative, HubConfig(share_prefixes="hub"))
+    for unsaid in ("target", "off"):
+        assert suited_to(speculative, HubConfig(share_prefixes=unsaid)).share_prefixes == unsaid
+    assert suited_to(SpeculativeConfig(), HubConfig(share_prefixes="hub")).share_prefixes == "hub"

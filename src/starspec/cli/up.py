@@ -149,7 +149,7 @@ def up(
             num_targets=targets,
             target=limits,
             speculative=speculative,
-            hub=_with_known_run_ahead(hub, speculative),
+            hub=_suited_to(speculative, hub),
             kv_budget_bytes=given.num_bytes(kv_budget, "--kv-budget"),
             draft_device=draft_device or device,
             draft_num_threads=draft_num_threads or num_threads,
@@ -171,13 +171,13 @@ def up(
         _merge_traces(star, [spec.name for spec in specs], trace)
 
 
-def _with_known_run_ahead(hub: HubConfig, speculative: SpeculativeConfig | None) -> HubConfig:
+def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConfig:
     """Raises: ConfigError if the draft cannot do what the hub is told: here, and not in a process that is restarted."""
-    if speculative is None or hub.run_ahead == "off":
+    if speculative is None or (hub.run_ahead, hub.share_prefixes) == (opt.HUB.run_ahead, opt.HUB.share_prefixes):
         return hub
-    from starspec.draft.build import with_known_run_ahead  # noqa: PLC0415 (imports torch)
+    from starspec.draft.build import suited_to  # noqa: PLC0415 (imports torch)
 
-    return with_known_run_ahead(hub, speculative)
+    return suited_to(speculative, hub)
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:

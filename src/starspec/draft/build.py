@@ -66,17 +66,20 @@ def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str 
     return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
 
 
-def with_known_run_ahead(config: HubConfig, speculative: SpeculativeConfig) -> HubConfig:
-    """The config with `auto` only where the drafter can run ahead.
+def suited_to(speculative: SpeculativeConfig, config: HubConfig) -> HubConfig:
+    """What the drafter can do of what the hub is told: of heads and prompt lookup, run-ahead `auto` is off.
 
-    Raises: ConfigError if it is told to run ahead, and cannot.
+    Raises: ConfigError if it is told to run ahead, or to share prefixes between targets, and cannot.
     """
-    if config.run_ahead == "off" or not (speculative.method == "ngram" or is_head(speculative)):
+    is_lookup = speculative.method == "ngram"
+    if not is_lookup and not is_head(speculative):
         return config
-    if config.run_ahead == "auto":
-        return replace(config, run_ahead="off")
-    story = "looks its tokens up in no time" if speculative.method == "ngram" else "reads what each verdict brings"
-    raise ConfigError(f"--run-ahead {config.run_ahead} is of draft models: this draft {story}, leave the option out")
+    story = "looks its tokens up in no time" if is_lookup else "reads what its target's verdicts bring"
+    asked = {"--run-ahead": config.run_ahead, "--share-prefixes": config.share_prefixes}
+    for option, word in asked.items():
+        if word in ("chain", "outcomes", "hub"):
+            raise ConfigError(f"{option} {word} is of draft models: this draft {story}, leave the option out")
+    return replace(config, run_ahead="off")
 
 
 def build_hub(

@@ -11,7 +11,7 @@ import structlog
 from starspec.cache.rows import memory_of
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import admit
-from starspec.draft.build import build_hub, load_drafter, terms_of, with_known_run_ahead
+from starspec.draft.build import build_hub, load_drafter, suited_to, terms_of
 from starspec.draft.loop import HubLoop
 from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
@@ -43,7 +43,7 @@ class DraftServer:
         target: str | None = None,
         trace: Tracer | None = None,
     ) -> None:
-        config = with_known_run_ahead(config, speculative)  # first: a mistake is known at once, a model takes a while
+        config = suited_to(speculative, config)  # first: a mistake is known at once, a model takes a while
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
         loaded = load_drafter(speculative, model, config.max_tags, target)
