@@ -15,8 +15,9 @@ from eagle_toys import make_head
 from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import HubConfig, ModelConfig, PrefixScope
 from starspec.draft.buffer import SHORT_PAST
+from starspec.draft.drafter import Drafter
 from starspec.draft.eagle import EagleDrafter
-from starspec.draft.grow import CausalDrafter, Drafter
+from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.ids import SessionId, TargetId

@@ -10,7 +10,7 @@ from statistics import median
 
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.draft.ahead import AheadChoice
-from starspec.draft.grow import Drafter, Growth
+from starspec.draft.drafter import Drafter, Growth
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftSession
 from starspec.ids import Epoch, SessionId, Tag

@@ -9,8 +9,8 @@ from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MaxBatch
 from starspec.draft.ahead_width import AheadWidth
 from starspec.draft.batch_limit import BatchLimit
 from starspec.draft.capacity import LayerCost
+from starspec.draft.drafter import Drafter, Growth
 from starspec.draft.fairness import Turns, choose_fairly
-from starspec.draft.grow import Drafter, Growth
 from starspec.draft.layer_times import LayerTimes
 from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView, TagKey, choose_layer
 from starspec.draft.session import DraftSession

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.admission import FeatureTerms, HubTerms
+from starspec.draft.drafter import Drafter
 from starspec.draft.eagle import FEATURE_WINDOW, EagleDrafter
-from starspec.draft.grow import CausalDrafter, Drafter
+from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.errors import ConfigError

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from starspec.cache.features import from_bytes
-from starspec.draft.grow import Growth, Point, guess_children
+from starspec.draft.drafter import Growth
+from starspec.draft.grow import Point, guess_children
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.eagle import EagleHead

@@ -12,7 +12,7 @@ from copy import deepcopy
 
 from starspec.config import HubConfig
 from starspec.draft.buffer import RequestBuffer
-from starspec.draft.grow import Drafter
+from starspec.draft.drafter import Drafter
 from starspec.draft.ledger import Ledger
 from starspec.draft.prefix_sharing import prefix_salt
 from starspec.draft.rounds import Rounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from starspec.cache.rows import RowPool
-from starspec.draft.grow import Growth
+from starspec.draft.drafter import Growth
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.speculation.budget import DraftBudget
