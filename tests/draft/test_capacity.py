@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_star import SyntheticStar
 
 from starspec.bench.star import operating_point as point
+from starspec.config import RunAhead
 from starspec.draft.capacity import Demand, LayerCost, all_gain, num_full, num_max, predicted_rates, typical
 from starspec.draft.layer_times import SUPPOSED_SHARE, LayerTimes
 from starspec.draft.scheduler import Layer, Portion, TagKey
@@ -106,3 +108,16 @@ def test_no_measurement_makes_a_session_free_of_time_or_dearer_than_a_layer(seen
     assert times.cost.alone_s > 0
     assert times.cost.per_session_s >= 0
     assert all(times.cost.seconds(num) > 0 for num in range(1, 20))
+
+
+def test_what_is_drafted_ahead_is_not_room_for_more_targets() -> None:
+    """With most proposals ready when asked for, d is still their depth: with more targets none would be ready."""
+    found = {}
+    modes: tuple[RunAhead, ...] = ("off", "outcomes")
+    for run_ahead in modes:
+        star = SyntheticStar(1, run_ahead, row_cost=0.0, alpha=0.9, depth=4)
+        star.decode(400)
+        found[run_ahead] = star.hub.status(star.clock()).stats
+    assert found["outcomes"].hit_rate > 0.5
+    assert found["off"].num_full == 2  # 40 ms of drafting, 25 ms of verification
+    assert found["outcomes"].num_full == 3  # proposals are handed over at a depth of 2.3

@@ -56,6 +56,20 @@ def test_a_verdict_on_a_proposal_without_tokens_is_no_speculative_round() -> Non
     assert told_of(star, "a").acceptance_length == 1.0
 
 
+def test_a_verdict_that_tells_of_several_rounds_says_nothing_of_the_proposal() -> None:
+    """As of a vLLM server that asked for nothing for a while."""
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(2))
+    for _, message in star.drain():
+        tag.receive(message)
+    star.clock.advance(4.0)
+    star.say("a", tag.verdict([9, 8, 7, 6], 2))
+    star.drain()
+    told = told_of(star, "a")
+    assert (told.num_verdicts, told.num_accepted_tokens, told.return_time.count) == (0, 0, 0)
+    assert [each[1] for each in star.slices.all if each[0] == "target a"] == ["proposal", "proposal"]
+
+
 def test_a_target_that_left_is_told_of_no_more() -> None:
     star = ToyStar("a", "b")
     star.say("a", ToyTag(1, [1, 2]).open(2))

@@ -35,7 +35,7 @@ class Rounds:
     def add_verdict(self, session: DraftSession, num_tokens: int, now: float) -> None:
         """With so many tokens, before they are committed. Of a proposal that was not waited for there is none."""
         proposal = session.in_verification
-        if proposal is not None:
+        if proposal is not None and proposal.is_judged_by(num_tokens):
             spoke = self._spokes[session.key.session_id]
             spoke.add_round(proposal.num_tokens, num_tokens, now - proposal.since_s)
             if self._trace:
@@ -74,10 +74,10 @@ class Rounds:
         if request.has_prefill or session.is_rationed:
             return
         round_s = None if request.began_s is None else now - request.began_s
-        spoke.add_service(request.num_layers, round_s)
-        if session.ahead.mode != "off":
-            num_spared = max(0, max(tree.depths, default=0) - request.num_layers)
-            self._stats.saved_s += num_spared * self._stats.t_s.value
+        num_spared = max(0, max(tree.depths, default=0) - request.num_layers) if session.ahead.mode != "off" else 0
+        self._stats.saved_s += num_spared * self._stats.t_s.value
+        # were there more targets, nothing would run ahead, and these layers would be waited for
+        spoke.add_service(request.num_layers + num_spared, round_s)
         if round_s is not None:
             num_emitted = session.pace.emitted(session.num_known) if request.budget.is_chain else 1.0
             session.ahead.add_round(num_emitted, round_s)

@@ -61,6 +61,13 @@ class InVerification(NamedTuple):
     num_forwarded: int  # nodes, when it was made; whatever is forwarded after that runs ahead
     since_s: float
 
+    def is_judged_by(self, num_tokens: int) -> bool:
+        """Whether a verdict of so many tokens can be of this proposal alone.
+
+        A target that asks for nothing for some rounds, as vLLM where drafts are refused, tells of all of them later.
+        """
+        return not self.num_tokens or num_tokens <= self.num_tokens + 1
+
 
 class DraftSession:
     """One tag's sequence: committed tokens, then the tree that grows from the last of them.

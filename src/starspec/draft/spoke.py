@@ -71,7 +71,7 @@ class Spoke:
         self.stats.queue.add(queue_s)
 
     def add_service(self, num_layers: int, round_s: float | None) -> None:
-        """A proposal was made in so many layers, none of them with a prompt, so long after the one before."""
+        """A proposal was made of so many layers, none of them with a prompt, so long after the one before."""
         self._layers.add(num_layers)
         if round_s is not None:
             self.stats.round.add(round_s)
