@@ -22,6 +22,16 @@ def test_a_variable_goes_before_the_file(tmp_path: Path) -> None:
     assert settings == VllmSettings(hub="tcp://10.0.0.1:7700", deadline_ms=12.5, adaptive=False, insecure=True)
 
 
+def test_what_kubernetes_says_of_a_service_is_no_setting() -> None:
+    said = {
+        "STARSPEC_HUB_SERVICE_HOST": "10.0.0.7",
+        "STARSPEC_HUB_SERVICE_PORT_ZMQ": "7700",
+        "STARSPEC_PORT": "tcp://10.0.0.7:7700",
+        "STARSPEC_HUB_PORT_7700_TCP_ADDR": "10.0.0.7",
+    }
+    assert load_settings(said) == VllmSettings()
+
+
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [

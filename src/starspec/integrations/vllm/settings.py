@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from starspec.errors import ConfigError
 PREFIX: Final = "STARSPEC_"
 FILE_VARIABLE: Final = "STARSPEC_CONFIG"
 OTHERS: Final = ("STARSPEC_API_KEY", "STARSPEC_CACHE", "STARSPEC_SUPERVISOR_FD")  # of other processes of ours
+KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
 MAX_LOOKUP: Final = 16
 
 Fallback = Literal["ngram", "none"]
@@ -76,6 +78,8 @@ def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or variable in OTHERS or not text:
             continue
+        if variable not in known and KUBERNETES.search(variable):
+            continue  # set in every pod beside a service whose name begins with ours
         if variable not in known:
             raise ConfigError(f"unknown variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
         found[variable] = known[variable]
