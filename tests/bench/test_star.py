@@ -56,7 +56,12 @@ def test_a_small_star_is_served_and_counted() -> None:
             assert 1 <= row.tokens_per_round < 1 + point.DEPTH
         assert (row.hit_rate > 0) == (row.service == "full")
     assert report.rows[0].tokens_per_round == 1
-    assert {"closed_form_error_max", "per_target_n1_vs_off", "min_per_target_vs_plain"} <= report.ratios.keys()
+    assert {
+        "closed_form_error_max",
+        "closed_form_error_worst_turn",
+        "per_target_n1_vs_off",
+        "min_per_target_vs_plain",
+    } <= report.ratios.keys()
     assert report.ratios["served_weight_3_vs_weight_1"] > 2
 
 
@@ -65,12 +70,12 @@ def test_a_small_pair_is_served_without_waiting(monkeypatch: pytest.MonkeyPatch)
     plan, turns = AsyncPlan(warm_up_s=0.2, seconds=0.6, num_repeats=2, outcome_lengths=(2,)), list[str]()
     report = measure_async(plan, turns.append)
     assert [(row.case, row.run_ahead, row.num_draft_tokens) for row in report.rows] == [
-        ("HumanEval", "off", 3),
+        *(("HumanEval", "off", length) for length in (2, 3, 4)),
         ("HumanEval", "chain", 8),
         ("HumanEval", "outcomes", 2),
     ]
     assert len(turns) == plan.num_turns
-    assert [row.hit_rate > 0 for row in report.rows] == [False, True, True]
+    assert [row.hit_rate > 0 for row in report.rows] == [False] * 3 + [True] * 2
     assert report.ratios.keys() == {
         f"{mode}_vs_sync_{name}" for mode in ("chain", "outcomes") for name in ("HumanEval", "mean")
     }

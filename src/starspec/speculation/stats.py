@@ -17,9 +17,16 @@ class Mean:
 
     value: float = 0.0
     count: int = 0
+    total: float = 0.0  # of all values
+
+    @property
+    def of_all(self) -> float:
+        """The mean in which all values weigh the same; 0 before any."""
+        return self.total / self.count if self.count else 0.0
 
     def add(self, value: float) -> None:
         self.count += 1
+        self.total += value
         weight = max(SMOOTHING, 1.0 / self.count)
         self.value += weight * (value - self.value)
 

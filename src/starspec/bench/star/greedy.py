@@ -73,7 +73,7 @@ def _take_turn(parent: Connection, transport: ZmqTarget, turn: Turn) -> None:
         transport.send([tag.open() for tag in tags.values()])
         _serve_for(turn.warm_up_s, transport, tags)
         num_rounds = _serve_for(turn.seconds, transport, tags)
-        parent.send(TargetTimes(num_rounds, num_rounds, turn.seconds, wait_s=0.0, link_s=0.0))
+        parent.send(TargetTimes(num_rounds, num_rounds, num_rounds, turn.seconds, wait_s=0.0, link_s=0.0))
     finally:
         transport.close()
 

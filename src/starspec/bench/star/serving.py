@@ -69,8 +69,13 @@ class Served:
 
     @property
     def rounds_per_s(self) -> float:
-        """R_p of all targets, which is R_q of the hub while no round goes without a proposal."""
+        """R_p of all targets."""
         return sum(each.num_rounds / each.seconds for each in self.targets)
+
+    @property
+    def proposals_per_s(self) -> float:
+        """R_q: of those rounds, the ones that the hub drafted for."""
+        return sum(each.num_proposals / each.seconds for each in self.targets)
 
     @property
     def tokens_per_round(self) -> float:

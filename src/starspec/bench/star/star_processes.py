@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class TargetTimes:
 
     num_tokens: int
     num_rounds: int
+    num_proposals: int  # with at least one token
     seconds: float
     wait_s: float  # T_wait, a round
     link_s: float  # t_c, a round
@@ -133,13 +135,20 @@ class AttachedTarget:
 
     def measure(self, work: Callable[[], int]) -> TargetTimes:
         """Time some work that returns the tokens that it emitted. Effects: ends the trace."""
-        num_rounds, started_s = self.stats.num_rounds, time.monotonic()
+        num_rounds, num_proposals = self.stats.num_rounds, self.stats.acceptance.num_drafts
+        started_s = time.monotonic()
         num_tokens = work()
         seconds = time.monotonic() - started_s
         if self.trace is not None and self.trace_file is not None:
             self.trace.write(self.trace_file)
-        num_rounds = self.stats.num_rounds - num_rounds
-        return TargetTimes(num_tokens, num_rounds, seconds, self.stats.wait.value, self.stats.t_c.value)
+        return TargetTimes(
+            num_tokens,
+            self.stats.num_rounds - num_rounds,
+            self.stats.acceptance.num_drafts - num_proposals,
+            seconds,
+            self.stats.wait.value,
+            self.stats.t_c.value,
+        )
 
 
 @contextmanager
@@ -177,7 +186,7 @@ class _Requests:
 
     def __init__(self, engine: TargetEngine, name: str) -> None:
         self._engine = engine
-        self._seeds = itertools.count(sum(name.encode()) * 1009)
+        self._seeds = itertools.count(zlib.crc32(name.encode()))
         self._running: RequestId | None = None
 
     def serve_for(self, seconds: float) -> int:
