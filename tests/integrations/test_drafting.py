@@ -58,6 +58,18 @@ def test_a_bad_hub_costs_a_step_at_most_one_deadline(mood: str) -> None:
     assert vllm.client.num_tags == 0
 
 
+def test_a_hub_whose_proposals_come_just_too_late_is_not_taken_for_gone() -> None:
+    """It is asked ever more rarely, and never told a whole request again."""
+    vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")
+    request = vllm.submit(PROMPT, 60)
+    vllm.run()
+    assert request.is_done
+    assert not request.num_accepted
+    assert vllm.client.is_here
+    assert vllm.hub.num_opens == 1
+    assert sum(map(bool, vllm.num_sent)) < 20  # of 60 steps
+
+
 def test_the_learnt_deadline_ends_a_wait_within_two_steps() -> None:
     vllm = ToyVllm()
     vllm.submit(PROMPT, 150)

@@ -65,6 +65,7 @@ class HubClient:
         self._deadline = deadline
         self._clock = clock
         self._hub = HubLiveness(clock())
+        self._is_heard = False  # since the last wait ended: a hub whose proposals come too late is slow, not silent
         self._tags: dict[KnownRequest, _HubTag] = {}
         self._by_number: dict[Tag, _HubTag] = {}
         self._tag_numbers = itertools.count(1)
@@ -177,18 +178,18 @@ class HubClient:
             return
         asked_s = self._clock()
         deadline_s = asked_s + self._deadline.seconds
-        is_heard = False
         while not self._hub.is_lost and any(tag.is_awaited for tag in awaited):
             left_s = deadline_s - self._clock()
             if left_s <= 0:
                 break
-            is_heard |= self._receive(left_s)
+            self._receive(left_s)
         late = [tag for tag in awaited if tag.is_awaited]
         if not late or any(not tag.is_opening for tag in late):  # a prompt that is read is no sample
             self._deadline.note_round(self._clock() - asked_s)
         for tag in late:
             self._miss(tag)
-        is_silent = not is_heard and any(not tag.is_opening for tag in late)
+        is_silent = not self._is_heard and any(not tag.is_opening for tag in late)
+        self._is_heard = False
         if self._hub.has_fallen_silent(is_silent) and not self._hub.is_lost:
             self._lose()
 
@@ -209,13 +210,11 @@ class HubClient:
 
     # ---------------------------------------------------------------- in
 
-    def _receive(self, timeout_s: float) -> bool:
-        """Returns: whether anything was heard."""
-        messages = self._transport.receive(timeout_s)
-        for message in messages:
+    def _receive(self, timeout_s: float) -> None:
+        for message in self._transport.receive(timeout_s):
+            self._is_heard = True
             self._handle(message)
         self._notice_connection()
-        return bool(messages)
 
     def _handle(self, message: HubToTarget) -> None:
         if self._hub.is_lost:
@@ -227,12 +226,13 @@ class HubClient:
         tag = self._by_number.get(message.tag)
         if tag is None or not tag.session.accepts(message):
             return
+        is_in_time = tag.is_awaited
         tag.is_opening = tag.is_awaited = False
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
             tag.open_at_s = self._clock() + message.retry_after_s
         elif isinstance(message, Proposal):
-            tag.proposal, tag.num_misses = message, 0
+            tag.proposal, tag.num_misses = message, 0 if is_in_time else tag.num_misses
 
     def _notice_connection(self) -> None:
         """A session that ended took every tag with it; one that began is told of them step by step."""
