@@ -10,7 +10,7 @@ import torch
 
 from starspec.bench.decode import make_engine
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, BatchingConfig, HubConfig, SampleMethod
+from starspec.config import MAX_DRAFT_TOKENS, BatchingConfig, HubConfig, RunAhead, SampleMethod
 from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
@@ -83,22 +83,39 @@ def make_plain(num_rows: int) -> TargetEngine:
 
 
 def make_star(
-    budget: DraftBudget, num_rows: int, method: SampleMethod, batching: BatchingConfig = RAGGED
+    budget: DraftBudget,
+    num_rows: int,
+    method: SampleMethod,
+    batching: BatchingConfig = RAGGED,
+    run_ahead: RunAhead = "off",
 ) -> TargetEngine:
     """A target and its hub, over the coded in-process link. The hub has a row less, if it can."""
-    config = HubConfig(prefill_chunk=3)
+    engine, _ = make_star_and_hub(budget, num_rows, method, batching, run_ahead)
+    return engine
+
+
+def make_star_and_hub(
+    budget: DraftBudget,
+    num_rows: int,
+    method: SampleMethod,
+    batching: BatchingConfig = RAGGED,
+    run_ahead: RunAhead = "off",
+) -> tuple[TargetEngine, HubLoop]:
+    """As make_star, with the hub."""
+    config = HubConfig(prefill_chunk=3, run_ahead=run_ahead)
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
     transport = MemoryHub(partial(admit, terms_of(loaded, config)))
     hub_loop = HubLoop(build_hub(loaded, config), transport)
     link = transport.connect(Hello(1, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
     drafts = RemoteDrafts(link, FixedLength(budget), TargetStats(), deadline_s=600.0, method=method)
-    return make_engine(
+    engine = make_engine(
         TableRunner(TARGET, num_rows),
         TableTokenizer(),
         drafts,
         prefill_chunk=3,
         batching=batching,
     )
+    return engine, hub_loop
 
 
 def law_of_answers(prompt: Sequence[int], law: TokenLaw, num_tokens: int) -> dict[tuple[int, ...], float]:

@@ -1,0 +1,32 @@
+"""A hub that drafts ahead of verdicts changes no token: whole engines against plain decoding, under every mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from table_star import make_plain, make_star_and_hub
+
+from starspec.bench.decode import Job, decode
+from starspec.config import RunAhead
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.law import TokenLaw
+
+LAWS = {
+    "greedy": TokenLaw(temperature=0.0, frequency_penalty=0.4),
+    "sampled": TokenLaw(temperature=0.8, top_p=0.9, presence_penalty=0.3),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("run_ahead", ["chain", "outcomes", "auto"])
+def test_every_mode_emits_the_plain_tokens(run_ahead: RunAhead, law: str) -> None:
+    jobs = [Job("", (seed % 4, 1), replace(LAWS[law], seed=seed), 24) for seed in range(16)]
+    expected = [answer.token_ids for answer in decode(make_plain(1), jobs, batch_size=1)]
+    for batch_size in (1, 4):
+        engine, hub = make_star_and_hub(DraftBudget.chain(4), batch_size, "coupled", run_ahead=run_ahead)
+        assert [answer.token_ids for answer in decode(engine, jobs, batch_size=batch_size)] == expected
+        stats = hub.status().stats
+        assert engine.stats.acceptance.num_accepted_tokens > 0
+        if run_ahead != "auto" and batch_size == 1:
+            assert stats.num_ahead_nodes > stats.num_wasted_nodes > 0, "of what was drafted ahead, some was of use"
