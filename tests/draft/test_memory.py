@@ -42,6 +42,14 @@ def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
     assert stats.num_evictions >= (NUM_TAGS - NUM_ROWS) * NUM_ROUNDS
 
 
+def test_the_hub_tells_how_much_of_its_cache_is_of_use() -> None:
+    star = ToyStar("a", num_rows=4, max_len=64)
+    star.say("a", ToyTag(1, [1] * 20).open(2), ToyTag(2, [2] * 12).open(2))
+    star.drain()
+    stats = star.hub.status(star.clock()).stats
+    assert (stats.num_rows_leased, stats.num_rows_free, stats.row_fill) == (2, 2, 32 / 128)
+
+
 def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_read_again_to_its_end() -> None:
     """Prompts of several layers take rows from each other's idle sessions, never from one that is being read."""
     star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_batch=2)

@@ -213,6 +213,9 @@ class HubStats:
     ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while nobody waited
     idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
     num_evictions: int = 0  # rows taken from a tag for another; the tag lives on as token ids
+    num_rows_leased: int = 0  # of the cache
+    num_rows_free: int = 0
+    row_fill: float = 0.0  # share of the leased rows that their tags' tokens take; the rest is fragmentation
     num_prompt_tokens: int = 0  # read: of prompts, and of what tags had lost with their rows
     num_shared_tokens: int = 0  # not read, because a row held them already
     num_layers: int = 0
