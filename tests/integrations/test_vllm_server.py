@@ -200,7 +200,7 @@ class Streams:
 
 
 async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befalls_its_hub(
-    fleet: Fleet, receipt: dict[str, Any]
+    fleet: Fleet, smollm2: Path, receipt: dict[str, Any]
 ) -> None:
     """Killed, started again, stopped for ten seconds, replaced by another draft: no error, no hang, no tag left."""
     await drafting(fleet)
@@ -217,16 +217,18 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
     fleet.hub.end(signal.SIGKILL)
     fleet.start_hub()
     await until(is_whole, HUB_RETURNS_S)
+    await drafting(fleet)
 
     fleet.hub.send(signal.SIGSTOP)
     await asyncio.sleep(10.0)
     fleet.hub.send(signal.SIGCONT)
     await until(is_whole, 30.0)
+    await drafting(fleet)
 
     fleet.hub.end(signal.SIGTERM)
-    fleet.start_hub("--spec-method", "ngram")  # another draft, on the same port
+    fleet.start_hub("--draft", str(smollm2), "--draft-quantization", "int8")  # another draft, on the same port
     await until(is_whole, HUB_RETURNS_S)
-    await asyncio.sleep(5.0)
+    await drafting(fleet)
 
     async def has_preempted() -> bool:
         assert not running.done(), running.exception()
