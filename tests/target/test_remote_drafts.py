@@ -130,6 +130,25 @@ def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
     assert star.stats.acceptance.num_accepted_tokens > 0
 
 
+def test_rounds_do_not_wait_to_hear_again_that_there_is_no_room() -> None:
+    """One tag asks for all of them; when it is let in, the others follow."""
+    star = Star()
+    star.hub.mood = "full"
+    for name in "abcd":
+        star.submit(name, PROMPT, 84)  # all that the toy holds
+    for _ in range(20):
+        star.step()  # until all prompts are read and the first no is heard
+    star.longest_gap_s, opens_before, started_s = 0.0, star.hub.num_opens, star.clock.now
+    while star.clock.now < started_s + 4.5 * FULL_S:
+        star.step()
+    assert star.longest_gap_s == pytest.approx(STEP_S)
+    assert star.hub.num_opens - opens_before == 4
+    star.hub.mood = "good"
+    star.finish()
+    assert star.hub.num_opens - opens_before == 4 + 4
+    assert star.stats.acceptance.num_accepted_tokens > 20
+
+
 def test_a_hub_that_reads_slowly_is_waited_for_once_and_joins_later() -> None:
     star = Star()
     star.submit("a", PROMPT, 12)

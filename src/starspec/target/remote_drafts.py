@@ -37,6 +37,7 @@ from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 
 PING_INTERVAL_S: Final = 0.5  # also what a lost hub is found by
+ASK_AGAIN_S: Final = 1.0  # of a hub without room, if it does not answer: the sequence asked about may have ended
 
 
 class RemoteDrafts:
@@ -74,7 +75,8 @@ class RemoteDrafts:
         self._hub = HubLiveness(clock())
         self._num_sequences = 0  # of the next round: those that the last one left, and those opened since
         self._num_connects = 0
-        self._ask_again_s = 0.0  # a hub that had no room for a tag asked to hear of no other before
+        self._is_declined = False  # the hub had no room for the last tag that it was told of
+        self._ask_again_s = 0.0  # then: it asked to hear of no other before
         self._plain_speed = PlainSpeed()
         self._is_plain_round = False  # nobody has a draft in the round that runs
         self._feature_terms = WantedFeatures()  # of the hub found last: it may come back
@@ -240,7 +242,7 @@ class RemoteDrafts:
         self._hub.find(self._clock())
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_terms()
-        self._ask_again_s = 0.0
+        self._accept()
         for state in self._tags.values():
             self._transport.send(self._open(state))
 
@@ -265,16 +267,25 @@ class RemoteDrafts:
         state = self._tags.get(message.tag)
         if state is None or not state.session.accepts(message):
             self._stats.num_stale_messages += 1
-        elif isinstance(message, Reopen):
+            return
+        if isinstance(message, Reopen):
             self._transport.send(self._open(state))
-        elif message.retry_after_s:
+            return
+        if message.retry_after_s:
             state.let_go()
-            self._ask_again_s = self._clock() + message.retry_after_s
+            self._is_declined, self._ask_again_s = True, self._clock() + message.retry_after_s
             self._stats.num_declined += 1
-        elif state.untold:
+            return
+        if state.is_opening:
+            self._accept()
+        if state.untold:
             self._transport.send(self._verdict(state, state.take_untold()))
         else:
             self._take(state, message)
+
+    def _accept(self) -> None:
+        """The hub has room, as far as is known."""
+        self._is_declined, self._ask_again_s = False, 0.0
 
     def _take(self, state: HubTag, proposal: Proposal) -> None:
         state.take(proposal)
@@ -291,7 +302,11 @@ class RemoteDrafts:
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
 
     def _open(self, state: HubTag) -> list[TargetToHub]:
-        return state.open(self._wanted(state.sequence, self._num_sequences), self._method, self._clock())
+        now = self._clock()
+        messages = state.open(self._wanted(state.sequence, self._num_sequences), self._method, now)
+        if self._is_declined:  # one asks for all, and rounds do not wait to hear no again
+            state.is_awaited, self._ask_again_s = False, now + ASK_AGAIN_S
+        return messages
 
     def _verdict(self, state: HubTag, token_ids: list[int]) -> list[TargetToHub]:
         return state.verdict(token_ids, self._wanted(state.sequence, self._num_sequences), self._clock())

@@ -117,9 +117,8 @@ def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str
     with attached(name, runner, load_tokenizer(runner.info.name), endpoint, turn) as target:
         parent.send(True)
         parent.recv()
-        warm_up, requests = (_Requests(target.engine, f"{name}-{what}") for what in ("warm-up", turn.seed))
-        warm_up.serve_for(turn.warm_up_s)
-        warm_up.end()
+        requests = _Requests(target.engine, f"{name}-{turn.seed}")
+        requests.serve_for(turn.warm_up_s)  # without a pause after it: a target that pauses may lose its place
         parent.send(target.measure(lambda: requests.serve_for(turn.seconds)))
         requests.end()
 
