@@ -1,7 +1,7 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
 # make test     the whole test suite
 # make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own; RECEIPT=FILE keeps what was found
-# make check    format, lint, types, import directions, public API
+# make check    format, lint, types, import directions, public API, the wire's page
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
 #               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
@@ -38,7 +38,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py
+	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py tests/wire/test_diagram.py
 
 # About half an hour on 2 cores; without PROMPTS the few prompts that come with starspec.
 certify: models
