@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_of
+from starspec.draft.handshake import admit
 from starspec.draft.loop import HubLoop
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint

@@ -205,6 +205,13 @@ class ToyTag:
         )
         return self.link.send(verdict)
 
+    def told_otherwise(self, num_accepted: int) -> list[int]:
+        """Tokens of a verdict that accepts so many of the proposed chain, and then says another one."""
+        assert self.proposal is not None
+        proposed = self.proposal.token_ids
+        refused = proposed[num_accepted] if num_accepted < len(proposed) else 0
+        return [*proposed[:num_accepted], (refused + 1) % END]
+
     def close(self) -> Close:
         return self.link.send(Close(self.link.tag, self.link.next_epoch))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.draft.admission import HubTerms, admit
+from starspec.draft.handshake import HubTerms, admit
 from starspec.ids import TargetId
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 

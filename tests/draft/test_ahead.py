@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from starspec.config import AheadMode
 from starspec.draft.ahead import MARGIN, MAX_PATIENCE, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
+from starspec.ids import SessionId, TargetId
 from starspec.wire.messages import Proposal
 
 TRIAL = NUM_ROUNDS + NUM_SKIPPED
@@ -98,7 +99,7 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
             for _, message in star.step():
                 assert tag.receive(message)
         ((key, session),) = star.hub._sessions.items()
-        modes[session.ahead.mode] += 1
+        modes[session.ahead_choice.mode] += 1
         back_s, num_ahead = star.clock() + AWAY_S, star.hub.stats.num_ahead_nodes
         while star.hub.has_work and star.clock() < back_s:
             assert star.step() == []
@@ -138,3 +139,62 @@ def test_off_saves_and_wastes_nothing() -> None:
     assert rounds_of(star, wrong_by=1, num_rounds=30)["off"] == 30
     stats = star.hub.stats
     assert (stats.num_ahead_nodes, stats.num_wasted_nodes, stats.saved_s) == (0, 0, 0.0)
+
+
+def in_verification(**options: int) -> tuple[ToyStar, ToyTag]:
+    """A hub with a tag whose verdict is to come, and as much drafted ahead of that as is of use."""
+    star, tag = ToyStar("a", run_ahead="chain", **options), ToyTag(1, [1, 2])
+    star.say("a", tag.open(NUM_NODES))
+    star.drain()
+    assert star.hub.stats.num_ahead_nodes > 0 == star.hub.stats.num_wasted_nodes
+    return star, tag
+
+
+@pytest.mark.parametrize("end", ["closed", "left", "evicted"])
+def test_what_is_lost_before_its_verdict_came_is_wasted(end: str) -> None:
+    star, tag = in_verification(num_rows=1)
+    num_ahead = star.hub.stats.num_ahead_nodes
+    if end == "closed":
+        star.say("a", tag.close())
+    elif end == "left":
+        star.hub.leave(SessionId("a"), star.clock())
+    else:
+        star.say("a", ToyTag(2, [3, 4]).open(NUM_NODES))
+        star.step()
+    stats = star.hub.stats
+    assert stats.num_wasted_nodes == num_ahead
+    assert (stats.num_evictions > 0) == (end == "evicted")
+
+
+@pytest.mark.parametrize("asks_himself", [True, False])
+def test_a_session_is_charged_for_a_layer_ahead_that_another_waits_for_and_not_for_its_own_wait(
+    asks_himself: bool,
+) -> None:
+    star = ToyStar("a", run_ahead="chain")
+    tags = {number: ToyTag(number, [number, 2]) for number in (1, 2)}
+    star.say("a", *(tag.open(NUM_NODES) for tag in tags.values()))
+    proposals: list[Proposal] = []
+    while len(proposals) < 2:
+        proposals += [message for _, message in star.step()]
+    for message in proposals:
+        assert tags[message.tag].receive(message)
+    star.runner.layer_s = 1.0
+    asked_s = star.clock() + 0.25
+    star.step()
+    (prepared,) = star.hub._rounds._ahead
+    asking = tags[prepared.key.tag if asks_himself else 3 - prepared.key.tag]
+    star.hub.handle(SessionId("a"), asking.verdict(asking.told_otherwise(0), NUM_NODES), asked_s)
+    assert prepared.ahead_choice._owed_s == pytest.approx(0.0 if asks_himself else 0.75)
+
+
+def test_how_long_a_target_lost_sight_of_the_hub_is_no_time_of_a_round() -> None:
+    star, tag = in_verification()
+    num_ahead = star.hub.stats.num_ahead_nodes
+    star.clock.advance(60.0)
+    tag.token_ids.append(7)
+    star.say("a", tag.open(NUM_NODES))
+    star.drain()
+    status = star.hub.status(star.clock())
+    told = status.spokes[TargetId("a")]
+    assert (told.num_proposals, told.return_time.count, told.round.count) == (2, 0, 0)
+    assert status.stats.num_wasted_nodes == num_ahead, "7 was not guessed"

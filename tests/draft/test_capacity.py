@@ -11,7 +11,16 @@ from synthetic_star import SyntheticStar
 
 from starspec.bench.star import operating_point as point
 from starspec.config import RunAhead
-from starspec.draft.capacity import Demand, LayerCost, all_gain, num_full, num_max, predicted_rates, typical
+from starspec.draft.capacity import (
+    Demand,
+    LayerCost,
+    gains,
+    none_loses,
+    num_full,
+    num_max,
+    predicted_rates,
+    typical,
+)
 from starspec.draft.layer_times import SUPPOSED_SHARE, LayerTimes
 from starspec.draft.scheduler import Layer, Portion, TagKey
 from starspec.ids import SessionId, Tag
@@ -67,11 +76,23 @@ def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost:
     others = [typical(found)] * 12
 
     def gain(count: int) -> bool:
-        return all_gain([*found[:count], *others[: max(0, count - len(found))]], cost, width)
+        *before, last = [*found, *others][:count]
+        return gains(last, before, cost, width, 0.0) and none_loses([*before, last], cost, width)
 
     assert 1 <= number <= 12
     assert number == 1 or gain(number)
     assert number == 12 or not gain(number + 1)
+
+
+@given(st.lists(demands, min_size=1, max_size=6), costs, widths)
+def test_who_loses_is_slower_than_plain_for_the_others_and_for_nothing_else(
+    found: list[Demand], cost: LayerCost, width: int | None
+) -> None:
+    together = predicted_rates(found, cost, width)
+    alone = [predicted_rates([each], cost, width)[0] for each in found]
+    plain = [each.plain_tokens_per_s for each in found]
+    lose = [rate < speed <= best for rate, speed, best in zip(together, plain, alone, strict=True)]
+    assert none_loses(found, cost, width) != any(lose)
 
 
 @given(st.lists(demands, min_size=1, max_size=6), demands, costs, widths)

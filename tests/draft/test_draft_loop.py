@@ -8,8 +8,8 @@ import pytest
 from draft_toys import ToyRunner, ToyTag
 
 from starspec.config import HubConfig, RunAhead
-from starspec.draft.admission import HubTerms, admit
 from starspec.draft.grow import CausalDrafter
+from starspec.draft.handshake import HubTerms, admit
 from starspec.draft.hub import DraftHub
 from starspec.draft.loop import HubLoop
 from starspec.ids import SessionId, TargetId

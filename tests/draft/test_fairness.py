@@ -10,7 +10,7 @@ import pytest
 from draft_toys import VOCAB_SIZE, ToyStar, ToyTag
 from hypothesis import given
 from hypothesis import strategies as st
-from test_draft_scheduler import snapshots
+from test_draft_scheduler import snapshots, view
 
 from starspec.draft.fairness import QUANTUM, Turns, choose_fairly, jains_index
 from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey
@@ -143,6 +143,17 @@ def test_whatever_the_credits_the_layer_keeps_the_promises(snapshot: LayerSnapsh
     assert all(by_key[key].has_row for key in layer.evicted)
     assert sum(not by_key[key].has_row for key in grown) <= snapshot.num_free_rows + len(layer.evicted)
     assert all(credit <= QUANTUM or credit == known.get(target) for target, credit in after.credits.items())
+
+
+def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came_last() -> None:
+    waiting = (view(1, target="a"), view(2, has_row=False, target="b"), view(3, target="b"))
+    snapshot = LayerSnapshot(
+        waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=CHUNK, max_sessions=1
+    )
+    turns = Turns({}, {SessionId("b"): 5.0, SessionId("a"): 5.0})
+    layer, _ = choose_fairly(snapshot, turns)
+    assert [portion.key for portion in layer.portions] == [waiting[1].key]
+    assert layer.evicted == (waiting[0].key,)
 
 
 def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:

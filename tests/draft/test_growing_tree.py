@@ -185,7 +185,7 @@ def test_nodes_are_kept_if_they_are_there_after_the_verdict(
 ) -> None:
     tree, prefix = GrowingTree(), (seed,)
     grow(tree, prefix, budget)
-    nodes = tree.to_prepare(budget, 3)
+    nodes = tree.to_prepare(budget, tree.proposed(budget), 3)
     path = next(iter(sorted(paths(tree.best(budget)))), ())[:num_accepted]
     said = [*path, [guess.token_id for guess in children((*prefix, *path), 4).guesses][rank]]
     are_kept = tree.are_kept(nodes, said)
@@ -196,3 +196,29 @@ def test_nodes_are_kept_if_they_are_there_after_the_verdict(
     below = {tuple(tree.path(node)) for node in tree.expanded} if tree.is_rooted else set()
     survivors = [each for each in prepared if each[: len(said)] == tuple(said) and each[len(said) :] in below]
     assert are_kept == bool(survivors)
+
+
+def test_what_follows_a_part_of_a_chain_is_prepared_from_where_that_part_ends() -> None:
+    """Though the tree has grown since: a verdict leaves it one token behind that part at the latest."""
+    budget, prefix = DraftBudget.chain(4), (1,)
+
+    def guesses(path: Path) -> list[int]:
+        return [guess.token_id for guess in children((*prefix, *path), 3).guesses]
+
+    tree = GrowingTree()
+    for _ in range(2):
+        (node,) = tree.to_forward(budget)
+        tree.expand(node, children((*prefix, *tree.path(node)), 3), budget.opinion)
+    handed_over = tree.proposed(budget)
+    proposed = tuple(tree.path(handed_over[-1]))
+    assert len(proposed) == 2
+    while nodes := tree.to_prepare(budget, handed_over, 2):
+        for node in nodes:
+            tree.expand(node, children((*prefix, *tree.path(node)), 3), budget.opinion)
+    prepared = [tuple(tree.path(node)) for node in tree.expanded]
+    assert {(*proposed, token_id) for token_id in guesses(proposed)} <= set(prepared)
+    for path in prepared:
+        num_right = sum(path[: length + 1] == proposed[: length + 1] for length in range(len(path)))
+        root, *below = path[num_right:] or [0]
+        for depth, token_id in enumerate(below):
+            assert token_id == guesses((*proposed[:num_right], root, *below[:depth]))[0], "one chain for each outcome"

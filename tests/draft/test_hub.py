@@ -22,9 +22,9 @@ from draft_toys import (
 from scipy import stats
 
 from starspec.config import HubConfig
-from starspec.draft.admission import FeatureTerms
 from starspec.draft.build import LoadedDrafter, build_hub
 from starspec.draft.grow import CausalDrafter
+from starspec.draft.handshake import FeatureTerms
 from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget

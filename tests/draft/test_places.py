@@ -10,7 +10,18 @@ from draft_toys import ToyStar, ToyTag
 from test_capacity import COST, STARSD
 
 from starspec.draft.capacity import Demand
-from starspec.draft.places import KEEP_S, MARGIN, PATIENCE_S, REVIEW_S, STAY_S, Load, Places
+from starspec.draft.places import (
+    FORGET_S,
+    KEEP_S,
+    MARGIN,
+    PATIENCE_S,
+    REVIEW_S,
+    STAY_S,
+    UNKNOWN_S,
+    Load,
+    Places,
+    _Place,
+)
 from starspec.ids import SessionId
 from starspec.wire.messages import Ping, Proposal
 
@@ -24,6 +35,7 @@ class World:
         self.places = places
         self.now = 0.0
         self.demands: dict[str, Demand] = {}
+        self.known: set[str] = set()  # who has been drafted for
         self.asks_at: dict[str, float] = {}
         self.changes: list[tuple[float, str, bool]] = []
 
@@ -47,9 +59,10 @@ class World:
             self.now += REVIEW_S
 
     def load(self) -> Load:
-        measured = {SessionId(name): self.demands[name] for name in self.held}
+        self.known |= self.held
+        measured = {SessionId(name): self.demands[name] for name in self.known & self.demands.keys()}
         speeds = {SessionId(name): each.plain_tokens_per_s for name, each in self.demands.items()}
-        return Load(measured, speeds, frozenset(measured), COST, max_sessions=1)
+        return Load(measured, speeds, frozenset(map(SessionId, self.held)), COST, max_sessions=1)
 
     @property
     def held(self) -> set[str]:
@@ -139,6 +152,55 @@ def test_who_has_just_come_is_not_sent_away() -> None:
     assert world.held == {"a"}, "the first stays"
 
 
+HOT = replace(STARSD, num_tokens=1.2)  # drafts for it are mostly wrong
+
+
+def test_one_that_gains_nothing_even_alone_keeps_nobody_out_and_goes_when_others_are_there() -> None:
+    world = World(Places("n_max"))
+    world.come("hot", HOT)
+    world.run(10.0)
+    assert world.held == {"hot"}, "how long to speculate is its own decision"
+    for number in range(3):
+        world.come(f"t{number}", replace(STARSD, plain_tokens_per_s=40.0))
+        world.run(5.0)
+    world.run(30.0)
+    assert world.held == {"t0", "t1", "t2"}
+    assert len(world.changes) == 5, "nobody comes twice"
+
+
+def test_one_that_was_sent_away_is_tried_again_after_a_while() -> None:
+    world = World(Places("n_max"))
+    world.come("a")
+    world.run(2.0)
+    world.come("hot", HOT)
+    world.run(FORGET_S)
+    assert [is_held for _, name, is_held in world.changes if name == "hot"] == [True, False]
+    world.demands["hot"] = STARSD
+    world.run(2 * FORGET_S)
+    assert [is_held for _, name, is_held in world.changes if name == "hot"] == [True, False, True]
+    assert world.held == {"a", "hot"}
+
+
+def test_one_that_would_gain_nothing_is_not_taken_in_beside_another() -> None:
+    world = World(Places("n_max"))
+    world.come("a")
+    world.run(2.0)
+    world.come("hopeless", replace(STARSD, plain_tokens_per_s=100.0))
+    world.run(30.0)
+    assert world.held == {"a"}
+
+
+@pytest.mark.parametrize("others", [{}, {SessionId("known"): STARSD}], ids=["alone", "beside another"])
+def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(others: dict[SessionId, Demand]) -> None:
+    places = Places("n_max")
+    for name in ("silent", *others):
+        places._held[SessionId(name)] = _Place(0.0, 0.0)
+    full = replace(STARSD, plain_tokens_per_s=60.0)  # two of these are no more than one hub can do for
+    load = Load(dict.fromkeys(others, full), {SessionId("b"): 60.0}, frozenset(), COST, max_sessions=1)
+    room = [places.ask(SessionId("b"), load, now) for now in (0.9 * UNKNOWN_S, UNKNOWN_S)]
+    assert room == [bool(others), True]
+
+
 # ---------------------------------------------------------------- in the hub
 
 
@@ -191,8 +253,9 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
     star.hub.handle(SessionId("a"), Ping(1, 40.0), star.clock())
     for _ in range(20):
         star.clock.advance(0.03)
-        star.say("a", tag.verdict([7, 8], 4))
-        star.drain()
+        star.say("a", tag.verdict(tag.told_otherwise(1), 4))
+        for _, message in star.drain():
+            assert not isinstance(message, Proposal) or tag.receive(message)
     demand = star.hub._spokes._load().demands[SessionId("a")]
     assert demand.return_s == pytest.approx(0.03)
     assert 3.0 < demand.num_layers <= 4.0, "what survived a verdict is not drafted again"
@@ -201,3 +264,17 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
     stats = star.hub.status(star.clock()).stats
     assert (stats.num_full, stats.num_places) == (2, 1)
     assert stats.num_max == 1, "2 tokens in 70 ms are no gain over 50 ms"
+
+
+def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none() -> None:
+    star = ToyStar("a", admission="n_max", max_len=200)
+    star.runner.layer_s = 0.01
+    tags = {number: ToyTag(number, [number, 2]) for number in range(1, 5)}
+    star.say("a", *(tag.open() for tag in tags.values()))
+    for _ in range(40):
+        for _, message in star.drain():
+            assert tags[message.tag].receive(message)
+        star.clock.advance(0.1)
+        star.say("a", *(tag.verdict(tag.told_otherwise(1), 4) for tag in tags.values()))
+    star.say("a", *(tag.close() for tag in tags.values()))
+    assert star.hub._spokes._load().demands[SessionId("a")].num_sessions == pytest.approx(4.0)

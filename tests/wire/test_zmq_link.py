@@ -192,7 +192,7 @@ def test_a_hello_said_twice_gets_the_same_answer(star) -> None:
     ids=["known fields", "other fields"],
 )
 def test_another_protocol_version_is_refused_in_a_sentence(star, frame: bytes) -> None:
-    from starspec.draft.admission import HubTerms, admit
+    from starspec.draft.handshake import HubTerms, admit
 
     terms = HubTerms(draft_name="d", vocab_fingerprint="f", max_targets=1, max_draft_tokens=4, lease_s=1.0)
     transport = ZmqHub("127.0.0.1", 0, lambda hello, num: admit(terms, hello, num), lambda: None)

@@ -107,7 +107,7 @@ class RequestBuffer:
             self._waiting[session.key] = session
         else:
             self._waiting.pop(session.key, None)
-        if session.in_verification is not None and session.ahead.mode != "off":
+        if session.in_verification is not None and session.ahead_choice.mode != "off":
             self._preparing[session.key] = session
         else:
             self._preparing.pop(session.key, None)
@@ -257,6 +257,7 @@ class RequestBuffer:
         return Growth(session, portion.num_tokens)
 
     def _free(self, session: DraftSession) -> None:
+        session.num_wasted = session.num_ahead
         self._drafter.free(session)
         self._holders.pop(session.key, None)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.admission import FeatureTerms, HubTerms
 from starspec.draft.drafter import Drafter
 from starspec.draft.eagle import FEATURE_WINDOW, EagleDrafter
 from starspec.draft.grow import CausalDrafter
+from starspec.draft.handshake import FeatureTerms, HubTerms
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
 from starspec.errors import ConfigError
@@ -76,10 +76,11 @@ def suited_to(speculative: SpeculativeConfig, config: HubConfig) -> HubConfig:
     if not is_lookup and not is_head(speculative):
         return config
     story = "looks its tokens up in no time" if is_lookup else "reads what its target's verdicts bring"
-    asked = {"--run-ahead": config.run_ahead, "--share-prefixes": config.share_prefixes}
-    for option, word in asked.items():
-        if word in ("chain", "outcomes", "hub"):
-            raise ConfigError(f"{option} {word} is of draft models: this draft {story}, leave the option out")
+    told = f"is of draft models: this draft {story}, leave the option out"
+    if config.run_ahead in ("chain", "outcomes"):
+        raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
+    if config.share_prefixes == "hub":
+        raise ConfigError(f"--share-prefixes hub {told}")
     return replace(config, run_ahead="off")
 
 

@@ -57,11 +57,21 @@ def num_full(service_s: float, return_s: float) -> int:
     return ceil(return_s / service_s) + 1
 
 
-def all_gain(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float = 0.0) -> bool:
-    """Whether no target falls below its plain speed, and `margin` times it more, if the hub serves exactly these."""
+def gains(demand: Demand, others: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float) -> bool:
+    """Whether a target is faster than without drafts, by `margin` times its plain speed, if these others come first."""
+    rate = predicted_rates([*others, demand], cost, max_sessions)[-1]
+    return rate >= (1.0 + margin) * demand.plain_tokens_per_s
+
+
+def none_loses(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float = 0.0) -> bool:
+    """Whether no target falls below its plain speed, and `margin` times it more, by the others that the hub serves.
+
+    One that would be slower even alone does not lose by them.
+    """
     rates = predicted_rates(demands, cost, max_sessions)
     least = 1.0 + margin
-    return all(rate >= least * each.plain_tokens_per_s for rate, each in zip(rates, demands, strict=True))
+    losing = [each for rate, each in zip(rates, demands, strict=True) if rate < least * each.plain_tokens_per_s]
+    return not any(gains(each, [], cost, max_sessions, margin) for each in losing)
 
 
 def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, limit: int) -> int:
@@ -72,8 +82,9 @@ def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None
     """
     supposed = typical(demands)
     for num_targets in range(2, limit + 1):
-        others = [supposed] * (num_targets - len(demands))
-        if not all_gain([*demands[:num_targets], *others], cost, max_sessions):
+        served = [*demands, *[supposed] * (num_targets - len(demands))][:num_targets]
+        is_worth_it = gains(served[-1], served[:-1], cost, max_sessions, 0.0)
+        if not is_worth_it or not none_loses(served, cost, max_sessions):
             return num_targets - 1
     return limit
 

@@ -87,6 +87,13 @@ class _FairLine:
             if not queue:
                 del self._queues[target]  # for this layer; its turn is not over
 
+    def foreseen(self) -> Sequence[SessionView]:
+        turns = sorted(
+            (target for target in self._credits if target in self._queues),
+            key=lambda target: self._credits[target] <= 0.0,  # those in debt wait for another round
+        )
+        return [*self._urgent.values(), *self._begun, *(each for target in turns for each in self._queues[target])]
+
     def charge(self, portion: Portion) -> None:
         if portion.key not in self._urgent:
             self._credits[portion.key.session_id] -= portion.cost

@@ -50,7 +50,8 @@ class GrowingTree:
 
     A node is *expanded* (its children are known) when it has been forwarded, and its K/V then lies in the slots behind
     the committed prefix. Which nodes are expanded and proposed is computed anew from the root each time, so that the
-    proposal is a function of the committed tokens and the budget alone, whatever was grown before.
+    whole proposal is a function of the committed tokens and the budget alone, whatever was grown before; a chain that
+    is handed over in part is a beginning of it.
 
     Args:
         end_token_ids: nothing comes after these.
@@ -83,7 +84,7 @@ class GrowingTree:
 
     def num_known(self, budget: DraftBudget) -> int:
         """Nodes that would be proposed now."""
-        return len(self._proposed(budget)) if self.is_rooted else 0
+        return len(self.proposed(budget)) if self.is_rooted else 0
 
     def to_forward(self, budget: DraftBudget) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""
@@ -138,7 +139,7 @@ class GrowingTree:
 
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
-        order = self._proposed(budget)
+        order = self.proposed(budget)
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
@@ -146,7 +147,16 @@ class GrowingTree:
             self._told(self._grown(budget).scores, place),
         )
 
-    def to_prepare(self, budget: DraftBudget, num_nodes: int) -> list[int]:
+    def proposed(self, budget: DraftBudget) -> list[int]:
+        """The nodes of `best`, in its order."""
+        likely: Mapping[int, float] = self._grown(budget).scores
+        if budget.p_proposed:
+            likely = {node: score for node, score in likely.items() if exp(score) >= budget.p_proposed}
+        if budget.is_chain:
+            return list(likely)[: budget.num_draft_tokens]
+        return list(self._depth_first(_likeliest(likely, budget.num_draft_tokens)))
+
+    def to_prepare(self, budget: DraftBudget, proposed: Sequence[int], num_nodes: int) -> list[int]:
         """Nodes whose children the proposal after this one may need: what it misses, likeliest outcomes first.
 
         A verdict ends at ROOT or at a proposed node, with one more token. If that is a node here, it will be the new
@@ -159,10 +169,10 @@ class GrowingTree:
 
         Args:
             budget: of what is being verified, and will be asked for next.
+            proposed: what is being verified; since then, the tree may have grown.
             num_nodes: at most so many.
         Returns: nodes in order of their depth; [] when there is nothing to prepare.
         """
-        proposed = self._proposed(budget)
         ends = [ROOT, *proposed]
         outcomes = {child for node in ends for child in self._children.get(node, ())}.difference(proposed)
         scores, depths = self._of_all()
@@ -209,15 +219,6 @@ class GrowingTree:
         if walk is None or (walk.budget is not budget and walk.budget != budget):
             walk = self._walk = _Walk(budget, *self._walked(budget))
         return walk
-
-    def _proposed(self, budget: DraftBudget) -> list[int]:
-        """The nodes of `best`, in its order."""
-        likely: Mapping[int, float] = self._grown(budget).scores
-        if budget.p_proposed:
-            likely = {node: score for node, score in likely.items() if exp(score) >= budget.p_proposed}
-        if budget.is_chain:
-            return list(likely)[: budget.num_draft_tokens]
-        return list(self._depth_first(_likeliest(likely, budget.num_draft_tokens)))
 
     def _followed(self, token_ids: Sequence[int]) -> list[int]:
         """Nodes that the tokens lead to, one after the other, as far as they are in the tree."""

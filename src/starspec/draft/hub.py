@@ -112,10 +112,11 @@ class DraftHub:
 
     def leave(self, session_id: SessionId, now: float) -> None:
         """End a target's session and free everything of it. Idempotent."""
-        self._spokes.leave(session_id)
-        for key in [key for key in self._sessions if key.session_id == session_id]:
-            self._buffer.remove(self._sessions.pop(key))
-        self._buffer.leave(session_id)
+        if session_id in self._spokes:
+            for key in [key for key in self._sessions if key.session_id == session_id]:
+                self._drop(key)
+            self._spokes.leave(session_id)
+            self._buffer.leave(session_id)
         self._outbox = [reply for reply in self._outbox if reply[0] != session_id]
         self._take_stock(now)
 
@@ -221,14 +222,16 @@ class DraftHub:
             return
         held, has_place = self._sessions.get(key), self._spokes.has_place(key.session_id, now)
         if has_place and held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
-            self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now)
+            self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now, is_reopened=True)
             return
         self._drop(key)
         if not has_place or len(self._sessions) >= self._config.max_tags or now < self._paused_until_s:
             self._decline(key, link, now)
             return
         spoke = self._spokes[key.session_id]
-        session = self._sessions[key] = DraftSession(key, message, link, spoke.limits, now, spoke.ahead.for_another())
+        session = self._sessions[key] = DraftSession(
+            key, message, link, spoke.limits, now, spoke.ahead_choice.for_another()
+        )
         self._ask(session, message.budget, now)
 
     def _decline(self, key: TagKey, link: TagSession, now: float) -> None:
@@ -240,14 +243,21 @@ class DraftHub:
             self._reply(key.session_id, link.send(declined))
         link.lose()
 
-    def _continue(self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float) -> None:
+    def _continue(
+        self, session: DraftSession, token_ids: list[int], budget: DraftBudget, now: float, *, is_reopened: bool = False
+    ) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
+        proposal = session.in_verification
+        is_judged = proposal is not None and not is_reopened and proposal.is_judged_by(token_ids)
+        if proposal is not None and is_judged:
+            self._rounds.add_verdict(session, proposal, len(token_ids), now)
         if token_ids:
-            self._rounds.add_verdict(session, len(token_ids), now)
             self._drafter.reroot(session, token_ids)
-            self.stats.num_wasted_nodes += session.num_wasted
+            self._ledger.add_wasted(session.num_wasted)
+        if not is_judged:
+            session.in_verification = None  # its target was away, or went its own ways: no time of a round
         self._ask(session, budget, now)
-        if budget.num_draft_tokens and not session.is_rationed:
+        if budget.num_draft_tokens and not session.is_rationed and session.room:
             self._ledger.add_outcome(is_hit=session.request is None)
 
     def _reroot(self, key: TagKey, message: Verdict, now: float) -> None:
@@ -277,11 +287,13 @@ class DraftHub:
         if session.request is not None:
             session.request.is_urgent = spoke.is_behind
         if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
-            self._rounds.add_wait(now)
+            self._rounds.add_wait(session, now)
         self._buffer.update(session)
 
     def _run_layer(self, now: float) -> None:
         layer, sessions = self._buffer.run_layer(now)
+        for key in layer.evicted:
+            self._ledger.add_wasted(self._sessions[key].num_wasted)
         end = self._clock()
         self._ledger.add_layer(now, end, layer)
         self._buffer.note_time(layer, end - now)
@@ -320,7 +332,7 @@ class DraftHub:
         proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s, drawn=drawn)
         self._reply(session.key.session_id, link.send(proposal))
         self._rounds.add_proposal(session, request, tree, now)
-        session.settle(now)
+        session.settle(tree, now)
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)
@@ -331,8 +343,9 @@ class DraftHub:
         session = self._sessions.pop(key, None)
         if session is not None:
             self._buffer.remove(session)
+            self._ledger.add_wasted(session.num_wasted)
             self._spokes[key.session_id].remember(session.link)
-            self._spokes[key.session_id].ahead = session.ahead
+            self._spokes[key.session_id].ahead_choice = session.ahead_choice
 
     def _reply(self, session_id: SessionId, message: HubToTarget) -> None:
         self._outbox.append((session_id, message))

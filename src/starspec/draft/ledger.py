@@ -77,6 +77,10 @@ class Ledger:
             name = "run ahead" if num_nodes else "given up"
             self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=num_sessions, tokens=num_nodes)
 
+    def add_wasted(self, num_nodes: int) -> None:
+        """Count nodes that were forwarded ahead in vain."""
+        self._stats.num_wasted_nodes += num_nodes
+
     def add_outcome(self, is_hit: bool) -> None:
         """Count one verdict whose next proposal was ready, or was not."""
         self._stats.num_outcomes += 1

@@ -3,7 +3,8 @@
                     room for it, by a margin
     asks ──────────────────────────────────────> HOLDS A PLACE
       ^                                               │  its last tag closed KEEP_S ago, or it left, or
-      └───────────────────────────────────────────────┘  somebody lost by it for PATIENCE_S: who came last goes
+      └───────────────────────────────────────────────┘  it gained nothing, or it came last and somebody lost by
+                                                         the others, for PATIENCE_S
 
 A target without a place decodes plainly, and asks again with its next Open. What one review finds is never acted upon
 alone: whom to take is decided with one margin, whom to let go with another, after a while (so nobody flaps).
@@ -16,13 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from starspec.config import Admission
-from starspec.draft.capacity import Demand, LayerCost, all_gain, num_max, typical
+from starspec.draft.capacity import Demand, LayerCost, gains, none_loses, num_max, typical
 from starspec.ids import SessionId
 
 REVIEW_S: Final = 0.5  # between two reviews
 KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
 PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
 STAY_S: Final = 5.0  # who has just come is not sent away
+UNKNOWN_S: Final = 5.0  # who cannot be measured for so long, for instance because he asks for nothing, is no load
+FORGET_S: Final = 60.0  # what is known of one that was sent away is then forgotten: its requests may be others now
 MARGIN: Final = 0.05  # of plain speed: so much more than it to take one in, so much less to let one go
 MAX_COUNTED: Final = 256  # targets that N_max is looked for among
 
@@ -54,6 +57,7 @@ class Places:
     def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
         self._held: dict[SessionId, _Place] = {}  # first come first
+        self._sent_away_s: dict[SessionId, float] = {}
         self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
         self.num_max = 0  # at the last review; 0 = not known
@@ -67,13 +71,14 @@ class Places:
 
     def ask(self, target: SessionId, load: Load, now: float) -> bool:
         """Whether the target has a place from now on."""
-        if target not in self._held and self._has_room(target, load):
+        if target not in self._held and self._has_room(target, load, now):
             self._held[target] = _Place(now, now)
         return target in self._held
 
     def leave(self, target: SessionId) -> None:
         """The target is gone. Idempotent."""
         self._held.pop(target, None)
+        self._sent_away_s.pop(target, None)
 
     def is_review_due(self, now: float) -> bool:
         return now - self._reviewed_s >= REVIEW_S
@@ -93,36 +98,55 @@ class Places:
         if not measured or load.cost is None:
             return
         self.num_max = num_max(measured, load.cost, load.max_sessions, MAX_COUNTED)
-        if all_gain(measured, load.cost, load.max_sessions, -MARGIN):
+        leaver = self._who_should_go(load, load.cost)
+        if leaver is None:
             self._losing_since_s = None
             return
         if self._losing_since_s is None:
             self._losing_since_s = now
-        if now - self._losing_since_s >= PATIENCE_S:
-            self._let_one_go(now)
+        has_been_there = now - self._held[leaver].since_s >= STAY_S
+        if now - self._losing_since_s >= PATIENCE_S and has_been_there:
+            del self._held[leaver]
+            self._sent_away_s[leaver] = now
+            self._losing_since_s = None
 
-    def _has_room(self, target: SessionId, load: Load) -> bool:
+    def _has_room(self, target: SessionId, load: Load, now: float) -> bool:
         if self._fixed is not None:
             return len(self._held) < self._fixed
-        if not self._held:
-            return True
-        measured = self._measured(load)
-        if not measured or load.cost is None:
-            return False  # soon it will be known
-        supposed = typical(measured)
-        unmeasured = [supposed] * (len(self._held) - len(measured))
-        own = load.demands.get(target) or _with_speed(supposed, load.plain_tokens_per_s.get(target, 0.0))
-        return all_gain([*measured, *unmeasured, own], load.cost, load.max_sessions, MARGIN)
+        held, cost, measured = self._held.items(), load.cost, self._measured(load)
+        num_new = sum(name not in load.demands and now - place.since_s < UNKNOWN_S for name, place in held)
+        if not measured or cost is None:
+            return num_new == 0  # else it will be known soon
+        # what others gain nothing by says nothing of one that has just come
+        supposed = [each for each in measured if gains(each, [], cost, load.max_sessions, 0.0)]
+        own = self._remembered(target, load, now)
+        if own is None and not supposed:
+            return num_new == 0
+        served = [*measured, *[typical(supposed or measured)] * num_new]
+        own = own or _with_speed(typical(supposed), load.plain_tokens_per_s.get(target, 0.0))
+        if not gains(own, served, cost, load.max_sessions, MARGIN):
+            return False
+        return none_loses([*served, own], cost, load.max_sessions, MARGIN)
 
     def _measured(self, load: Load) -> list[Demand]:
         return [load.demands[target] for target in self._held if target in load.demands]
 
-    def _let_one_go(self, now: float) -> None:
-        """The last to come, if it has been there for a while; the first always stays."""
-        target, place = next(reversed(self._held.items()))
-        if len(self._held) > 1 and now - place.since_s >= STAY_S:
-            del self._held[target]
-            self._losing_since_s = None
+    def _who_should_go(self, load: Load, cost: LayerCost) -> SessionId | None:
+        """One that gains nothing even alone; or the last to come, if anybody loses by others. The only one stays."""
+        if len(self._held) < 2:
+            return None
+        for target in reversed(self._held):
+            demand = load.demands.get(target)
+            if demand is not None and not gains(demand, [], cost, load.max_sessions, -MARGIN):
+                return target
+        if none_loses(self._measured(load), cost, load.max_sessions, -MARGIN):
+            return None
+        return next(reversed(self._held))
+
+    def _remembered(self, target: SessionId, load: Load, now: float) -> Demand | None:
+        """What a target without a place asked for when it had one, unless it was sent away long ago."""
+        is_recent = now - self._sent_away_s.get(target, now) < FORGET_S
+        return load.demands.get(target) if is_recent else None
 
 
 def _with_speed(demand: Demand, plain_tokens_per_s: float) -> Demand:

@@ -6,7 +6,7 @@ time). The line is first come, first served, unless it is another (`fairness.py`
 1. A waiting session without a row takes a free one; else the row of the idle session that was used least recently;
    else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
    token ids.
-2. A waiting session that misses only what a verdict leaves, or a layer of its tree, always grows.
+2. A waiting session that misses only what a verdict leaves, or a layer of its tree, grows whenever its turn comes.
 3. Those in prefill (of a prompt, or of the past of an evicted session) share `prefill_chunk` tokens of a layer, an
    equal part for each target; `chunk_beside` tokens in a layer that others wait for. A proposal is delayed by at most
    one such layer: as long as one that has been delayed is not complete, prompts wait. Of those that would read the
@@ -104,6 +104,10 @@ class Line(Protocol):
         """The one that came last is in the layer."""
         ...
 
+    def foreseen(self) -> Sequence[SessionView]:
+        """Each of them once, as they will come if nothing is charged."""
+        ...
+
 
 class FirstComeLine:
     """In order of arrival."""
@@ -117,6 +121,9 @@ class FirstComeLine:
     def charge(self, portion: Portion) -> None:
         pass
 
+    def foreseen(self) -> Sequence[SessionView]:
+        return self._waiting
+
 
 def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
     """Choose the next layer.
@@ -127,8 +134,8 @@ def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
         in use than there are.
     Effects: the line.
     """
-    rows, prompts = _Rows(snapshot), _PromptTokens(snapshot)
     line = line or FirstComeLine(snapshot.waiting)
+    rows, prompts = _Rows(snapshot, line.foreseen()), _PromptTokens(snapshot)
     portions: list[Portion] = []
     for session in line:
         rows.pass_by(session)
@@ -169,10 +176,10 @@ class _PromptTokens:
 class _Rows:
     """Free rows, and those that may be taken away, while a layer is chosen."""
 
-    def __init__(self, snapshot: LayerSnapshot) -> None:
+    def __init__(self, snapshot: LayerSnapshot, line: Sequence[SessionView]) -> None:
         self._num_free = snapshot.num_free_rows
         self._idle = sorted(snapshot.idle, key=lambda session: session.last_used_s, reverse=True)
-        self._behind = {session.key: None for session in snapshot.waiting if session.has_row}
+        self._behind = {session.key: None for session in line if session.has_row}
         self.evicted: list[TagKey] = []
 
     def pass_by(self, session: SessionView) -> None:

@@ -10,8 +10,8 @@ import structlog
 
 from starspec.cache.rows import memory_of
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.admission import admit
 from starspec.draft.build import build_hub, load_drafter, suited_to, terms_of
+from starspec.draft.handshake import admit
 from starspec.draft.loop import HubLoop
 from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer

@@ -16,7 +16,7 @@ from starspec.errors import OurBug
 from starspec.speculation.budget import NO_DRAFT, DraftBudget, Opinion
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after
-from starspec.speculation.tree import DraftTree
+from starspec.speculation.tree import ROOT, DraftTree
 from starspec.wire.messages import Open
 from starspec.wire.session import TagSession, TagState
 
@@ -57,16 +57,25 @@ class InVerification(NamedTuple):
     """A proposal whose verdict is to come."""
 
     budget: DraftBudget
-    num_tokens: int  # of a chain; 0 of a tree
+    tree: DraftTree
+    nodes: Sequence[int]  # the same in the growing tree
     num_forwarded: int  # nodes, when it was made; whatever is forwarded after that runs ahead
     since_s: float
 
-    def is_judged_by(self, num_tokens: int) -> bool:
-        """Whether a verdict of so many tokens can be of this proposal alone.
+    def is_judged_by(self, token_ids: Sequence[int]) -> bool:
+        """Whether it can have led to this verdict: guesses that were right, then a token that was not guessed there.
 
-        A target that asks for nothing for some rounds, as vLLM where drafts are refused, tells of all of them later.
+        A target may have gone on without it: when it came too late, or in a round without drafts on purpose. And one
+        that asks for nothing for some rounds, as vLLM where drafts are refused, tells of all of them later.
         """
-        return not self.num_tokens or num_tokens <= self.num_tokens + 1
+        *accepted, last = token_ids
+        node = ROOT
+        for token_id in accepted:
+            child = self.tree.children.get((node, token_id))
+            if child is None:
+                return False
+            node = child
+        return self.tree.num_draft_tokens > 0 and (node, last) not in self.tree.children
 
 
 class DraftSession:
@@ -102,9 +111,9 @@ class DraftSession:
         self.request: DraftRequest | None = None
         self.in_verification: InVerification | None = None
         self.pace = Pace()
-        self.ahead = ahead
+        self.ahead_choice = ahead
         self.is_rationed = False  # the target has had its share: the next proposal is to be empty
-        self.num_wasted = 0  # nodes forwarded ahead of the last verdict that it ruled out
+        self.num_wasted = 0  # nodes forwarded ahead that the last verdict ruled out, or that went with the row
         self.opinion = NO_DRAFT.opinion  # what is asked about each node
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
@@ -161,6 +170,12 @@ class DraftSession:
         return not self.to_forward
 
     @property
+    def num_ahead(self) -> int:
+        """Nodes forwarded since the proposal that is in verification was made."""
+        proposal = self.in_verification
+        return 0 if proposal is None else max(0, len(self.tree.forwarded) - proposal.num_forwarded)
+
+    @property
     def num_known(self) -> int:
         """Tokens of the chain that is owed that are there already; 0 if what is owed is no chain."""
         return self.tree.num_known(self.budget) if self.budget.is_chain else 0
@@ -212,10 +227,10 @@ class DraftSession:
         """
         if self.request is None:
             return False
-        num_known = 0 if self.ahead.mode == "off" else self.num_known
+        num_known = 0 if self.ahead_choice.mode == "off" else self.num_known
         if self.is_complete or not num_known:
             return self.is_complete
-        if self.ahead.mode == "chain":
+        if self.ahead_choice.mode == "chain":
             return True
         away_s = None if return_s is None else return_s + now - self.request.arrived_s
         return away_s is not None and not self.pace.pays_to_wait(num_known, layer_s, away_s)
@@ -227,10 +242,11 @@ class DraftSession:
             self.request.has_prefill |= has_prefill
             self.request.num_layers += 1
 
-    def settle(self, now: float) -> None:
+    def settle(self, proposal: DraftTree, now: float) -> None:
         """The proposal that was owed is made."""
         if self.request is not None:
-            self.in_verification = InVerification(self.request.budget, self.num_known, len(self.tree.forwarded), now)
+            budget, num_forwarded = self.request.budget, len(self.tree.forwarded)
+            self.in_verification = InVerification(budget, proposal, self.tree.proposed(budget), num_forwarded, now)
         self.request = None
         self.last_used_s = now
 
@@ -254,13 +270,13 @@ class DraftSession:
 
     def to_prepare(self, num_nodes: int) -> list[int]:
         """At most so many nodes that the next proposal may miss; [] if none is in verification."""
-        if self.in_verification is None or not self.tree.is_rooted or self.ahead.mode == "off":
+        if self.in_verification is None or not self.tree.is_rooted or self.ahead_choice.mode == "off":
             return []
-        return self.tree.to_prepare(self.in_verification.budget, num_nodes)
+        return self.tree.to_prepare(self.in_verification.budget, self.in_verification.nodes, num_nodes)
 
     def _opinion(self, budget: DraftBudget) -> Opinion:
         """As the budget says, or wider where outcomes are prepared for; drawn children are as many as the law says."""
-        if self.ahead.mode != "outcomes" or self.is_drawn:
+        if self.ahead_choice.mode != "outcomes" or self.is_drawn:
             return budget.opinion
         return Opinion(max(budget.top_k, NUM_OUTCOMES))
 

@@ -37,12 +37,13 @@ class Spoke:
     ) -> None:
         self.target_id = target_id
         self.limits = limits  # of its sessions
-        self.ahead = ahead  # of the session that ended last: its next one goes on from there
+        self.ahead_choice = ahead  # of the session that ended last: its next one goes on from there
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
         self.stats = SpokeStats()
         self._bucket = bucket
         self._objective_s = objective_s
         self._layers, self._tokens = Mean(), Mean()  # of a round
+        self._sessions = Mean()  # at once, while there are any
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
     @property
@@ -70,19 +71,24 @@ class Spoke:
         """A request waited so long for its first layer."""
         self.stats.queue.add(queue_s)
 
-    def add_service(self, num_layers: int, round_s: float | None) -> None:
-        """A proposal was made of so many layers, none of them with a prompt, so long after the one before."""
+    def add_layers(self, num_layers: int) -> None:
+        """A proposal was made of so many layers, none of them with a prompt."""
         self._layers.add(num_layers)
-        if round_s is not None:
-            self.stats.round.add(round_s)
 
-    def add_round(self, num_draft_tokens: int, num_tokens: int, return_s: float) -> None:
-        """The verdict on a proposal of so many draft tokens came after so long, with so many tokens."""
+    def add_round(self, seconds: float) -> None:
+        """From a proposal to the next one of the same session."""
+        self.stats.round.add(seconds)
+
+    def add_verdict(self, num_tokens: int, return_s: float) -> None:
+        """The verdict on a proposal came after so long, with so many tokens."""
         self.stats.return_time.add(return_s)
         self._tokens.add(num_tokens)
-        if num_draft_tokens:
-            self.stats.num_verdicts += 1
-            self.stats.num_accepted_tokens += num_tokens - 1
+        self.stats.num_verdicts += 1
+        self.stats.num_accepted_tokens += num_tokens - 1
+
+    def note_sessions(self, num_sessions: int) -> None:
+        """At this moment it has so many, at least one."""
+        self._sessions.add(num_sessions)
 
     @property
     def return_s(self) -> float | None:
@@ -90,8 +96,8 @@ class Spoke:
         return_time = self.stats.return_time
         return return_time.value if return_time.count else None
 
-    def demand(self, num_sessions: int) -> Demand | None:
-        """What this target asks for with so many sessions; None if too little is known.
+    def demand(self) -> Demand | None:
+        """What this target asks for; None if too little is known.
 
         A target that has not said how fast it is without drafts is supposed to take Z for a token.
         """
@@ -99,7 +105,7 @@ class Spoke:
         if min(return_time.count, self._layers.count) < MIN_ROUNDS or not return_time.value:
             return None
         return Demand(
-            num_sessions=max(1, num_sessions),
+            num_sessions=max(1.0, self._sessions.value),
             num_layers=self._layers.value,
             return_s=return_time.value,
             num_tokens=self._tokens.value,

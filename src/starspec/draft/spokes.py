@@ -81,6 +81,8 @@ class Spokes:
     def review(self, now: float) -> None:
         """Take back places that others need more, if it is time to look."""
         if self._places is not None and self._places.is_review_due(now):
+            for session_id, num_tags in Counter(key.session_id for key in self._tags).items():
+                self._spokes[session_id].note_sessions(num_tags)
             self._places.review(self._load(), now)
 
     def count(self, stats: HubStats) -> None:
@@ -103,12 +105,11 @@ class Spokes:
         }
 
     def _load(self) -> Load:
-        num_tags = Counter(key.session_id for key in self._tags)
-        demands = {name: spoke.demand(num_tags[name]) for name, spoke in self._spokes.items()}
+        demands = {name: spoke.demand() for name, spoke in self._spokes.items()}
         return Load(
             {name: demand for name, demand in demands.items() if demand is not None},
             {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
-            frozenset(num_tags),
+            frozenset(key.session_id for key in self._tags),
             self._buffer.layer_cost,
             self._buffer.max_sessions,
         )

@@ -96,10 +96,10 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
     Hub("hub_ahead_nodes", "Nodes forwarded ahead of verdicts.", lambda h: h.stats.num_ahead_nodes),
-    Hub("hub_wasted_nodes", "Of these, those that their verdicts ruled out.", lambda h: h.stats.num_wasted_nodes),
+    Hub("hub_wasted_nodes", "Of these, those in vain: ruled out, or lost.", lambda h: h.stats.num_wasted_nodes),
     Hub("hub_saved_seconds", "Seconds of layers that were there when asked for.", lambda h: h.stats.saved_s),
     Hub("hub_outcomes", "Verdicts that asked for a proposal.", lambda h: h.stats.num_outcomes),
-    Hub("hub_hits", "Of these, those whose proposal was ready.", lambda h: h.stats.num_hits),
+    Hub("hub_hits", "Of these, those that were answered at once.", lambda h: h.stats.num_hits),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
     Hub("hub_leases_expired", "Targets silent for longer than their lease.", lambda h: h.stats.num_leases_expired),
 )

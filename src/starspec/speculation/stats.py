@@ -222,13 +222,13 @@ class HubStats:
     num_proposals: int = 0
     num_draft_tokens: int = 0
     num_ahead_nodes: int = 0  # forwarded ahead of verdicts
-    num_wasted_nodes: int = 0  # of these, those that their verdicts ruled out
+    num_wasted_nodes: int = 0  # of these, those that the verdict ruled out, or that were lost before it came
     saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
     num_outcomes: int = 0  # verdicts that asked for a proposal
-    num_hits: int = 0  # of these, those whose proposal was ready
+    num_hits: int = 0  # of these, those that were answered at once
     num_frames_rejected: int = 0
     num_leases_expired: int = 0
-    load: float = 0.0  # busy / (busy + idle) over the last seconds
+    load: float = 0.0  # layers / (layers + T_idle) over the last seconds; the loop's own time is in neither
     proposals_per_s: float = 0.0  # R_q over the last seconds
     num_places: int = 0  # targets that are drafted for, where not all may be
     num_full: int = 0  # N_full (eq. 12); 0 = not known

@@ -11,9 +11,9 @@ from starspec.bench.wire.clock import Interval
 from starspec.bench.wire.hub_side import LoggedTransport, RequestLog
 from starspec.cache.ragged import RaggedCache
 from starspec.config import HubConfig, ModelConfig
-from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
+from starspec.draft.handshake import admit
 from starspec.draft.loop import HubLoop
 from starspec.models.load import load_runner
 from starspec.models.runner import ForwardOutput, ModelInfo, ModelRunner, Segment
