@@ -1,1 +1,1 @@
-"""`starspec bench star`: one hub and N targets at StarSD's operating point."""
+"""`starspec bench star` and `async`: one hub and its targets, each a process of its own, over real sockets."""

@@ -70,7 +70,7 @@ QUICK = AsyncPlan(warm_up_s=1.0, seconds=6.0, num_repeats=1, outcome_lengths=(1,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncRow:
-    """One setting at one acceptance; medians over the repeats."""
+    """One setting at one acceptance: the turn in the middle of the repeats."""
 
     case: str
     alpha: float

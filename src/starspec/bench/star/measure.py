@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, median_low
 
 from starspec.bench.figures import require_matplotlib
 from starspec.bench.provenance import collect_provenance
@@ -29,6 +29,7 @@ SERVICES = {
 }
 WITH_ADMISSION = (FULL, ADMITTED)
 
+SATURATED = 0.97  # load of a hub that idles no more
 WEIGHTED = "weights 1 and 3"
 WEIGHTS = {"target-0": 1.0, "target-1": 3.0}
 
@@ -45,7 +46,8 @@ class StarPlan:
     num_repeats: int = 3
     warm_up_s: float = 1.0
     admission_s: float = 4.0  # warm-up of hubs with admission: within it those whom they admit are admitted
-    seconds: float = 4.0
+    seconds: float = 4.0  # of a turn, at least ...
+    target_seconds: float = 24.0  # ... and for all targets together: rounds differ by chance, and one target has few
 
     @property
     def num_turns(self) -> int:
@@ -72,8 +74,9 @@ class StarRow:
     proposals_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z of one target just before; one at a time
     vs_closed_form: float | None  # R_q against that
     vs_closed_form_turns: list[float]  # of each turn
+    proposals_per_s_nominal: float | None  # closed form with the modelled S and Z: a machine without overheads
+    num_full: int | None  # N_full (eq. 12), by the same S and Z as the closed form
     vs_one_at_a_time: float | None  # O against one at a time; full service
-    proposals_per_s_nominal: float | None  # the same with the modelled S and Z: a machine without overheads
     tokens_per_round: float
     load: float  # of the hub, with what it drafts ahead
     hit_rate: float  # verdicts that found their proposal ready
@@ -119,7 +122,7 @@ def _serve_all(
         turn = Turn(
             num_draft_tokens=0 if service == PLAIN else point.DEPTH,
             warm_up_s=plan.warm_up_s if config.admission == "off" else plan.admission_s,
-            seconds=plan.seconds,
+            seconds=max(plan.seconds, plan.target_seconds / num_targets),
             seed=seed,
         )
         served[service] = serve_turn(_model(point.draft_model(), num_served), config, targets, num_served, turn)
@@ -178,8 +181,8 @@ def _notes() -> dict[str, object]:
 
 
 def _closed_form(served: Served) -> point.ClosedForm:
-    """Of one target, served one at a time: a round is S + Z."""
-    service_ms = served.hub.service.of_all * 1e3
+    """Of one target, served one at a time: a round is S + Z. Nobody is before it: its queueing is service."""
+    service_ms = (served.hub.queue.of_all + served.hub.service.of_all) * 1e3
     return point.ClosedForm(service_ms, 1e3 / served.proposals_per_s - service_ms)
 
 
@@ -187,7 +190,8 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
     """Of every repeat, what each service was like in it."""
     served = sorted((each[service] for each in repeats), key=lambda each: each.tokens_per_s)[len(repeats) // 2]
     is_single, has_plain = service == SINGLE, PLAIN in repeats[0]
-    said = [_closed_form(each[ALONE]).rounds_per_s(num_targets) for each in repeats] if is_single else []
+    forms = [_closed_form(each[ALONE]) for each in repeats] if is_single else []
+    said = [each.rounds_per_s(num_targets) for each in forms]
     followed = [each[service].proposals_per_s / rate for each, rate in zip(repeats, said, strict=False)]
     paper = point.PAPER.get(num_targets) if service in (SINGLE, FULL) else None
     return StarRow(
@@ -201,8 +205,9 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         proposals_per_s_closed_form=median(said) if said else None,
         vs_closed_form=median(followed) if followed else None,
         vs_closed_form_turns=followed,
-        vs_one_at_a_time=_gain(repeats) if service == FULL else None,
         proposals_per_s_nominal=point.NOMINAL.rounds_per_s(num_targets) if is_single else None,
+        num_full=median_low(each.num_full for each in forms) if forms else None,
+        vs_one_at_a_time=_gain(repeats) if service == FULL else None,
         tokens_per_round=served.tokens_per_round,
         load=served.hub.load,
         hit_rate=served.hub.hit_rate,
@@ -227,6 +232,9 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
         "closed_form_error_max": max(abs(row.vs_closed_form - 1) for row in rows if row.vs_closed_form),
         "closed_form_error_worst_turn": max(abs(each - 1) for each in turns),
     }
+    saturated = next((row for row in rows if row.service == SINGLE and row.load >= SATURATED), None)
+    if saturated is not None and saturated.num_full is not None:
+        ratios["n_full_measured_vs_equation_12"] = saturated.num_targets / saturated.num_full
     for row in rows:
         if row.vs_one_at_a_time is not None:
             ratios[f"system_n{row.num_targets}_vs_one_at_a_time"] = row.vs_one_at_a_time

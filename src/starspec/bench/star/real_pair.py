@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
@@ -53,7 +52,7 @@ QUICK = PairPlan(num_prompts=2, max_tokens=48, num_repeats=1, lengths=(3,))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """One setting; medians over the repeats."""
+    """One setting: the turn in the middle of the repeats."""
 
     run_ahead: str
     num_draft_tokens: int  # at most
@@ -137,7 +136,7 @@ def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) ->
     return PairRow(
         run_ahead=run_ahead,
         num_draft_tokens=num_draft_tokens,
-        tokens_per_s=median(each.tokens_per_s for each in turns),
+        tokens_per_s=middle.tokens_per_s,
         tokens_per_round=middle.tokens_per_round,
         hit_rate=middle.hub.hit_rate,
         load=middle.hub.load,

@@ -1,4 +1,4 @@
-"""Synthetic stars: targets that stay, hubs that come and go, and what each turn of them was like."""
+"""Stars to be measured: targets that stay, hubs that come and go, and what each turn of them was like."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class StarTargets:
     """So many targets, each a process of its own, waiting for turns. A context manager.
 
     Args:
-        model: synthetic.
-        run: what each process does, with its name and the model: `run_target` or `run_greedy`.
+        model: of every target.
+        run: what each process does, with its end of a pipe, its name and the model; in the words of `run_target`.
     Raises: PeerLost if one does not come up.
     """
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from starspec.bench.decode import Job, make_engine
 from starspec.config import HubConfig, ModelConfig
-from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
+from starspec.draft.handshake import admit
 from starspec.draft.loop import HubLoop
 from starspec.errors import PeerLost
 from starspec.fingerprint import vocab_fingerprint
