@@ -5,15 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from starspec.bench.decode import make_engine
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, BatchingConfig, HubConfig, RunAhead, SampleMethod
-from starspec.draft.admission import admit
 from starspec.draft.build import LoadedDrafter, build_hub, terms_of
 from starspec.draft.grow import CausalDrafter
+from starspec.draft.handshake import admit
 from starspec.draft.loop import HubLoop
 from starspec.ids import TargetId
 from starspec.length.policy import FixedLength
@@ -82,26 +83,21 @@ def make_plain(num_rows: int) -> TargetEngine:
     return make_engine(TableRunner(TARGET, num_rows), TableTokenizer(), NoDrafts(), prefill_chunk=3)
 
 
+class TableStar(NamedTuple):
+    """A target and its hub."""
+
+    engine: TargetEngine
+    hub: HubLoop
+
+
 def make_star(
     budget: DraftBudget,
     num_rows: int,
     method: SampleMethod,
     batching: BatchingConfig = RAGGED,
     run_ahead: RunAhead = "off",
-) -> TargetEngine:
-    """A target and its hub, over the coded in-process link. The hub has a row less, if it can."""
-    engine, _ = make_star_and_hub(budget, num_rows, method, batching, run_ahead)
-    return engine
-
-
-def make_star_and_hub(
-    budget: DraftBudget,
-    num_rows: int,
-    method: SampleMethod,
-    batching: BatchingConfig = RAGGED,
-    run_ahead: RunAhead = "off",
-) -> tuple[TargetEngine, HubLoop]:
-    """As make_star, with the hub."""
+) -> TableStar:
+    """Over the coded in-process link. The hub has a row less than the target, if it can."""
     config = HubConfig(prefill_chunk=3, run_ahead=run_ahead)
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
     transport = MemoryHub(partial(admit, terms_of(loaded, config)))
@@ -115,7 +111,7 @@ def make_star_and_hub(
         prefill_chunk=3,
         batching=batching,
     )
-    return engine, hub_loop
+    return TableStar(engine, hub_loop)
 
 
 def law_of_answers(prompt: Sequence[int], law: TokenLaw, num_tokens: int) -> dict[tuple[int, ...], float]:

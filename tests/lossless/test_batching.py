@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from starspec.bench.certify import NUM_DRAFT_TOKENS
-from starspec.bench.datasets import own_prompts
+from starspec.bench.datasets import CONTINUED, own_prompts, spread
 from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import Contender, Truths, compare_with_plain
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import BatchingConfig, ModelConfig
 
 pytestmark = pytest.mark.model
-PROMPTS = sorted(own_prompts(), key=lambda prompt: len(prompt.text))[:24]
+PROMPTS = [replace(prompt, category=CONTINUED) for prompt in spread(own_prompts(), 24)]  # without a chat template
 MAX_TOKENS = 5
 
 

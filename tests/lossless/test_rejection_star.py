@@ -68,7 +68,7 @@ def p_value(answers: list[Answer], law: TokenLaw) -> float:
 
 @pytest.mark.parametrize(("shape", "law", "batch_size"), CASES)
 def test_answers_are_distributed_as_the_targets_own(shape: str, law: str, batch_size: int) -> None:
-    engine = make_star(BUDGETS[shape], batch_size, "rejection")
+    engine = make_star(BUDGETS[shape], batch_size, "rejection").engine
     answers = answers_of(engine, LAWS[law], batch_size)
     assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 2  # drafts were really at work
@@ -79,11 +79,11 @@ def test_answers_are_distributed_as_the_targets_own(shape: str, law: str, batch_
 def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, law: str) -> None:
     """What a neighbour's refusal takes back was drawn from the law, and is drawn again."""
     rollback = BatchingConfig(method="rollback", admission="fixed")  # together from the start, so that drafts are cut
-    engine = make_star(BUDGETS[shape], 3, "rejection", rollback)
+    engine = make_star(BUDGETS[shape], 3, "rejection", rollback).engine
     answers = answers_of(engine, LAWS[law], 2)
     assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 10  # drafts were really at work
-    kept_alone = make_star(BUDGETS[shape], 3, "rejection")
+    kept_alone = make_star(BUDGETS[shape], 3, "rejection").engine
     answers_of(kept_alone, LAWS[law], 2, NUM_ANSWERS // 5)
     assert engine.stats.acceptance.acceptance_rate < 0.9 * kept_alone.stats.acceptance.acceptance_rate
 
@@ -94,7 +94,7 @@ def test_without_temperature_and_without_speculation_it_is_plain_decoding(shape:
     for law, num_draft_tokens in ((greedy, None), (LAWS["warped"], 0)):
         jobs = [Job("", (seed % 4, 1), replace(law, seed=seed), 12, num_draft_tokens) for seed in range(60)]
         expected = [answer.token_ids for answer in decode(make_plain(1), jobs, batch_size=1)]
-        engine = make_star(BUDGETS[shape], 4, "rejection")
+        engine = make_star(BUDGETS[shape], 4, "rejection").engine
         assert [answer.token_ids for answer in decode(engine, jobs, batch_size=4)] == expected
 
 
@@ -105,6 +105,6 @@ def test_a_hub_that_lies_about_its_law_is_believed_here_and_nowhere_else(monkeyp
 
     draw_children = grow.draw_children
     monkeypatch.setattr(grow, "draw_children", lie)
-    assert p_value(answers_of(make_star(BUDGETS["tree"], 4, "rejection"), LAWS["free"]), LAWS["free"]) < 1e-12
-    coupled = make_star(BUDGETS["tree"], 4, "coupled")
+    assert p_value(answers_of(make_star(BUDGETS["tree"], 4, "rejection").engine, LAWS["free"]), LAWS["free"]) < 1e-12
+    coupled = make_star(BUDGETS["tree"], 4, "coupled").engine
     assert answers_of(coupled, LAWS["free"], num=200) == answers_of(make_plain(4), LAWS["free"], num=200)

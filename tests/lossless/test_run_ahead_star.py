@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from table_star import make_plain, make_star_and_hub
+from table_star import make_plain, make_star
 
 from starspec.bench.decode import Job, decode
 from starspec.config import RunAhead
@@ -24,7 +24,7 @@ def test_every_mode_emits_the_plain_tokens(run_ahead: RunAhead, law: str) -> Non
     jobs = [Job("", (seed % 4, 1), replace(LAWS[law], seed=seed), 24) for seed in range(16)]
     expected = [answer.token_ids for answer in decode(make_plain(1), jobs, batch_size=1)]
     for batch_size in (1, 4):
-        engine, hub = make_star_and_hub(DraftBudget.chain(4), batch_size, "coupled", run_ahead=run_ahead)
+        engine, hub = make_star(DraftBudget.chain(4), batch_size, "coupled", run_ahead=run_ahead)
         assert [answer.token_ids for answer in decode(engine, jobs, batch_size=batch_size)] == expected
         stats = hub.status().stats
         assert engine.stats.acceptance.num_accepted_tokens > 0
