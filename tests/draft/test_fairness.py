@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_draft_scheduler import snapshots, view
 
-from starspec.draft.fairness import QUANTUM, Turns, choose_fairly, jains_index
+from starspec.draft.fairness import QUANTUM, Turns, _FairLine, choose_fairly, jains_index
 from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey
 from starspec.ids import SessionId, Tag, TargetId
 
@@ -154,6 +154,14 @@ def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came
     layer, _ = choose_fairly(snapshot, turns)
     assert [portion.key for portion in layer.portions] == [waiting[1].key]
     assert layer.evicted == (waiting[0].key,)
+
+
+@given(st.lists(st.floats(-40, 8), min_size=1, max_size=5))
+def test_turns_come_as_they_are_foreseen_however_deep_debts_are(known: list[float]) -> None:
+    waiting = [view(number, target=f"t{number}") for number in range(len(known))]
+    turns = Turns({}, {SessionId(f"t{number}"): credit for number, credit in enumerate(known)})
+    line = _FairLine(turns, waiting)
+    assert line.foreseen() == list(line)
 
 
 def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:

@@ -185,20 +185,75 @@ def test_one_that_would_gain_nothing_is_not_taken_in_beside_another() -> None:
     world = World(Places("n_max"))
     world.come("a")
     world.run(2.0)
-    world.come("hopeless", replace(STARSD, plain_tokens_per_s=100.0))
+    world.come("hopeless", replace(STARSD, plain_tokens_per_s=400.0))
     world.run(30.0)
     assert world.held == {"a"}
 
 
-@pytest.mark.parametrize("others", [{}, {SessionId("known"): STARSD}], ids=["alone", "beside another"])
-def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(others: dict[SessionId, Demand]) -> None:
+def test_a_fast_target_is_supposed_to_verify_fast_and_gets_in_beside_a_slow_one() -> None:
+    world = World(Places("n_max"))
+    world.come("slow", replace(STARSD, return_s=0.1, plain_tokens_per_s=11.0))
+    world.run(2.0)
+    world.come("fast", replace(STARSD, return_s=0.022, plain_tokens_per_s=50.0))
+    world.run(30.0)
+    assert world.held == {"slow", "fast"}
+
+
+def test_one_of_many_sequences_that_others_lose_by_does_not_come_back_every_minute() -> None:
+    world = World(Places("n_max"))
+    for number in range(3):
+        world.come(f"t{number}")
+        world.run(2.0)
+    world.come("big", replace(STARSD, num_sessions=16.0))
+    world.run(10 * FORGET_S)
+    assert [is_held for _, name, is_held in world.changes if name == "big"] == [True, False]
+
+
+def test_one_that_gained_nothing_and_left_its_place_unused_is_tried_again_too() -> None:
+    world = World(Places("n_max"))
+    world.come("hot", HOT)
+    world.run(2.0)
+    world.places._let_go(SessionId("hot"), world.now)  # as after KEEP_S without a tag
+    world.come("a")
+    world.run(FORGET_S / 2)
+    assert world.held == {"a"}
+    world.demands["hot"] = STARSD
+    world.run(FORGET_S)
+    assert world.held == {"a", "hot"}
+
+
+def test_who_is_about_to_go_for_one_reason_does_not_go_at_once_for_another() -> None:
+    places, now = Places("n_max"), 100.0
+    for name in ("a", "b", "c"):
+        places._held[SessionId(name)] = _Place(0.0, now)
+
+    def review(**demands: Demand) -> set[str]:
+        load = Load({SessionId(name): each for name, each in demands.items()}, {}, frozenset(places._held), COST)
+        places.review(load, now)
+        return set(places._held)
+
+    assert review(a=STARSD, b=HOT, c=STARSD) == {"a", "b", "c"}
+    now += 10.0
+    assert review() == {"a", "b", "c"}, "nobody is measured any more"
+    assert review(a=STARSD, b=HOT, c=STARSD) == {"a", "b", "c"}
+    assert review(a=STARSD, b=STARSD, c=HOT) == {"a", "b", "c"}
+    now += PATIENCE_S
+    assert review(a=STARSD, b=STARSD, c=HOT) == {"a", "b"}
+
+
+LONG = replace(STARSD, num_layers=30.0, plain_tokens_per_s=35.0)  # two of these fit, three do not
+
+
+@pytest.mark.parametrize("others", [{}, {SessionId("known"): LONG}], ids=["alone", "beside another"])
+@pytest.mark.parametrize(("waited_s", "has_room"), [(0.9 * UNKNOWN_S, False), (UNKNOWN_S, True)])
+def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(
+    others: dict[SessionId, Demand], waited_s: float, has_room: bool
+) -> None:
     places = Places("n_max")
-    for name in ("silent", *others):
-        places._held[SessionId(name)] = _Place(0.0, 0.0)
-    full = replace(STARSD, plain_tokens_per_s=60.0)  # two of these are no more than one hub can do for
-    load = Load(dict.fromkeys(others, full), {SessionId("b"): 60.0}, frozenset(), COST, max_sessions=1)
-    room = [places.ask(SessionId("b"), load, now) for now in (0.9 * UNKNOWN_S, UNKNOWN_S)]
-    assert room == [bool(others), True]
+    for name in (SessionId("silent"), *others):
+        places._held[name] = _Place(0.0, 0.0)
+    load = Load(others, {SessionId("b"): 35.0}, frozenset(), COST, max_sessions=1)
+    assert places.ask(SessionId("b"), load, waited_s) == has_room
 
 
 # ---------------------------------------------------------------- in the hub

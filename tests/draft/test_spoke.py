@@ -93,6 +93,17 @@ def test_a_verdict_that_says_what_was_guessed_next_was_made_without_the_guess() 
     assert (told_of(star, "a").num_verdicts, told_of(star, "a").return_time.count) == (0, 0)
 
 
+def test_a_verdict_that_was_there_before_the_proposal_is_no_judgement_of_it() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
+    star.runner.layer_s = 0.01
+    star.say("a", tag.open(3))
+    for _, message in star.drain():
+        assert tag.receive(message)
+    star.hub.handle(SessionId("a"), tag.verdict(tag.told_otherwise(0), 3), star.clock() - 0.005)
+    star.drain()
+    assert (told_of(star, "a").num_verdicts, told_of(star, "a").return_time.count) == (0, 0)
+
+
 def test_rounds_that_a_rate_limit_left_without_drafts_tell_nothing_of_those_with() -> None:
     star, tag = ToyStar("a", rate_limits={"a": 1.0}), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(3))

@@ -79,12 +79,15 @@ def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None
 
     Args:
         demands: of the targets served, first come first, at least one; those beyond them are supposed to be like them.
+            Those that gain nothing even alone are left out.
     """
-    supposed = typical(demands)
+    gaining = [each for each in demands if gains(each, [], cost, max_sessions, 0.0)]
+    if not gaining:
+        return 1
+    supposed = typical(gaining)
     for num_targets in range(2, limit + 1):
-        served = [*demands, *[supposed] * (num_targets - len(demands))][:num_targets]
-        is_worth_it = gains(served[-1], served[:-1], cost, max_sessions, 0.0)
-        if not is_worth_it or not none_loses(served, cost, max_sessions):
+        served = [*gaining, *[supposed] * (num_targets - len(gaining))][:num_targets]
+        if not none_loses(served, cost, max_sessions) or not gains(served[-1], served[:-1], cost, max_sessions, 0.0):
             return num_targets - 1
     return limit
 

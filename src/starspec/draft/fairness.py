@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor
 
 from starspec.draft.scheduler import Layer, LayerSnapshot, Portion, SessionView, choose_layer
 from starspec.ids import SessionId
@@ -88,10 +89,7 @@ class _FairLine:
                 del self._queues[target]  # for this layer; its turn is not over
 
     def foreseen(self) -> Sequence[SessionView]:
-        turns = sorted(
-            (target for target in self._credits if target in self._queues),
-            key=lambda target: self._credits[target] <= 0.0,  # those in debt wait for another round
-        )
+        turns = sorted((target for target in self._credits if target in self._queues), key=self._num_rounds_to_wait)
         return [*self._urgent.values(), *self._begun, *(each for target in turns for each in self._queues[target])]
 
     def charge(self, portion: Portion) -> None:
@@ -104,6 +102,11 @@ class _FairLine:
 
     def _weight(self, target: SessionId) -> float:
         return self._weights.get(target, 1.0)
+
+    def _num_rounds_to_wait(self, target: SessionId) -> int:
+        """Rounds of turns until its debt is paid."""
+        credit = self._credits[target]
+        return 0 if credit > 0.0 else floor(-credit / self._grant(target)) + 1
 
     def _grant(self, target: SessionId) -> float:
         return self._quantum * self._weight(target)

@@ -248,7 +248,7 @@ class DraftHub:
     ) -> None:
         """Commit more tokens to a session, keeping what its row knows, and owe it the next proposal."""
         proposal = session.in_verification
-        is_judged = proposal is not None and not is_reopened and proposal.is_judged_by(token_ids)
+        is_judged = proposal is not None and not is_reopened and proposal.is_judged_by(token_ids, now)
         if proposal is not None and is_judged:
             self._rounds.add_verdict(session, proposal, len(token_ids), now)
         if token_ids:

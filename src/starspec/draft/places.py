@@ -25,7 +25,7 @@ KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
 PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
 STAY_S: Final = 5.0  # who has just come is not sent away
 UNKNOWN_S: Final = 5.0  # who cannot be measured for so long, for instance because he asks for nothing, is no load
-FORGET_S: Final = 60.0  # what is known of one that was sent away is then forgotten: its requests may be others now
+FORGET_S: Final = 60.0  # of one without a place it is then forgotten what it gains: its requests may be others now
 MARGIN: Final = 0.05  # of plain speed: so much more than it to take one in, so much less to let one go
 MAX_COUNTED: Final = 256  # targets that N_max is looked for among
 
@@ -57,8 +57,9 @@ class Places:
     def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
         self._held: dict[SessionId, _Place] = {}  # first come first
-        self._sent_away_s: dict[SessionId, float] = {}
-        self._losing_since_s: float | None = None
+        self._left_s: dict[SessionId, float] = {}  # who had a place and has none, since when
+        self._leaver: SessionId | None = None  # who is to go, if that stays so ...
+        self._losing_since_s = 0.0  # ... from then on
         self._reviewed_s = float("-inf")
         self.num_max = 0  # at the last review; 0 = not known
 
@@ -73,12 +74,13 @@ class Places:
         """Whether the target has a place from now on."""
         if target not in self._held and self._has_room(target, load, now):
             self._held[target] = _Place(now, now)
+            self._left_s.pop(target, None)
         return target in self._held
 
     def leave(self, target: SessionId) -> None:
         """The target is gone. Idempotent."""
         self._held.pop(target, None)
-        self._sent_away_s.pop(target, None)
+        self._left_s.pop(target, None)
 
     def is_review_due(self, now: float) -> bool:
         return now - self._reviewed_s >= REVIEW_S
@@ -90,25 +92,24 @@ class Places:
             if target in load.busy:
                 place.used_s = now
             elif now - place.used_s >= KEEP_S:
-                del self._held[target]
+                self._let_go(target, now)
         if self._fixed is not None:
             self.num_max = self._fixed
             return
-        measured = self._measured(load)
-        if not measured or load.cost is None:
-            return
-        self.num_max = num_max(measured, load.cost, load.max_sessions, MAX_COUNTED)
-        leaver = self._who_should_go(load, load.cost)
-        if leaver is None:
-            self._losing_since_s = None
-            return
-        if self._losing_since_s is None:
-            self._losing_since_s = now
-        has_been_there = now - self._held[leaver].since_s >= STAY_S
-        if now - self._losing_since_s >= PATIENCE_S and has_been_there:
-            del self._held[leaver]
-            self._sent_away_s[leaver] = now
-            self._losing_since_s = None
+        measured, leaver = self._measured(load), None
+        if measured and load.cost is not None:
+            self.num_max = num_max(measured, load.cost, load.max_sessions, MAX_COUNTED)
+            leaver = self._who_should_go(load, load.cost)
+        if leaver != self._leaver:
+            self._leaver, self._losing_since_s = leaver, now
+        if leaver is not None:
+            due_s = max(self._losing_since_s + PATIENCE_S, self._held[leaver].since_s + STAY_S)
+            if now >= due_s:
+                self._let_go(leaver, now)
+
+    def _let_go(self, target: SessionId, now: float) -> None:
+        del self._held[target]
+        self._left_s[target] = now
 
     def _has_room(self, target: SessionId, load: Load, now: float) -> bool:
         if self._fixed is not None:
@@ -122,8 +123,8 @@ class Places:
         own = self._remembered(target, load, now)
         if own is None and not supposed:
             return num_new == 0
+        own = own or _like(typical(supposed), load.plain_tokens_per_s.get(target, 0.0), load.demands.get(target))
         served = [*measured, *[typical(supposed or measured)] * num_new]
-        own = own or _with_speed(typical(supposed), load.plain_tokens_per_s.get(target, 0.0))
         if not gains(own, served, cost, load.max_sessions, MARGIN):
             return False
         return none_loses([*served, own], cost, load.max_sessions, MARGIN)
@@ -144,10 +145,20 @@ class Places:
         return next(reversed(self._held))
 
     def _remembered(self, target: SessionId, load: Load, now: float) -> Demand | None:
-        """What a target without a place asked for when it had one, unless it was sent away long ago."""
-        is_recent = now - self._sent_away_s.get(target, now) < FORGET_S
-        return load.demands.get(target) if is_recent else None
+        """What a target asked for when it had a place, unless that was long ago."""
+        left_s = self._left_s.get(target)
+        return load.demands.get(target) if left_s is not None and now - left_s < FORGET_S else None
 
 
-def _with_speed(demand: Demand, plain_tokens_per_s: float) -> Demand:
-    return replace(demand, plain_tokens_per_s=plain_tokens_per_s) if plain_tokens_per_s else demand
+def _like(others: Demand, plain_tokens_per_s: float, past: Demand | None) -> Demand:
+    """What to expect of a target from what others are like, and from what is said or known of it.
+
+    One that is faster without drafts verifies faster too. As many sequences as it had before it will have again.
+    """
+    plain_tokens_per_s = plain_tokens_per_s or others.plain_tokens_per_s
+    return replace(
+        others,
+        plain_tokens_per_s=plain_tokens_per_s,
+        return_s=others.return_s * others.plain_tokens_per_s / plain_tokens_per_s,
+        num_sessions=past.num_sessions if past else others.num_sessions,
+    )

@@ -82,5 +82,5 @@ class Rounds:
         # were there more targets, nothing would run ahead, and these layers would be waited for
         spoke.add_layers(request.num_layers + num_spared)
         if round_s is not None:
-            num_emitted = session.pace.emitted(tree.num_draft_tokens) if tree.is_chain else 1.0
+            num_emitted = session.pace.emitted(tree.num_draft_tokens) if request.budget.is_chain else 1.0
             session.ahead_choice.add_round(num_emitted, round_s)

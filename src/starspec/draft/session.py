@@ -62,12 +62,15 @@ class InVerification(NamedTuple):
     num_forwarded: int  # nodes, when it was made; whatever is forwarded after that runs ahead
     since_s: float
 
-    def is_judged_by(self, token_ids: Sequence[int]) -> bool:
+    def is_judged_by(self, token_ids: Sequence[int], arrived_s: float) -> bool:
         """Whether it can have led to this verdict: guesses that were right, then a token that was not guessed there.
 
         A target may have gone on without it: when it came too late, or in a round without drafts on purpose. And one
-        that asks for nothing for some rounds, as vLLM where drafts are refused, tells of all of them later.
+        that asks for nothing for some rounds, as vLLM where drafts are refused, tells of all of them later. Of such
+        rounds, one whose only token was not guessed still passes for a proposal that was wrong from the start.
         """
+        if arrived_s < self.since_s:
+            return False
         *accepted, last = token_ids
         node = ROOT
         for token_id in accepted:

@@ -222,9 +222,9 @@ class HubStats:
     num_proposals: int = 0
     num_draft_tokens: int = 0
     num_ahead_nodes: int = 0  # forwarded ahead of verdicts
-    num_wasted_nodes: int = 0  # of these, those that the verdict ruled out, or that were lost before it came
+    num_wasted_nodes: int = 0  # of these, those that the next verdict ruled out, or that were lost before it came
     saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
-    num_outcomes: int = 0  # verdicts that asked for a proposal
+    num_outcomes: int = 0  # verdicts that asked for a proposal, and might have it
     num_hits: int = 0  # of these, those that were answered at once
     num_frames_rejected: int = 0
     num_leases_expired: int = 0

@@ -209,7 +209,7 @@ class _Requests:
             self._engine.step()
 
     def _submit(self, seed: int) -> RequestId:
-        prompt = tuple((seed >> index) % 400 + 8 for index in range(16))  # 16 windows of the seed: no two seeds alike
+        prompt = tuple((seed >> index) % 400 + 8 for index in range(16))  # of seeds that follow each other, all differ
         job = Job(f"request-{seed}", prompt, TokenLaw(temperature=0.0, end_token_ids=()), MAX_TOKENS)
         request_id = RequestId(job.name)
         self._engine.submit(request_id, job.spec)
