@@ -35,7 +35,9 @@ def num_threads(request):
 
 def make_runner(family="llama", dtype=torch.bfloat16, **changes):
     config = make_config(str(dtype).removeprefix("torch."), numerics="invariant")
-    return FusedRunner(make_model(family, dtype, **changes), config, make_info(), pack_dense)
+    runner = FusedRunner(make_model(family, dtype, **changes), config, make_info(), pack_dense)
+    settle_numerics(runner)
+    return runner
 
 
 def decode_singly(runner, row, tokens):
@@ -84,6 +86,7 @@ def test_hugging_face_modules_over_packed_linears_have_the_same_bits_too(num_thr
     model, config = make_model(dtype=torch.bfloat16), make_config("bfloat16", numerics="invariant")
     swap_linears(model, make_packer(config, model.config.vocab_size))
     runner = TransformersRunner(model, config, make_info())
+    settle_numerics(runner)
     assert runner.is_invariant, runner.numerics_report
     assert_same_bits_however_batched(runner, (1, 7, 30, 59, 62, 63, 64, 120), chain_len=7)
 

@@ -24,7 +24,6 @@ from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import own_copy, take_layer, take_norm
 from starspec.models.hf import make_cache
 from starspec.models.linear import Packer, StepLinear
-from starspec.models.numerics import settle_numerics
 from starspec.models.packed import FeatureTaps, PackedRunner
 from starspec.models.rotary import check_rotary, rotary_table
 from starspec.models.runner import ModelInfo
@@ -76,8 +75,6 @@ class FusedRunner(PackedRunner):
         model.lm_head = nn.Identity()
         self.layers = [take_layer(body.layers, index, pack) for index in range(len(body.layers))]
         self._info = replace(info, num_weight_bytes=sum(each.num_bytes for each in self.step_linears))
-        if config.numerics == "invariant":
-            settle_numerics(self)
 
     @property
     def step_linears(self) -> list[StepLinear]:

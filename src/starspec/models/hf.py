@@ -19,7 +19,6 @@ from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import ModelError
 from starspec.models.batch import PackedBatch
 from starspec.models.linear import StepLinear
-from starspec.models.numerics import settle_numerics
 from starspec.models.packed import FeatureTaps, PackedRunner
 from starspec.models.rotary import check_rotary
 from starspec.models.runner import ModelInfo, Segment
@@ -83,8 +82,6 @@ class TransformersRunner(PackedRunner):
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
         self._try_one_token()
-        if config.numerics == "invariant":
-            settle_numerics(self)
 
     def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
         output = self._model(

@@ -12,6 +12,7 @@ from starspec.config import ModelConfig, nearest
 from starspec.errors import ConfigError, ModelError
 from starspec.models.foreign import reading
 from starspec.models.locate import is_synthetic, locate
+from starspec.models.packed import PackedRunner
 from starspec.models.runner import ModelInfo, ModelRunner
 from starspec.models.soundness import check_finite, check_length, check_rope_in
 from starspec.models.support import check_class, check_config, model_length, plain_attention
@@ -51,14 +52,22 @@ def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunne
 
     pack = make_packer(config, info.vocab_size)
     if config.fused and why_not_fused(model) is None:
-        return FusedRunner(model, config, info, pack)
+        return _settled(FusedRunner(model, config, info, pack), config)
     if config.fused or config.quantization != "none":
         swap_linears(model, pack)
         info = replace(info, num_weight_bytes=num_step_bytes(model))
     expected = own_logits(model)
     with reading(f"'{config.model}' cannot be run over starspec's cache"):
-        runner = TransformersRunner(model, config, info)
+        runner = _settled(TransformersRunner(model, config, info), config)
         check_agreement(config.model, runner, expected)
+    return runner
+
+
+def _settled(runner: PackedRunner, config: ModelConfig) -> PackedRunner:
+    from starspec.models.numerics_memo import settle_once  # noqa: PLC0415 (draws in a progress bar)
+
+    if config.numerics == "invariant":
+        settle_once(runner)
     return runner
 
 

@@ -54,7 +54,7 @@ class StarPlan:
         return self.num_repeats * (len(self.num_targets) * (len(SERVICES) - 1) + 1) + 1
 
 
-QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1)
+QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, target_seconds=8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
