@@ -14,8 +14,9 @@ from starspec.config import RunAhead
 from starspec.draft.capacity import (
     Demand,
     LayerCost,
+    expected,
     gains,
-    none_loses,
+    losers,
     num_full,
     num_max,
     predicted_rates,
@@ -86,8 +87,7 @@ def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost:
     others = [typical(found)] * 12
 
     def gain(count: int) -> bool:
-        *before, last = [*found, *others][:count]
-        return gains(last, before, cost, width, 0.0) and none_loses([*before, last], cost, width)
+        return not losers([*found, *others][:count], cost, width, 0.0)
 
     assert 1 <= number <= 12
     assert number == 1 or gain(number)
@@ -95,14 +95,16 @@ def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost:
 
 
 @given(st.lists(demands, min_size=1, max_size=6), costs, widths)
-def test_who_loses_is_slower_than_plain_for_the_others_and_for_nothing_else(
-    found: list[Demand], cost: LayerCost, width: int | None
-) -> None:
-    together = predicted_rates(found, cost, width)
-    alone = [predicted_rates([each], cost, width)[0] for each in found]
-    plain = [each.plain_tokens_per_s for each in found]
-    lose = [rate < speed <= best for rate, speed, best in zip(together, plain, alone, strict=True)]
-    assert none_loses(found, cost, width) != any(lose)
+def test_who_loses_is_slower_than_plain_by_the_margin(found: list[Demand], cost: LayerCost, width: int | None) -> None:
+    rates = predicted_rates(found, cost, width)
+    pairs = list(zip(rates, found, strict=True))
+    assert losers(found, cost, width, 0.05) == [each for rate, each in pairs if rate < 1.05 * each.plain_tokens_per_s]
+
+
+def test_who_decodes_faster_is_supposed_to_verify_faster() -> None:
+    slow, fast = (replace(STARSD, return_s=z, plain_tokens_per_s=1.1 / z) for z in (0.2, 0.022))
+    assert expected([slow, fast], slow.plain_tokens_per_s).return_s == pytest.approx(0.2)
+    assert expected([slow, fast], fast.plain_tokens_per_s).return_s == pytest.approx(0.022)
 
 
 @given(st.lists(demands, min_size=1, max_size=6), demands, costs, widths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,71 +38,110 @@ def probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Probe:
     return probe
 
 
-def make_runner(kind: str = "fused", **changes: object) -> FusedRunner | TransformersRunner:
-    model, config = make_model(dtype=changes.pop("dtype", torch.float32)), make_config()
-    if kind == "unfused":
-        return TransformersRunner(model, config, make_info(**changes))
-    return FusedRunner(model, config, make_info(**changes), pack_dense)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
 
 
-def settled(**changes: object) -> FusedRunner | TransformersRunner:
-    runner = make_runner(**changes)
-    settle_once(runner)
+def settled(
+    folder: Path, kind: str = "fused", dtype: torch.dtype = torch.float32, max_model_len: int = 128, **changes: object
+) -> FusedRunner | TransformersRunner:
+    model, config = make_model(dtype=dtype), make_config(**changes)
+    info = make_info(max_model_len=max_model_len)
+    runner = (
+        TransformersRunner(model, config, info) if kind == "unfused" else FusedRunner(model, config, info, pack_dense)
+    )
+    settle_once(runner, config, folder)
     return runner
 
 
-def test_a_second_start_knows_what_the_first_one_found(probe: Probe) -> None:
-    first, second = settled(), settled()
+def test_a_second_start_knows_what_the_first_one_found(probe: Probe, folder: Path) -> None:
+    first, second = settled(folder), settled(folder)
     assert probe.num_calls == 1
     assert (second.rows, second.reading) == (first.rows, first.reading) != (RowRange(1, None), Reading.FAST)
     assert second.numerics_report == first.numerics_report + EARLIER
 
 
-@pytest.mark.parametrize("changes", [{"dtype": torch.bfloat16}, {"max_model_len": 64}, {"kind": "unfused"}], ids=str)
-def test_another_way_of_computing_is_probed(probe: Probe, changes: dict[str, object]) -> None:
-    settled()
-    settled(**changes)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": torch.bfloat16},
+        {"max_model_len": 64},
+        {"kind": "unfused"},
+        {"fused": False},
+        {"quantization": "int8"},
+    ],
+    ids=str,
+)
+def test_another_way_of_computing_is_probed(probe: Probe, folder: Path, changes: dict[str, Any]) -> None:
+    settled(folder)
+    settled(folder, **changes)
     assert probe.num_calls == 2
 
 
 def test_another_machine_number_of_threads_or_version_of_the_code_is_probed(
-    probe: Probe, monkeypatch: pytest.MonkeyPatch
+    probe: Probe, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled()
+    settled(folder)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    settled()
+    settled(folder)
     monkeypatch.setattr(numerics_memo, "_processor", lambda: "another one")
-    settled()
+    settled(folder)
     monkeypatch.setattr(numerics_memo, "_code", lambda: [b"other code"])
-    settled()
+    settled(folder)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(num_threads + 1)
     try:
-        settled()
+        settled(folder)
     finally:
         torch.set_num_threads(num_threads)
     assert probe.num_calls == 5
 
 
-def test_the_same_shapes_of_another_model_are_probed(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled()
-    runner = make_runner()
-    monkeypatch.setattr(runner, "_info", SimpleNamespace(name="other", vocab_size=64, num_layers=2))
-    settle_once(runner)
-    assert probe.num_calls == 2
+def test_another_model_of_the_same_shapes_is_probed(probe: Probe, folder: Path) -> None:
+    settled(folder)
+    (folder / "config.json").write_text('{"rope_theta": 1}')
+    settled(folder)
+    other = folder.with_name("other")
+    folder.rename(other)
+    settled(other)
+    assert probe.num_calls == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"lowest": 2, "highest": 64, "reading": 7, "report": ""}'], ids=str)
-def test_a_finding_that_cannot_be_read_is_none(probe: Probe, tmp_path: Path, content: bytes) -> None:
-    settled()
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"lowest": 2, "highest": 64, "reading": 7, "report": ""}',
+        b'{"lowest": 2, "highest": 64, "reading": 2, "report": "\xff"}',
+        b'{"lowest": 5, "highest": 3, "reading": 2, "report": ""}',
+        b'{"lowest": 0, "highest": 64, "reading": 2, "report": ""}',
+        b"[" * 100_000,
+    ],
+    ids=lambda content: str(content[:60]),
+)
+def test_a_finding_that_cannot_be_read_is_none(probe: Probe, folder: Path, tmp_path: Path, content: bytes) -> None:
+    settled(folder)
     (file,) = (tmp_path / "cache" / "numerics").iterdir()
     file.write_bytes(content)
-    settled()
-    settled()
+    settled(folder)
+    settled(folder)
     assert probe.num_calls == 2
 
 
-def test_where_nothing_can_be_kept_every_start_probes(probe: Probe, tmp_path: Path) -> None:
+def test_where_nothing_can_be_kept_every_start_probes(
+    probe: Probe, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert settled().reading is settled().reading
+    assert settled(folder).reading is settled(folder).reading
     assert probe.num_calls == 2
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(numerics_memo, "cache_folder", no_home)
+    assert settled(folder).reading is not Reading.FAST

@@ -9,7 +9,7 @@ T = max(S + Z, N S), the paper's equations 8 to 10.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 from typing import NamedTuple
@@ -63,15 +63,11 @@ def gains(demand: Demand, others: Sequence[Demand], cost: LayerCost, max_session
     return rate >= (1.0 + margin) * demand.plain_tokens_per_s
 
 
-def none_loses(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float = 0.0) -> bool:
-    """Whether no target falls below its plain speed, and `margin` times it more, by the others that the hub serves.
-
-    One that would be slower even alone does not lose by them.
-    """
+def losers(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float) -> list[Demand]:
+    """Those that are slower than `1 + margin` times their plain speed if the hub serves exactly these."""
     rates = predicted_rates(demands, cost, max_sessions)
     least = 1.0 + margin
-    losing = [each for rate, each in zip(rates, demands, strict=True) if rate < least * each.plain_tokens_per_s]
-    return not any(gains(each, [], cost, max_sessions, margin) for each in losing)
+    return [each for rate, each in zip(rates, demands, strict=True) if rate < least * each.plain_tokens_per_s]
 
 
 def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, limit: int) -> int:
@@ -87,9 +83,19 @@ def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None
     supposed = typical(gaining)
     for num_targets in range(2, limit + 1):
         served = [*gaining, *[supposed] * (num_targets - len(gaining))][:num_targets]
-        if not none_loses(served, cost, max_sessions) or not gains(served[-1], served[:-1], cost, max_sessions, 0.0):
+        if losers(served, cost, max_sessions, 0.0):
             return num_targets - 1
     return limit
+
+
+def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:
+    """What to expect of a target of which no more is known than its plain speed: who decodes faster verifies faster."""
+    like_others = typical(others)
+    return replace(
+        like_others,
+        plain_tokens_per_s=plain_tokens_per_s,
+        return_s=fmean(each.return_s * each.plain_tokens_per_s for each in others) / plain_tokens_per_s,
+    )
 
 
 def typical(demands: Sequence[Demand]) -> Demand:

@@ -13,11 +13,11 @@ alone: whom to take is decided with one margin, whom to let go with another, aft
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from starspec.config import Admission
-from starspec.draft.capacity import Demand, LayerCost, gains, none_loses, num_max, typical
+from starspec.draft.capacity import Demand, LayerCost, expected, gains, losers, num_max, typical
 from starspec.ids import SessionId
 
 REVIEW_S: Final = 0.5  # between two reviews
@@ -25,7 +25,8 @@ KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
 PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
 STAY_S: Final = 5.0  # who has just come is not sent away
 UNKNOWN_S: Final = 5.0  # who cannot be measured for so long, for instance because he asks for nothing, is no load
-FORGET_S: Final = 60.0  # of one without a place it is then forgotten what it gains: its requests may be others now
+FORGET_S: Final = 60.0  # what is known of one without a place is then forgotten: its requests may be others now
+LONGEST_FORGET_S: Final = 960.0  # each time that it is sent away it takes twice as long, up to this
 MARGIN: Final = 0.05  # of plain speed: so much more than it to take one in, so much less to let one go
 MAX_COUNTED: Final = 256  # targets that N_max is looked for among
 
@@ -47,6 +48,14 @@ class _Place:
     used_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Of a target that had a place."""
+
+    left_s: float
+    forget_s: float
+
+
 class Places:
     """Hands out places.
 
@@ -57,9 +66,8 @@ class Places:
     def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
         self._held: dict[SessionId, _Place] = {}  # first come first
-        self._left_s: dict[SessionId, float] = {}  # who had a place and has none, since when
-        self._leaver: SessionId | None = None  # who is to go, if that stays so ...
-        self._losing_since_s = 0.0  # ... from then on
+        self._past: dict[SessionId, _Past] = {}
+        self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
         self.num_max = 0  # at the last review; 0 = not known
 
@@ -74,13 +82,12 @@ class Places:
         """Whether the target has a place from now on."""
         if target not in self._held and self._has_room(target, load, now):
             self._held[target] = _Place(now, now)
-            self._left_s.pop(target, None)
         return target in self._held
 
     def leave(self, target: SessionId) -> None:
         """The target is gone. Idempotent."""
         self._held.pop(target, None)
-        self._left_s.pop(target, None)
+        self._past.pop(target, None)
 
     def is_review_due(self, now: float) -> bool:
         return now - self._reviewed_s >= REVIEW_S
@@ -92,7 +99,7 @@ class Places:
             if target in load.busy:
                 place.used_s = now
             elif now - place.used_s >= KEEP_S:
-                self._let_go(target, now)
+                self._let_go(target, FORGET_S, now)
         if self._fixed is not None:
             self.num_max = self._fixed
             return
@@ -100,16 +107,19 @@ class Places:
         if measured and load.cost is not None:
             self.num_max = num_max(measured, load.cost, load.max_sessions, MAX_COUNTED)
             leaver = self._who_should_go(load, load.cost)
-        if leaver != self._leaver:
-            self._leaver, self._losing_since_s = leaver, now
-        if leaver is not None:
-            due_s = max(self._losing_since_s + PATIENCE_S, self._held[leaver].since_s + STAY_S)
-            if now >= due_s:
-                self._let_go(leaver, now)
+        if leaver is None:
+            self._losing_since_s = None
+            return
+        if self._losing_since_s is None:
+            self._losing_since_s = now
+        if now >= max(self._losing_since_s + PATIENCE_S, self._held[leaver].since_s + STAY_S):
+            past = self._past.get(leaver)
+            self._let_go(leaver, min(2.0 * past.forget_s, LONGEST_FORGET_S) if past else FORGET_S, now)
+            self._losing_since_s = None
 
-    def _let_go(self, target: SessionId, now: float) -> None:
+    def _let_go(self, target: SessionId, forget_s: float, now: float) -> None:
         del self._held[target]
-        self._left_s[target] = now
+        self._past[target] = _Past(now, forget_s)
 
     def _has_room(self, target: SessionId, load: Load, now: float) -> bool:
         if self._fixed is not None:
@@ -119,46 +129,43 @@ class Places:
         if not measured or cost is None:
             return num_new == 0  # else it will be known soon
         # what others gain nothing by says nothing of one that has just come
-        supposed = [each for each in measured if gains(each, [], cost, load.max_sessions, 0.0)]
+        worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
-        if own is None and not supposed:
+        if own is None and not worthy:
             return num_new == 0
-        own = own or _like(typical(supposed), load.plain_tokens_per_s.get(target, 0.0), load.demands.get(target))
-        served = [*measured, *[typical(supposed or measured)] * num_new]
+        served = [*measured, *[typical(worthy or measured)] * num_new]
+        if own is None:
+            speed = load.plain_tokens_per_s.get(target, 0.0) or typical(worthy).plain_tokens_per_s
+            own = expected(worthy, speed)
         if not gains(own, served, cost, load.max_sessions, MARGIN):
             return False
-        return none_loses([*served, own], cost, load.max_sessions, MARGIN)
+        return not any(
+            _is_worth_it(each, load, cost) for each in losers([*served, own], cost, load.max_sessions, MARGIN)
+        )
 
     def _measured(self, load: Load) -> list[Demand]:
         return [load.demands[target] for target in self._held if target in load.demands]
 
     def _who_should_go(self, load: Load, cost: LayerCost) -> SessionId | None:
-        """One that gains nothing even alone; or the last to come, if anybody loses by others. The only one stays."""
+        """If anybody is slower than alone: one that gains next to nothing even alone, else the last to come.
+
+        The only one stays: how long to speculate is its own decision.
+        """
         if len(self._held) < 2:
             return None
+        losing = losers(self._measured(load), cost, load.max_sessions, -MARGIN)
         for target in reversed(self._held):
             demand = load.demands.get(target)
-            if demand is not None and not gains(demand, [], cost, load.max_sessions, -MARGIN):
+            if demand in losing and demand is not None and not _is_worth_it(demand, load, cost):
                 return target
-        if none_loses(self._measured(load), cost, load.max_sessions, -MARGIN):
-            return None
-        return next(reversed(self._held))
+        return next(reversed(self._held)) if losing else None
 
     def _remembered(self, target: SessionId, load: Load, now: float) -> Demand | None:
         """What a target asked for when it had a place, unless that was long ago."""
-        left_s = self._left_s.get(target)
-        return load.demands.get(target) if left_s is not None and now - left_s < FORGET_S else None
+        past = self._past.get(target)
+        return load.demands.get(target) if past is not None and now - past.left_s < past.forget_s else None
 
 
-def _like(others: Demand, plain_tokens_per_s: float, past: Demand | None) -> Demand:
-    """What to expect of a target from what others are like, and from what is said or known of it.
-
-    One that is faster without drafts verifies faster too. As many sequences as it had before it will have again.
-    """
-    plain_tokens_per_s = plain_tokens_per_s or others.plain_tokens_per_s
-    return replace(
-        others,
-        plain_tokens_per_s=plain_tokens_per_s,
-        return_s=others.return_s * others.plain_tokens_per_s / plain_tokens_per_s,
-        num_sessions=past.num_sessions if past else others.num_sessions,
-    )
+def _is_worth_it(demand: Demand, load: Load, cost: LayerCost) -> bool:
+    """Whether drafts make it faster if nobody else is served. Who is not loses nothing by others."""
+    return gains(demand, [], cost, load.max_sessions, MARGIN)

@@ -41,10 +41,10 @@ def load_runner(config: ModelConfig) -> ModelRunner:
     max_model_len = _max_model_len(config, hf_config)
     plain_attention(config.model, hf_config, max_model_len)
     model = _read_model(config, folder, hf_config, device)
-    return _make_runner(model, config, _info(model, config, folder, max_model_len))
+    return _make_runner(model, config, folder, _info(model, config, folder, max_model_len))
 
 
-def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunner:
+def _make_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> ModelRunner:
     from starspec.models.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
     from starspec.models.fused import FusedRunner, why_not_fused  # noqa: PLC0415
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
@@ -52,22 +52,22 @@ def _make_runner(model: Any, config: ModelConfig, info: ModelInfo) -> ModelRunne
 
     pack = make_packer(config, info.vocab_size)
     if config.fused and why_not_fused(model) is None:
-        return _settled(FusedRunner(model, config, info, pack), config)
+        return _settled(FusedRunner(model, config, info, pack), config, folder)
     if config.fused or config.quantization != "none":
         swap_linears(model, pack)
         info = replace(info, num_weight_bytes=num_step_bytes(model))
     expected = own_logits(model)
     with reading(f"'{config.model}' cannot be run over starspec's cache"):
-        runner = _settled(TransformersRunner(model, config, info), config)
+        runner = _settled(TransformersRunner(model, config, info), config, folder)
         check_agreement(config.model, runner, expected)
     return runner
 
 
-def _settled(runner: PackedRunner, config: ModelConfig) -> PackedRunner:
+def _settled(runner: PackedRunner, config: ModelConfig, folder: Path) -> PackedRunner:
     from starspec.models.numerics_memo import settle_once  # noqa: PLC0415 (draws in a progress bar)
 
     if config.numerics == "invariant":
-        settle_once(runner)
+        settle_once(runner, config, folder)
     return runner
 
 

@@ -30,7 +30,7 @@ MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel,
 MAX_ROWS: Final = 64  # no forward of several sequences is wider
 ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
 SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
-# then wider forwards are tried for so long, by each thread's own time, so that a machine busy with other things is not
+# then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
 # taken for a slow one: where that is too short, splitting them costs little
 PROBE_S: Final = 1.5
 NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
@@ -103,7 +103,7 @@ def invariant_rows(
     Returns: None if the range holds no second row count.
     """
     lowest, highest = MIN_ROWS, MAX_ROWS
-    deadline_s = time.process_time() + probe_s * torch.get_num_threads()
+    deadline_s = time.thread_time() + probe_s
     of_each_shape = {(linear.in_features, linear.num_bytes): linear for linear in linears}
     for linear in sorted(of_each_shape.values(), key=lambda linear: linear.num_bytes):
         # cubed: like real activations a few entries dominate, so that another order of summation shows
@@ -128,7 +128,7 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s
             lowest = num_rows + 1
             break
     for num_rows in range(ANCHOR_ROWS + 1, highest + 1):
-        is_late = num_rows > SURE_ROWS and time.process_time() > deadline_s
+        is_late = num_rows > SURE_ROWS and time.thread_time() > deadline_s
         if is_late or not agrees(num_rows):
             highest = num_rows - 1
             break

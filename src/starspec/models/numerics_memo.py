@@ -1,48 +1,64 @@
 """What the numerics probe found, kept from start to start: it takes seconds, and the machine is the same.
 
 A finding is kept under the hash of all that it can depend on: processor, torch and its build, threads and what else
-steers kernels from the environment, the model and the shapes of what was tried, and the code of the forwards itself. So
-none is ever changed; what does not apply any more is not found. To probe anew, delete the folder.
+steers kernels, the model and how it is to run, and the code of the forwards itself. So none is ever changed; what does
+not apply any more is not found. To probe anew, delete the folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import torch
+from msgspec import Meta
 
 import starspec.cache
 import starspec.models
+from starspec.config import ModelConfig
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.gguf import cache_folder
 from starspec.models.numerics import settle_numerics
 from starspec.models.packed import PackedRunner
 
-STEERING: Final = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
+STEERING: Final = (
+    *("ATEN_", "CUBLAS", "CUDA_", "DISABLE_ADDMM", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "NVIDIA_"),
+    *("OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_"),
+)
+VARYING: Final = ("processor", "cpu MHz", "bogomips", "BogoMIPS", "core id", "apicid", "initial apicid", "physical id")
+FORWARDS: Final = ("transformers", "torchao")  # packages whose code may be that of a forward
 EARLIER: Final = " (found at an earlier start)"
 
 
 class _Finding(msgspec.Struct, frozen=True):
-    lowest: int
-    highest: int | None
+    lowest: Annotated[int, Meta(ge=1)]
+    highest: Annotated[int, Meta(ge=1)] | None
     reading: Reading
     report: str
 
 
-def settle_once(runner: PackedRunner) -> None:
+def settle_once(runner: PackedRunner, config: ModelConfig, folder: Path) -> None:
     """As `settle_numerics`, from memory where the same was probed before.
 
+    Args:
+        config: how the model is to run.
+        folder: where it was read from.
     Effects: as `settle_numerics`; a small file in the folder `numerics` of the cache. If that cannot be written, the
         next start probes too.
     """
-    path = cache_folder() / "numerics" / f"{_key(runner)}.json"
+    try:
+        path = cache_folder() / "numerics" / f"{_key(runner, config, folder)}.json"
+    except (OSError, RuntimeError):  # no home, or the model's folder has gone
+        settle_numerics(runner)
+        return
     finding = _read(path)
     if finding is None:
         settle_numerics(runner)
@@ -52,9 +68,9 @@ def settle_once(runner: PackedRunner) -> None:
     runner.numerics_report = finding.report + EARLIER
 
 
-def _key(runner: PackedRunner) -> str:
+def _key(runner: PackedRunner, config: ModelConfig, folder: Path) -> str:
     digest = hashlib.sha256()
-    for part in (*_machine(runner.cache.device), *_computation(runner), *_code()):
+    for part in (*_machine(runner.cache.device), *_model(runner, config, folder), *_code()):
         digest.update(part)
         digest.update(b"\0")
     return digest.hexdigest()[:32]
@@ -64,9 +80,11 @@ def _machine(device: torch.device) -> Iterator[bytes]:
     yield torch.__config__.show().encode()
     yield torch.__config__.parallel_info().encode()  # with the number of threads
     yield torch.backends.cpu.get_cpu_capability().encode()
+    yield f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}".encode()
+    yield f"oneDNN {torch.backends.mkldnn.enabled}".encode()
     yield _processor().encode()
     if device.type == "cuda":
-        yield torch.cuda.get_device_name(device).encode()
+        yield str(torch.cuda.get_device_properties(device)).encode()
     yield from (f"{name}={value}".encode() for name, value in sorted(os.environ.items()) if name.startswith(STEERING))
 
 
@@ -75,17 +93,24 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor()
-    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "stepping")))
+    return "\n".join(line for line in lines if not line.startswith(VARYING))
 
 
-def _computation(runner: PackedRunner) -> Iterator[bytes]:
-    cache, info = runner.cache, runner.info
-    yield f"{type(runner).__name__} {info.name} {info.vocab_size} {info.num_layers} {runner.num_heads}".encode()
+def _model(runner: PackedRunner, config: ModelConfig, folder: Path) -> Iterator[bytes]:
+    cache = runner.cache
+    yield str(folder.resolve()).encode()
+    yield (folder / "config.json").read_bytes()
+    yield f"{type(runner).__name__} {config.dtype} {config.device} {config.quantization} {config.fused}".encode()
     yield f"{cache.dtype} {cache.device} {tuple(cache.keys[0].shape)}".encode()
     yield from (f"{linear.in_features} {linear.num_bytes}".encode() for linear in runner.step_linears)
 
 
 def _code() -> Iterator[bytes]:
+    for name in FORWARDS:
+        try:
+            yield f"{name} {version(name)}".encode()
+        except PackageNotFoundError:
+            yield name.encode()
     for package in (starspec.cache, starspec.models):
         for folder in package.__path__:
             yield from (path.read_bytes() for path in sorted(Path(folder).glob("*.py")))
@@ -93,9 +118,10 @@ def _code() -> Iterator[bytes]:
 
 def _read(path: Path) -> _Finding | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Finding)
-    except (OSError, msgspec.DecodeError):
+        finding = msgspec.json.decode(path.read_bytes(), type=_Finding)
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError):
         return None
+    return finding if finding.highest is None or finding.lowest <= finding.highest else None
 
 
 def _write(path: Path, finding: _Finding) -> None:
@@ -105,4 +131,5 @@ def _write(path: Path, finding: _Finding) -> None:
         partial.write_bytes(msgspec.json.encode(finding))
         partial.replace(path)
     except OSError:
-        return
+        with contextlib.suppress(OSError):
+            partial.unlink()
