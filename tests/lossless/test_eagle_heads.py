@@ -12,14 +12,13 @@ import pytest
 
 import starspec
 from starspec.bench.certify import CHAIN, MAX_MODEL_LEN, NUM_ROWS, TREE
-from starspec.bench.datasets import CONTINUED, own_prompts, spread
+from starspec.bench.datasets import own_prompts, spread
 from starspec.bench.lossless import Contender, compare_with_plain
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig
 
 pytestmark = pytest.mark.model
-# to be continued: without a chat template's thirty tokens, which take most of the time
-PROMPTS = [replace(prompt, category=CONTINUED) for prompt in spread(own_prompts(), 24)]
+PROMPTS = spread(own_prompts(), 24)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
 SHIPPED_BATCHES = {
@@ -52,5 +51,4 @@ def test_float32_says_what_plain_decoding_says_with_eagle_heads(
     assert [row.first_divergence for row in rows] == [None] * len(contenders)
     assert all(row.num_identical == len(PROMPTS) for row in rows)
     assert max(row.acceptance_length for row in rows if row.contender == "random") < 1.1
-    # it has learned to answer, and here it continues text
-    assert min(row.acceptance_length for row in rows if row.contender == "shipped") > 1.2
+    assert min(row.acceptance_length for row in rows if row.contender == "shipped") > 1.5

@@ -156,7 +156,7 @@ class Places:
         losing = losers(self._measured(load), cost, load.max_sessions, -MARGIN)
         for target in reversed(self._held):
             demand = load.demands.get(target)
-            if demand in losing and demand is not None and not _is_worth_it(demand, load, cost):
+            if demand is not None and demand in losing and not _is_worth_it(demand, load, cost):
                 return target
         return next(reversed(self._held)) if losing else None
 
