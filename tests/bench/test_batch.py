@@ -168,6 +168,7 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
 
 
 PEAKS = """
+from starspec.bench.batch.memory import peak_mib, reset_peak
 
 reset_peak()
 before = peak_mib()
