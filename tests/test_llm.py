@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from starspec import LLM, ConfigError, RequestError, SamplingParams
@@ -71,6 +72,30 @@ def test_streamed_pieces_join_to_the_answer_and_closing_frees_the_row() -> None:
     stream.close()
     assert not llm.engine.has_work
     llm.engine.check_integrity()
+
+
+def test_streams_read_in_turns_and_answers_between_them_lose_nothing() -> None:
+    llm = llm_of("draft", max_num_seqs=4)
+    prompts = [[3, 4], [5], [6, 7]]
+    longer = SamplingParams(temperature=0.0, max_tokens=40)
+    wholes = [each.outputs[0] for each in llm.generate(prompts, [GREEDY, longer, GREEDY])]
+    one, other = llm.stream(prompts[0], GREEDY), llm.stream(prompts[1], longer)
+    pieces = [[next(one)], [next(other)]]
+    (between,) = llm.generate([prompts[2]], GREEDY)
+    pieces[0] += one
+    pieces[1] += other
+    assert [[token for each in row for token in each.token_ids] for row in pieces] == [
+        wholes[0].token_ids,
+        wholes[1].token_ids,
+    ]
+    assert between.outputs[0].token_ids == wholes[2].token_ids
+    assert not llm.engine.has_work
+
+
+def test_a_seed_of_numpy_is_a_seed() -> None:
+    seeds = (np.int64(2**62), 2**62)
+    answers = [llm_of("plain").generate([[1, 2]], SamplingParams(seed=seed, n=2, max_tokens=8)) for seed in seeds]
+    assert [each.token_ids for each in answers[0][0].outputs] == [each.token_ids for each in answers[1][0].outputs]
 
 
 def test_logprobs_are_the_targets_own_whatever_was_drafted() -> None:

@@ -10,7 +10,8 @@ for result in llm.generate(["Hello"], SamplingParams(temperature=0.0, max_tokens
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -106,6 +107,7 @@ class LLM:
         drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)
+        self._takers: dict[RequestId, Callable[[Emission], None]] = {}  # by open request: `generate` or a stream
 
     def __enter__(self) -> Self:
         return self
@@ -161,18 +163,28 @@ class LLM:
         return self.generate(prompts, sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Emission]:
-        """Answer one prompt piece by piece. Closing the iterator aborts the request."""
+        """Answer one prompt piece by piece. Closing the iterator aborts the request.
+
+        Several streams may be read in turns, and `generate` called between: each keeps what the others' steps bring it.
+        """
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
         (spec,) = request_specs(self._token_ids(prompt), params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
+        pieces = deque[Emission]()
+        self._takers[request_id] = pieces.append
         try:
-            while self.engine.has_work:
-                yield from (each for each in self.engine.step() if each.request_id == request_id)
+            is_done = False
+            while not is_done:
+                while not pieces:
+                    self._step()
+                piece = pieces.popleft()
+                is_done = piece.finish_reason is not None
+                yield piece
         finally:
-            self.engine.abort(request_id)
+            self._let_go(request_id)
 
     @property
     def _eos_token_ids(self) -> tuple[int, ...]:
@@ -192,16 +204,31 @@ class LLM:
         """Feed the waiting line as it empties; on an exception, abort what is left."""
         waiting = iter(specs)
         upcoming = next(waiting, None)
+        unfinished = set(answers)
+
+        def take(emission: Emission) -> None:
+            answers[emission.request_id].add(emission)
+            if emission.finish_reason is not None:
+                unfinished.discard(emission.request_id)
+
+        self._takers |= dict.fromkeys(answers, take)
         try:
-            while upcoming is not None or self.engine.has_work:
+            while unfinished:
                 while upcoming is not None and self.engine.has_room:
                     self.engine.submit(*upcoming)
                     upcoming = next(waiting, None)
-                for emission in self.engine.step():
-                    answers[emission.request_id].add(emission)
+                self._step()
         finally:
             for request_id in answers:
-                self.engine.abort(request_id)
+                self._let_go(request_id)
+
+    def _step(self) -> None:
+        for emission in self.engine.step():
+            self._takers[emission.request_id](emission)
+
+    def _let_go(self, request_id: RequestId) -> None:
+        self.engine.abort(request_id)
+        del self._takers[request_id]
 
 
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:

@@ -87,7 +87,7 @@ class SamplingParams:
 
     def laws(self, eos_token_ids: tuple[int, ...]) -> list[TokenLaw]:
         """The token laws of the `n` answers: seeds follow each other from the given one, or from one drawn here."""
-        seed = secrets.randbits(62) if self.seed is None else self.seed
+        seed = secrets.randbits(62) if self.seed is None else int(self.seed)  # NumPy's would overflow below
         return [self.law(eos_token_ids, (seed + choice) % 2**63) for choice in range(self.n)]
 
     def law(self, eos_token_ids: tuple[int, ...], seed: int | None = None) -> TokenLaw:
@@ -106,7 +106,7 @@ class SamplingParams:
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
                 logit_bias=self.bias,
-                seed=(self.seed or 0) if seed is None else seed,
+                seed=int(self.seed or 0) if seed is None else seed,
                 min_tokens=self.min_tokens,
                 end_token_ids=end_token_ids,
             )

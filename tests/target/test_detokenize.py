@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import WordTokenizer
@@ -56,6 +58,32 @@ def test_a_stop_string_over_two_tokens_cuts_the_text() -> None:
 
 def test_a_stop_string_in_the_prompt_does_not_count() -> None:
     assert feed(Detokenizer(TOKENIZER, [5, 6], stop=("w5 w6",)), [7, 8]) == ("w7 w8 ", None)
+
+
+@given(
+    ids=st.lists(st.integers(1, 4), max_size=20),
+    stops=st.lists(st.sampled_from(["1 w2", "w3 w", "4 w4 w4", "2 ", "w1 w1"]), max_size=3),
+    num_unchecked=st.integers(0, 20),
+    rounds=st.lists(st.integers(1, 6), min_size=20, max_size=20),
+)
+def test_however_many_tokens_a_round_brings_the_text_and_the_stop_string_are_the_same(
+    ids: list[int], stops: list[str], num_unchecked: int, rounds: list[int]
+) -> None:
+    """A stop string that was complete before `min_tokens` never counts, whether its text was handed out or not."""
+
+    def answer(sizes: list[int]) -> tuple[str, str | None]:
+        detokenizer = Detokenizer(TOKENIZER, [9], stop=tuple(stops))
+        text, match, ends = "", None, set(itertools.accumulate(sizes))
+        for count, token_id in enumerate(ids, 1):
+            match = match or detokenizer.add(token_id, check_stop=count > num_unchecked)
+            if match:
+                break
+            if count in ends:
+                text += detokenizer.take()
+        match = match or detokenizer.finish()
+        return text + detokenizer.take(), match.stop if match else None
+
+    assert answer(rounds) == answer([1] * len(ids))
 
 
 @given(

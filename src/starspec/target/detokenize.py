@@ -45,6 +45,7 @@ class Detokenizer:
         self._num_read = len(self._window)  # tokens of the window whose text is in `_text` already
         self._text = ""
         self._num_taken = 0
+        self._num_unchecked = 0  # characters at the beginning in which a stop string does not count
         self._is_stopped = False
 
     @property
@@ -56,12 +57,16 @@ class Detokenizer:
         """Add one token; on a completed stop string, cut the text there and say which.
 
         Args:
-            check_stop: False while fewer than `min_tokens` tokens are out.
+            check_stop: False while fewer than `min_tokens` tokens are out. A stop string that is complete by then does
+                not count later either, however many tokens come before the next `take`.
         Effects: the text; after a match nothing may be added.
         """
         self._window.append(token_id)
         self._grow(is_last=False)
-        return self._match_stop() if check_stop else None
+        if check_stop:
+            return self._match_stop()
+        self._num_unchecked = len(self._text)
+        return None
 
     def finish(self) -> StopMatch | None:
         """No more tokens will come: text held back for an unfinished character is final now."""
@@ -94,13 +99,17 @@ class Detokenizer:
 
     def _match_stop(self) -> StopMatch | None:
         """Cut the text at the stop string that begins first, if one is in the text not yet handed out."""
-        found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, self._num_taken)) >= 0]
+        found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, self._first_place(stop))) >= 0]
         if not found:
             return None
         at, stop = min(found)
         self._text = self._text[: at + len(stop) if self._include_stop else at]
         self._is_stopped = True
         return StopMatch(stop)
+
+    def _first_place(self, stop: str) -> int:
+        """Where a match of it may begin: in text not yet handed out, and so that its end has been checked."""
+        return max(self._num_taken, self._num_unchecked - len(stop) + 1)
 
     def _held_len(self) -> int:
         """Characters at the end that may begin a stop string."""

@@ -110,7 +110,7 @@ class Sequence:
         may_end = self.num_output_tokens >= self.law.min_tokens
         if token_id in self._end_token_ids and may_end:
             if token_id not in self._eos_token_ids:
-                self._detokenizer.add(token_id, check_stop=False)
+                self._detokenizer.add(token_id)
             self._detokenizer.finish()
             return Finish("stop", None if token_id in self._eos_token_ids else token_id)
         match = self._detokenizer.add(token_id, check_stop=may_end)
