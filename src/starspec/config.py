@@ -24,6 +24,7 @@ WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
+MAX_STOP_LEN = 10_000  # characters of a stop string
 MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
 MIN_LEASE_S = 0.1
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
@@ -330,6 +331,8 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         _one_of("generation_config", self.generation_config, ("auto", "ignore"))
+        if self.api_key == "":
+            raise ConfigError("the API key is empty: give one, or leave it out to ask for none")
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from starspec.config import MAX_TOP_LOGPROBS
+from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
 from starspec.speculation.law import TokenLaw
 
@@ -54,6 +54,8 @@ class SamplingParams:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
         if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
             raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
+        if any(len(text) > MAX_STOP_LEN for text in self.stop_strings):
+            raise RequestError(f"a stop string has at most {MAX_STOP_LEN} characters", "stop")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}", "logprobs")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

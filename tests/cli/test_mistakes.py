@@ -118,6 +118,35 @@ MISTAKES = {
         ("bench", "tree", "--target", "x", "--draft", "y", "--depths", "9", "--nodes", "4"),
         "a grid needs at least one chain and one tree: they are compared",
     ),
+    "a target's trace to nowhere": (
+        ("target", "--target", "synthetic:", "--trace", "/no/such/folder/t.json"),
+        "--trace /no/such/folder/t.json: there is no folder /no/such/folder",
+    ),
+    "addresses to nowhere": (
+        ("up", "--target", "x", "--ready-file", "/no/such/folder/r.json"),
+        "--ready-file /no/such/folder/r.json: there is no folder /no/such/folder",
+    ),
+    "a key that is none": (("up", "--target", "x", "--api-key", ""), "--api-key is empty: give a key, or leave the"),
+    "a gateway's key that is none": (
+        ("gateway", "--endpoint", "tcp://127.0.0.1:7800", "--target", "synthetic:", "--api-key", ""),
+        "the API key is empty: give one, or leave it out",
+    ),
+    "an endpoint that ZeroMQ would refuse": (
+        ("target", "--target", "synthetic:", "--speculative-config", '{"remote": {"endpoint": "tcp://http://h:7700"}}'),
+        "is not of the form tcp://host:port",
+    ),
+    "a claim about nothing": (
+        ("bench", "certify", "--model", "x", "--part", "pair"),
+        "--part pair is about two models: give --target and --draft",
+    ),
+    "half a pair": (
+        ("bench", "certify", "--model", "x", "--target", "y"),
+        "the parts with two models need both --target and --draft",
+    ),
+    "a file that would not be written": (
+        ("doctor", "--vllm", "http://127.0.0.1:1", "--json", "found.json"),
+        "--vllm is a check by itself: leave out --target, --draft and --json",
+    ),
     "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder /no/such"),
 }
 

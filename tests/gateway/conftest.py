@@ -22,6 +22,7 @@ from starspec.gateway.dial import Connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import RequestId, TargetId
 from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.wire.codec import encode
 from starspec.wire.messages import (
     Abort,
     Ask,
@@ -76,6 +77,7 @@ class ToyTarget:
                 self.aborted.append(request_id)
                 self.open.pop(request_id, None)
             case Submit(request_id=request_id, spec=spec):
+                encode(message)  # refuses what a real link would
                 self._submit(request_id, spec)
         self._changed.set()
 

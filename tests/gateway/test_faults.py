@@ -60,6 +60,7 @@ def error_of(reply: Any) -> dict[str, Any]:
         ({"prompt": "hi", "logprobs": True}, "logprobs"),
         ({"prompt": "hi", "seed": "x"}, "seed"),
         ({"prompt": "hi", "stream": "yes"}, "stream"),
+        ({"prompt": "hi", "stop": "x" * 10_001}, "stop"),
         ({"prompt": "hi", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "hi", "speculative": "on"}, "speculative"),
         ({"prompt": "hi", "speculative": {"num_speculative_tokens": 65}}, "speculative.num_speculative_tokens"),
@@ -258,6 +259,8 @@ async def test_a_bug_ends_its_own_request_only(gateway: Any, stream: bool) -> No
     failed = await gateway.post("/v1/completions", prompt="hi", stream=stream)
     assert (failed.status_code, error_of(failed)["type"]) == (500, "InternalServerError")
     assert "bug" not in failed.text
+    counted = (await gateway.http.get("/metrics")).text
+    assert 'requests_total{route="/v1/completions",status="500"} 1.0' in counted
     gateway.target.script = script
     assert (await gateway.post("/v1/completions", prompt="hi")).status_code == 200
     gateway.target.emit(waits, "served", finish="stop")

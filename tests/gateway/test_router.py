@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from starspec.errors import CapacityError, PeerLost, StarspecError
+from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation import Generation
 from starspec.gateway.order import Order, ReplyOptions
 from starspec.gateway.router import PAUSE_S, SILENCE_S, Router
@@ -129,6 +129,19 @@ async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_t
         with pytest.raises(CapacityError), Generation(router, mixed, "r"):
             pass
         assert targets[0].aborted == ["r-0"]
+
+
+async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_good(targets: list[Any]) -> None:
+    law = TokenLaw(logit_bias=dict.fromkeys(range(100000), -100.0))
+    large = RequestSpec(prompt_token_ids=[1, 2, 3], law=law)
+    mixed = Order(specs=(SPEC, large), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        with pytest.raises(RequestError, match="too large") as refused, Generation(router, mixed, "r"):
+            pass
+        assert refused.value.status == 413
+        assert targets[0].aborted == ["r-0"]
+        assert router.spokes[0].num_open == 0
 
 
 async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:

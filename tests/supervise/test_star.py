@@ -152,6 +152,13 @@ def test_the_hub_is_told_its_policies() -> None:
     assert (told["--slo-round-ms"], told["--rate-limit"]) == ("target-1=40.0", "target-0=1000.0")
 
 
+def test_the_hub_takes_as_many_tags_and_targets_as_the_star_can_have() -> None:
+    ports = replace(PORTS, targets=tuple(range(2000, 2080)))
+    for num_targets, num_rows, told in ((2, 16, ("1024", "64")), (80, 80 * 32, ("2560", "80"))):
+        hub, *_ = star_specs(star(num_targets=num_targets, num_draft_rows=num_rows), ports, {}, num_cores=4)
+        assert (option(hub, "--max-tags"), option(hub, "--max-targets")) == told
+
+
 def test_policies_of_targets_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match="no target 'target-2' in this star; did you mean 'target-"):
         star(hub=HubConfig(rate_limits={"target-2": 5.0}))

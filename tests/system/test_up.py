@@ -160,13 +160,18 @@ def _num_accepted(answer: dict[str, Any]) -> int:
     return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
 
 
-def test_a_stop_drains_what_is_running_and_refuses_what_is_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ["the supervisor", "all at once"])
+def test_a_stop_drains_what_is_running_and_refuses_what_is_new(tmp_path: Path, told: str) -> None:
+    """All at once: as a service manager stops the processes of a service."""
     with running(tmp_path, *STAR, "--served-model-name", "star", "--targets", "1") as up:
         url = up.wait_ready()
         whole = text_of(answer(url, max_tokens=LONG))
         stream = Streaming(url)
         assert stream.has_begun.wait(LIMIT_S)
-        assert up.end(signal.SIGINT) == 0
+        number = signal.SIGINT if told == "the supervisor" else signal.SIGTERM
+        for child in up.children if told == "all at once" else []:
+            child.send_signal(number)
+        assert up.end(number) == 0
         stream.join(LIMIT_S)
         assert stream.is_whole
         assert stream.text == whole

@@ -209,6 +209,13 @@ def test_a_readme_of_others_is_not_replaced(target_folder, prompt_file, tmp_path
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_a_model_of_others_is_not_replaced(target_folder, prompt_file, tmp_path, capsys):
+    out = shutil.copytree(target_folder, tmp_path / "model")
+    assert train(out, prompt_file, out) == 2
+    assert "holds a model that we did not train" in capsys.readouterr().err.replace("\n", " ")
+    assert (out / "config.json").read_bytes() == (target_folder / "config.json").read_bytes()
+
+
 def test_a_training_that_is_at_its_end_says_so_again(target_folder, prompt_file, tmp_path):
     out, report_file = tmp_path / "head", tmp_path / "report.json"
     for _ in range(2):

@@ -426,7 +426,13 @@ def test_every_reason_not_to_listen_is_a_sentence(monkeypatch, number: int, sent
         ZmqHub("127.0.0.1", 80, lambda hello, num: None, lambda: None)
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:7700", "tcp://127.0.0.1", "tcp://:7700", "tcp://h:port", "tcp://h:0"])
+MALFORMED = ["127.0.0.1:7700", "tcp://127.0.0.1", "tcp://:7700", "tcp://h:port", "tcp://h:0", "tcp://h:\u0667"]
+MALFORMED += [
+    f"tcp://{host}:7700" for host in ("*", "http://hub", "hub.example.com/", "user@hub", "my hub", "h\u00fcb")
+]
+
+
+@pytest.mark.parametrize("endpoint", MALFORMED)
 def test_a_malformed_endpoint_is_a_sentence(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="is not of the form tcp://host:port"):
         ZmqTarget(endpoint, hello(), is_insecure=True)

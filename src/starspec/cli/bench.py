@@ -30,6 +30,7 @@ from starspec.cli.tables import (
     wire_table,
 )
 from starspec.cli.verify import MEASURE, JsonFile
+from starspec.errors import ConfigError
 
 app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
 app.command()(batch)
@@ -269,9 +270,13 @@ def certify(
         from starspec.bench.certify import certify as run  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
 
+        if (target is None) != (draft is None):
+            raise ConfigError("the parts with two models need both --target and --draft")
         two = (target, draft) if target and draft else None
         names = (part,) if part else get_args(CertifiedPart)
         subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names)
+        if not subjects.parts():
+            raise ConfigError(f"--part {part} is about two models: give --target and --draft")
         max_prompts = QUICK_PROMPTS if quick else None
         files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))

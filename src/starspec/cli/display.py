@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -93,7 +94,10 @@ class LineDisplay(_Watching):
         self.close()
 
     def say(self, name: str, line: str) -> None:
-        print(f"{name:<9}| {line}", flush=True)
+        try:
+            print(f"{name:<9}| {line}", flush=True)
+        except BrokenPipeError:  # who read us has gone, as `tee` does at Ctrl-C; the star is to stop in good order
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def show_start(self, views: Sequence[ChildView]) -> None:
         for view in views:

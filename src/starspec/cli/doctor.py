@@ -73,6 +73,8 @@ def doctor(
     """
     log_to_stderr("warning")
     if vllm is not None:
+        if target is not None or draft is not None or json_file is not None:
+            raise ConfigError("--vllm is a check by itself: leave out --target, --draft and --json")
         _examine_vllm(vllm)
         return
     if target is None or draft is None:

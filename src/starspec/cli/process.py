@@ -23,9 +23,11 @@ class ServerProcess:
     Args:
         name: shown in logs, tables and traces.
         trace_file: where the trace goes at the end; None = there is none.
+    Raises: ConfigError if it cannot go there.
     """
 
     def __init__(self, name: str, trace_file: Path | None) -> None:
+        check_folder(trace_file, "--trace")
         self._name = name
         self._trace_file = trace_file
         self._line = supervisor_line(os.environ)
@@ -53,7 +55,7 @@ class ServerProcess:
             run: returns when the server has stopped.
             stop: asks it to, in good order; called from a signal handler on SIGINT and SIGTERM.
         """
-        stop_on_signal(stop)
+        stop_on_signal(stop, then=signal.SIG_DFL if self._line is None else signal.SIG_IGN)
         if self._line is not None:
             self._line.send(Ready(address, memory))
         else:
@@ -76,12 +78,23 @@ class ServerProcess:
             raise
 
 
-def stop_on_signal(stop: Callable[[], None]) -> None:
-    """SIGINT or SIGTERM stops in good order; a second one ends the process at once."""
+def check_folder(file: Path | None, option: str) -> None:
+    """Raises: ConfigError if there is no folder for a file that is to be written much later."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}")
+
+
+def stop_on_signal(stop: Callable[[], None], then: signal.Handlers) -> None:
+    """SIGINT or SIGTERM stops in good order.
+
+    Args:
+        then: what a second one does. It ends a process that a person started at once. A supervised one ignores it:
+            where a whole service is told to stop, the supervisor's own SIGTERM comes second, and it has SIGKILL too.
+    """
 
     def handle(number: int, frame: object) -> None:  # noqa: ARG001 (the signature of a handler)
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, then)
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

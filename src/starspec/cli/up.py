@@ -19,6 +19,7 @@ import typer
 from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.display import Display, LineDisplay, TableDisplay
+from starspec.cli.process import check_folder
 from starspec.cli.speculation import DraftOptions
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError, StarspecError
@@ -135,6 +136,9 @@ def up(
         rate_limits=given.by_name(rate_limit, "--rate-limit"),
         admission=given.admission(admission),
     )
+    if api_key == "":
+        raise ConfigError("--api-key is empty: give a key, or leave the option out to ask for none")
+    check_folder(ready_file, "--ready-file")
     served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
         star = StarConfig(
@@ -207,8 +211,7 @@ def _trace_folder(trace: Path | None) -> Iterator[Path | None]:
     if trace is None:
         yield None
         return
-    if not trace.absolute().parent.is_dir():
-        raise ConfigError(f"--trace {trace}: there is no folder {trace.absolute().parent}")
+    check_folder(trace, "--trace")
     with tempfile.TemporaryDirectory(prefix="starspec-trace-") as folder:
         yield Path(folder)
 
@@ -240,17 +243,17 @@ class _Interrupts:
 
 def _run(star: _Star, start_timeout_s: float, ready_file: Path | None) -> None:
     """From start to end; on return every child has ended, in good order if they could."""
-    interrupts = _Interrupts()
+    interrupts, was_ready = _Interrupts(), False
     try:
         star.supervisor.start()
         _await_ready(star, start_timeout_s, interrupts)
         if not interrupts.count:
+            was_ready = True
             _announce(star, ready_file)
         while not interrupts.count:
             star.supervisor.step(STEP_S)
             star.display.show(star.supervisor.views)
     finally:
-        was_ready = star.supervisor.is_ready or any(view.num_restarts for view in star.supervisor.views)
         drain_s = star.config.drain_s if was_ready else 0.0
         if drain_s:
             star.display.say("up", f"stopping; requests in flight have {drain_s:g} s, Ctrl-C again ends them now")

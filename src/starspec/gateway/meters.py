@@ -70,6 +70,9 @@ class RequestMeter:
         with self._meters.in_flight.track_inprogress():
             try:
                 await self._app(scope, receive, noted)
+            except Exception:
+                status = "500" if status == "none" else status  # its answer is made further out
+                raise
             finally:
                 self._meters.requests.labels(route, status).inc()
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol, Self
 import msgspec
 import structlog
 
-from starspec.errors import CapacityError, OurBug, PeerLost, RequestError, StarspecError
+from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
 from starspec.gateway.kept_alive import kept_alive
 from starspec.ids import RequestId, TargetId
 from starspec.wire.messages import (
@@ -104,9 +104,13 @@ class Spoke:
         return len(self._open)
 
     def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
-        """Start a request; what becomes of it goes to `sink`."""
+        """Start a request; what becomes of it goes to `sink`. Raises: RequestError if it is too large to be sent."""
         self._open[request_id] = sink
-        self._link.send(Submit(request_id, spec))
+        try:
+            self._link.send(Submit(request_id, spec))
+        except LocalProtocolError as error:
+            del self._open[request_id]
+            raise RequestError("the request is too large to be passed on to a target", status=413) from error
 
     def abandon(self, request_id: RequestId) -> None:
         """Nobody waits any more: abort the request if it is still open. Never blocks, never raises."""

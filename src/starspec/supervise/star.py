@@ -104,6 +104,8 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
         *("--host", LOOPBACK, "--port", str(ports.hub)),
         *("--dtype", star.model.dtype, "--device", star.draft_device),
         *("--max-num-seqs", str(star.num_draft_rows)),
+        *("--max-tags", str(max(star.hub.max_tags, star.num_draft_rows))),  # a row for each is of no use otherwise
+        *("--max-targets", str(max(star.hub.max_targets, star.num_targets))),
         *("--max-draft-tokens", str(MAX_DRAFT_TOKENS)),  # a request may ask for more than the star's own choice
         *_if_given("--max-model-len", speculative.max_model_len or star.model.max_model_len),
         *_if_given("--num-threads", star.draft_num_threads),

@@ -154,6 +154,7 @@ def _folders(plan: HeadPlan, data_hash: str, layers: Sequence[int]) -> _Folders:
         "learn_prompts": plan.learn_prompts,
         "start_from": plan.start_from and str(plan.start_from),
         "seed": plan.training.seed,
+        "ttt_steps": plan.training.ttt_steps,
     }
     work = plan.out / "work"
     return _Folders(

@@ -54,7 +54,11 @@ class Dialler:
 
     def _dial(self, socket: Socket, endpoint: str, events: int) -> Line:
         line = Line(socket, Watch(socket, events))
-        connect(socket, endpoint)
+        try:
+            connect(socket, endpoint)
+        except zmq.ZMQError:
+            line.close(0)  # an open socket would keep `close` waiting for ever
+            raise
         return line
 
 

@@ -17,7 +17,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_FEATURE_LAYERS, MAX_TOP_K, MAX_TOP_LOGPROBS, SampleMethod
+from starspec.config import (
+    MAX_DRAFT_TOKENS,
+    MAX_FEATURE_LAYERS,
+    MAX_STOP_LEN,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    SampleMethod,
+)
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
@@ -35,7 +42,7 @@ TagNumber = Annotated[Tag, Meta(ge=0, lt=2**53)]
 EpochNumber = Annotated[Epoch, Meta(ge=1, lt=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 RequestName = Annotated[RequestId, Meta(max_length=200)]
-StopStrings = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=10_000)], ...], Meta(max_length=64)]
+StopStrings = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LEN)], ...], Meta(max_length=64)]
 FeatureLayers = Annotated[tuple[Count, ...], Meta(max_length=MAX_FEATURE_LAYERS)]
 DraftCount = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,8 @@ HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
 HANDSHAKE_MS: Final = 2000  # a peer that accepts but does not speak
 GOODBYE_MS: Final = 200  # at most, to get the last messages out when a socket closes
+
+HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")  # a name, IPv4, [IPv6]
 
 LOST: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 HANDSHAKE_FAILED: Final = (
@@ -89,10 +92,11 @@ def _why_not_bound(error: zmq.ZMQError, host: str, port: int, what: str) -> str:
 
 
 def host_of(endpoint: str, what: str) -> str:
-    """The host in tcp://host:port. Raises: ConfigError if the endpoint is of another form."""
+    """The host in tcp://host:port. Raises: ConfigError if the endpoint is of a form that ZeroMQ would refuse."""
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if scheme != "tcp" or not is_port or not HOST.fullmatch(host):
         raise ConfigError(f"{what} is at '{endpoint}', which is not of the form tcp://host:port")
     return host
 
