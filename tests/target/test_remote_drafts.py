@@ -17,6 +17,7 @@ from starspec.ids import RequestId, SessionId, Tag
 from starspec.length.policy import FixedLength, InSmallBatches
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
+from starspec.target.deadline import FIRST_S, MAX_GAP_S
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.hub_liveness import MIN_PAUSE_S
@@ -115,6 +116,30 @@ def test_a_tag_whose_proposals_are_always_late_is_left_alone_for_a_while() -> No
     num_rounds = star.stats.num_rounds - rounds_before
     assert star.stats.num_late_rounds - late_before <= num_rounds / 3
     star.finish()
+
+
+class DistantHub(ToyHub):
+    """Good, and always as late as a first wait bears."""
+
+    def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
+        super()._propose(session, num, 0.9 * FIRST_S)
+
+
+class DistantStar(Star):
+    def make_hub(self) -> ToyHub:
+        return DistantHub(self.clock)
+
+
+def test_a_hub_that_takes_longer_than_its_drafts_save_is_not_waited_for_again_and_again() -> None:
+    star = DistantStar()
+    for name in "abcd":
+        star.submit(name, PROMPT, 80)
+    for _ in range(40):
+        star.step()
+    star.longest_gap_s, started_s, rounds_before = 0.0, star.clock.now, star.stats.num_rounds
+    star.finish()
+    assert star.longest_gap_s < MAX_GAP_S
+    assert star.clock.now - started_s < 3 * STEP_S * (star.stats.num_rounds - rounds_before)
 
 
 def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:

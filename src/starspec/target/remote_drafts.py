@@ -193,7 +193,8 @@ class RemoteDrafts:
 
     def _await(self, awaited: list[HubTag]) -> None:
         """Receive until every awaited proposal is here, or the deadline passes, or the hub is lost."""
-        is_heard = self._receive_until(self._clock() + self._deadline.seconds, awaited)
+        num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
+        is_heard = self._receive_until(self._clock() + self._deadline.seconds(num_steps), awaited)
         late = [state for state in awaited if state.is_awaited]
         is_given_up = self._hub.has_fallen_silent(not is_heard and any(not state.is_opening for state in late))
         if not late:
