@@ -23,7 +23,7 @@ from starspec.speculation.law import TokenLaw
 from starspec.target.engine import TargetEngine
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
-NUM_ANSWERS = 1200  # of each test
+NUM_ANSWERS = 2000  # of each test
 NUM_TOKENS = 3
 PROMPT = (1, 2)
 BUDGETS = {

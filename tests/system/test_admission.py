@@ -98,14 +98,13 @@ def test_a_newcomer_without_a_place_decodes_plainly_and_gets_one_when_another_le
         time.sleep(1.0)  # they decode, and hold their places
 
         newcomer = Newcomer(endpoint)
-        while newcomer.stats.num_rounds == newcomer.stats.num_late_rounds:  # a busy machine may answer late
+        while newcomer.stats.num_rounds < 1:
             newcomer.engine.step()
-        assert newcomer.stats.num_declined == 1, "refused in the first round that was answered in time"
-        num_late = newcomer.stats.num_late_rounds
+        assert newcomer.stats.num_declined == 1, "refused within one round"
         newcomer.decode_until(started_s + ALONE_S)
         assert newcomer.stats.acceptance.num_drafts == 0
         assert newcomer.stats.num_rounds > 10
-        assert newcomer.stats.num_late_rounds == num_late, "it waits for nothing"
+        assert newcomer.stats.num_late_rounds == 0, "it waits for nothing"
 
         for each in first.processes:
             each.hear()

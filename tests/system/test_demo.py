@@ -15,14 +15,14 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
 def test_the_demo_answers_eight_prompts_identically(smollm2: Path) -> None:
     assert smollm2.is_dir()
-    command = [sys.executable, str(DEMO), "--repeats", "1", "--max-tokens", "16"]
+    command = [sys.executable, str(DEMO), "--repeats", "1", "--max-tokens", "32"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = [line for line in done.stdout.splitlines() if "tokens a forward" in line]
     assert "identical 8/8" in summary
     match = re.search(r"(\d+) tokens \| block efficiency ([\d.]+) tokens a forward", summary)
     assert match is not None
-    assert int(match[1]) > 100
+    assert int(match[1]) > 200
     assert float(match[2]) > 1.3  # the head's drafts are no noise
     races = [line for line in done.stdout.splitlines() if line.startswith("one stream, drafts by ")]
     assert ["the EAGLE head" in races[0], "int4" in races[1]] == [True, True]

@@ -32,7 +32,7 @@ PROMPTS = [
     "How does a bill become a law?",
     "Give me a recipe for a vegetable soup and explain each step.",
 ]
-NUM_TOKENS = 24
+NUM_TOKENS = 32
 MAX_ANSWERS = 5  # until drafts of a hub that has come are accepted
 
 

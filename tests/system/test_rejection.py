@@ -86,8 +86,7 @@ async def test_a_killed_hub_ends_no_answer_and_changes_no_greedy_one(shape: str)
             asked = enumerate(zip(streams, laws, strict=True))
             running = asyncio.gather(*(client.stream(each % NUM_STREAMS, *pair) for each, pair in asked))
             await until(lambda: all(len(pieces) > 8 for pieces in streams))
-            while not await client.num_accepted():
-                assert not running.done(), "no draft was accepted"
+            assert await client.num_accepted() > 0
             star.hub.send(signal.SIGKILL)
             assert not running.done()
             await running
