@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -37,6 +38,27 @@ def log_of_its_own() -> Iterator[None]:
     """A command that runs inside the test's process points the log at the stderr of its time."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def modelled_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synthetic models and step timings on a clock that only modelled forwards move, whatever the machine does."""
+    from starspec.bench import step_times
+    from starspec.models.synthetic import SyntheticRunner
+
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def clock() -> float:
+        return now_s
+
+    defaults = SyntheticRunner.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "clock", clock)
+    monkeypatch.setitem(defaults, "sleep", sleep)
+    monkeypatch.setattr(step_times, "time", SimpleNamespace(perf_counter=clock))
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,13 @@
 """The doctor's checks and measurements, on pairs that are good, bad and unfit."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from starspec.bench.datasets import own_prompts
-from starspec.bench.step_times import StepSeconds
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
-from starspec.doctor.draft import CausalDraft
 from starspec.doctor.examine import examine
 from starspec.doctor.reading import CausalReader
 from starspec.errors import ConfigError
@@ -24,27 +21,14 @@ def config(**options: object) -> ModelConfig:
     return ModelConfig(model=f"synthetic:{spec}", max_model_len=256, num_rows=2)
 
 
-@pytest.fixture
-def take_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What a quiet machine would measure; this one may be full of other tests."""
-
-    def told(*, target_s: float, draft_s: float) -> None:
-        def step_seconds(_draft: CausalDraft, max_tokens: int) -> StepSeconds:
-            return StepSeconds(draft_s=draft_s, target_s=[target_s] * max_tokens, giving_s=target_s)
-
-        monkeypatch.setattr(CausalDraft, "step_seconds", step_seconds)
-
-    return told
-
-
 def diagnose(target: ModelConfig, draft: ModelConfig):
     speculative = SpeculativeConfig(model=draft.model)
     return examine(target, speculative, own_prompts()[:3], max_tokens=24, max_draft_tokens=4, link_s=0.0)
 
 
-def test_a_good_draft_is_recommended_with_a_length(take_steps: Callable[..., None]) -> None:
-    take_steps(target_s=0.006, draft_s=0.0005)
-    found = diagnose(config(alpha=0.9), config(alpha=0.9, role="draft"))
+@pytest.mark.usefixtures("modelled_time")
+def test_a_good_draft_is_recommended_with_a_length() -> None:
+    found = diagnose(config(step_ms=6, alpha=0.9), config(step_ms=0.5, alpha=0.9, role="draft"))
     assert found.is_usable
     assert [prospect.sampling for prospect in found.prospects] == ["greedy", "T=0.7"]
     for prospect in found.prospects:
@@ -55,19 +39,11 @@ def test_a_good_draft_is_recommended_with_a_length(take_steps: Callable[..., Non
         assert [each.num_draft_tokens for each in prospect.forecasts] == [0, 1, 2, 3, 4]
 
 
-def test_a_draft_as_slow_as_its_target_is_not(take_steps: Callable[..., None]) -> None:
-    take_steps(target_s=0.002, draft_s=0.002)
-    found = diagnose(config(), config(role="draft"))
+@pytest.mark.usefixtures("modelled_time")
+def test_a_draft_as_slow_as_its_target_is_not() -> None:
+    found = diagnose(config(step_ms=2), config(step_ms=2, role="draft"))
     assert found.is_usable
     assert all(prospect.best is None for prospect in found.prospects)
-
-
-def test_steps_are_measured_on_the_pair_itself() -> None:
-    times = diagnose(config(step_ms=3, per_token=1), config(step_ms=1, role="draft")).times
-    assert times is not None
-    assert times.draft_s >= 0.001
-    assert all(seconds >= 0.003 + 0.001 * extra for extra, seconds in enumerate(times.verify_s))
-    assert times.max_draft_tokens == 4
 
 
 def test_a_draft_of_another_vocabulary_is_not_even_run() -> None:
