@@ -35,7 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def log_of_its_own() -> Iterator[None]:
-    """A command that runs inside the test's process points the log at the stderr of its time."""
+    """A command that runs inside the test's process points the log at the stderr of its time.
+
+    Tracebacks are plain: drawing one with the local variables of every frame takes seconds on a busy machine.
+    """
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     yield
     structlog.reset_defaults()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `predictable`
+sys.path[:0] = [str(Path(__file__).parents[1] / "models"), str(Path(__file__).parent)]  # `predictable`, `plain_vllm`
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,8 @@
 """The doctor's checks and measurements, on pairs that are good, bad and unfit."""
 
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,3 +95,31 @@ def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
     row = runner.cache.lease()
     expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)]).logits
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("prompt_len", [10, 40, 47, 48, 49, 60])
+def test_beyond_its_length_a_draft_guesses_nothing(prompt_len: int) -> None:
+    prompt, answer = [5] * prompt_len, [9, 8, 7, 6, 5, 4, 3, 2] * 2
+    long, short = (
+        load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=length, num_rows=1))
+        for length in (512, 48)
+    )
+    num_guessed = min(len(answer), max(0, 48 + 1 - prompt_len))
+    expected, logits = (CausalReader(each).answer_logits(prompt, answer) for each in (long, short))
+    assert torch.equal(logits[:num_guessed], expected[:num_guessed])
+    assert bool((logits[num_guessed:] == float("-inf")).all())
+    assert short.cache.num_free_rows == 1
+
+
+def test_a_draft_that_holds_less_than_an_answer_is_examined_as_far_as_it_goes(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    draft = shutil.copytree(target_folder, tmp_path / "short")
+    settings = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 48}))
+    target = ModelConfig(model=str(target_folder), dtype="float32", num_rows=2)
+    speculative, plan = SpeculativeConfig(model=str(draft)), {"max_tokens": 40, "max_draft_tokens": 2, "link_s": 0.0}
+    found = examine(target, speculative, own_prompts()[:3], **plan)
+    greedy = found.prospects[0]
+    assert 0.0 < greedy.sayable_rate < 1.0
+    assert greedy.first_choice_rate == greedy.sayable_rate  # it is the target itself, as far as it goes

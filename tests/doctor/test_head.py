@@ -148,3 +148,22 @@ def test_a_head_reads_an_answer_as_it_drafts_it(target_folder: Path, tmp_path: P
     assert (len(prompt) in read) == (prompt_len > 1) == (len(prompt) in proposed)
     agreement = measure_agreement(HeadReader(head, bench.runner), Sample("greedy", [job], answers))
     assert agreement.num_positions == MAX_TOKENS
+
+
+@pytest.mark.parametrize("prompt_len", [1, 40, 48, 49, 60])
+def test_beyond_its_length_a_head_guesses_nothing(target_folder: Path, tmp_path: Path, prompt_len: int) -> None:
+    folder, runner = write_random(tmp_path / "head"), Workbench(target(target_folder)).runner
+    prompt, answer = [3] * prompt_len, list(range(20, 36))
+    expected, logits = (
+        HeadReader(
+            load_head(
+                ModelConfig(model=str(folder), dtype="float32", num_rows=1, numerics="fast", max_model_len=length),
+                str(target_folder),
+            ),
+            runner,
+        ).answer_logits(prompt, answer)
+        for length in (256, 48)
+    )
+    num_guessed = min(len(answer), max(0, 48 + 1 - prompt_len))
+    assert torch.allclose(logits[:num_guessed], expected[:num_guessed], atol=1e-4)
+    assert bool((logits[num_guessed:] == float("-inf")).all())

@@ -58,6 +58,17 @@ def test_a_bad_hub_costs_a_step_at_most_one_deadline(mood: str) -> None:
     assert vllm.client.num_tags == 0
 
 
+def test_a_token_beyond_the_vocabulary_costs_no_other_request_its_drafts() -> None:
+    vllm = ToyVllm()
+    strange, sound = vllm.submit([*PROMPT, VOCAB_SIZE], 30), vllm.submit(PROMPT, 30)
+    vllm.run()
+    assert strange.is_done
+    assert not strange.num_drafted
+    assert sound.num_accepted > 20
+    told = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]
+    assert max(max(each.token_ids, default=0) for each in told) < VOCAB_SIZE
+
+
 def test_a_hub_whose_proposals_come_just_too_late_is_not_taken_for_gone() -> None:
     """It is asked ever more rarely, and never told a whole request again."""
     vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")

@@ -20,6 +20,7 @@ from starspec.wire.messages import Open, TargetToHub, Verdict
 RECORDINGS = sorted((Path(__file__).parent / "vllm_calls").glob("*.json"))
 NUM_ROWS, MAX_MODEL_LEN = 8, 256
 STEP_S = 0.02
+VOCAB_SIZE = 1 << 20  # more than the recorded model's
 
 
 @pytest.fixture(params=RECORDINGS, ids=lambda path: path.stem)
@@ -83,7 +84,7 @@ def test_the_hub_hears_each_token_once_and_forgets_what_ends(recording: Any) -> 
     clock = VirtualClock()
     hub = ListeningHub(clock)
     deadline = Deadline(0.001)
-    client = HubClient(hub, deadline, clock)
+    client = HubClient(hub, deadline, VOCAB_SIZE, clock)
     settings = VllmSettings(fallback="none")
     drafter = StepDrafter(client, deadline, settings, recording["num_draft_tokens"], MAX_MODEL_LEN, clock)
     for call in recording["calls"]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from toy import next_of
+from toy import VOCAB_SIZE, next_of
 from toy_hub import ToyHub, VirtualClock
 
 from starspec.integrations.vllm.deadline import Deadline
@@ -49,7 +49,7 @@ class ToyVllm:
         self.hub = ToyHub(self.clock)
         deadline_ms = settings.get("deadline_ms")
         self.deadline = Deadline(None if deadline_ms is None else deadline_ms / 1e3)
-        self.client = HubClient(self.hub, self.deadline, self.clock)
+        self.client = HubClient(self.hub, self.deadline, VOCAB_SIZE, self.clock)
         known = VllmSettings(**settings)
         self.drafter = StepDrafter(self.client, self.deadline, known, num_tokens, MAX_MODEL_LEN, self.clock)
         self.rows: list[ToyRequest] = []

@@ -89,6 +89,25 @@ def time_steps(
         target.cache.free(row)
 
 
+def time_layers(drafter: Drafter, vocab_size: int, *, num_chains: int = 2) -> float:
+    """t_s of a drafter whose target is elsewhere, as in `time_steps`: the median of its layers.
+
+    Args:
+        vocab_size: of the target.
+    Effects: leases and frees a row.
+    """
+    prefix = [TOKEN_ID] * min(PREFIX_LEN, drafter.max_len - CHAIN_LEN - 2)
+    session, times = _session(prefix, drafter, vocab_size), []
+    try:
+        for chain in range(1 + num_chains):
+            _root(drafter, session)
+            turns = [_seconds_of(partial(_layer, drafter, session)) for _ in range(CHAIN_LEN)]
+            times += turns if chain > 0 else []
+        return median(times)
+    finally:
+        drafter.free(session)
+
+
 def _session(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> DraftSession:
     """A tag that is asked for one chain."""
     tag, law, chain = Tag(1), TokenLaw(temperature=0.0), DraftBudget.chain(CHAIN_LEN + 1)

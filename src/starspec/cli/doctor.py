@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,8 @@ def doctor(
     vllm: Annotated[
         str | None,
         typer.Option(
-            help="A running vLLM server, http://host:port: check it instead, by its own counters.",
+            help="A running vLLM server, http://host:port, in the place of --target: with --draft, what that would "
+            "give it; without, what its own counters say. Its api key is read from OPENAI_API_KEY.",
             show_default=opt.NONE_GIVEN,
         ),
     ] = None,
@@ -69,32 +71,38 @@ def doctor(
 ) -> None:
     """Check a target and a draft: do they fit, how often is the draft right, what speed-up is to be expected?
 
-    Exits 1 if they cannot be used together.
+    The target is a model, or what a vLLM server runs. Exits 1 if they cannot be used together.
     """
     log_to_stderr("warning")
     if vllm is not None:
-        if target is not None or draft is not None or json_file is not None:
-            raise ConfigError("--vllm is a check by itself: leave out --target, --draft and --json")
-        _examine_vllm(vllm)
-        return
-    if target is None or draft is None:
+        if target is not None or tree_report is not None:
+            raise ConfigError("--vllm takes the place of --target, and no --tree-report is of a vLLM server")
+        if draft is None:
+            if json_file is not None:
+                raise ConfigError("--vllm without --draft measures nothing that --json could keep")
+            _read_counters(vllm)
+            return
+    if draft is None or (target is None and vllm is None):
         raise ConfigError("give --target and --draft, or --vllm")
+    speculative = SpeculativeConfig(method=spec_method, model=draft, quantization=draft_quantization)
+    model = ModelConfig(model=target or draft, dtype=dtype, device=device, numerics=numerics, num_threads=num_threads)
     with ProgressBar("doctor") as bar:
         bar.begin("loading", None)
         from starspec.bench.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
         from starspec.bench.report import write_report  # noqa: PLC0415
         from starspec.doctor.examine import examine  # noqa: PLC0415
+        from starspec.doctor.vllm_outlook import examine_vllm  # noqa: PLC0415
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
         bar.begin("examining", None)
-        found = examine(
-            ModelConfig(model=target, dtype=dtype, device=device, numerics=numerics, num_threads=num_threads),
-            SpeculativeConfig(method=spec_method, model=draft, quantization=draft_quantization),
+        look = partial(examine_vllm, vllm) if vllm else partial(examine, tree_report=tree_report)
+        found = look(
+            model,
+            speculative,
             chosen,
             max_tokens=max_tokens,
             max_draft_tokens=max_draft_tokens,
             link_s=round_trip_ms / 1e3,
-            tree_report=tree_report,
         )
     _show(found)
     if json_file is not None:
@@ -103,7 +111,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _examine_vllm(url: str) -> None:
+def _read_counters(url: str) -> None:
     from starspec.bench.vllm.reading import read_vllm  # noqa: PLC0415 (its package imports torch)
     from starspec.doctor.vllm import check_vllm  # noqa: PLC0415
 

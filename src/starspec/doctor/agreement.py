@@ -63,9 +63,10 @@ def measure_agreement(reader: AnswerReader, sample: Sample) -> Agreement:
         for index, token_id in enumerate(answer.token_ids):
             position = len(job.prompt_token_ids) + index
             (guesses,) = propose_tokens(logits[index : index + 1], job.law, position, [None], num_tokens=NUM_BRANCHES)
-            choices = [guess for guess, _ in guesses]
-            is_right.append(choices[0] == token_id)
+            is_sayable = float(logits[index][token_id]) > float("-inf")
+            choices = [guess for guess, _ in guesses] if is_sayable else []
+            is_right.append(choices[:1] == [token_id])
             agreement.num_in_branches += token_id in choices
-            agreement.num_sayable += float(logits[index][token_id]) > float("-inf")
+            agreement.num_sayable += is_sayable
         agreement.first.append(is_right)
     return agreement

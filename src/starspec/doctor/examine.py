@@ -11,13 +11,13 @@ from starspec.bench.decode import decode, make_engine
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import Sample
+from starspec.doctor.agreement import Agreement, Sample
 from starspec.doctor.arithmetic import check_arithmetic
 from starspec.doctor.checks import Check, check_head, check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.draft import CausalDraft, ExaminedDraft
 from starspec.doctor.head import HeadDraft
 from starspec.doctor.layers import LayerChoice
-from starspec.doctor.outlook import Forecast, StepTimes, best_forecast, forecast
+from starspec.doctor.outlook import Forecast, Seen, StepTimes, best_forecast, forecast
 from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
 from starspec.errors import ConfigError
 from starspec.models.eagle_load import is_head
@@ -125,10 +125,18 @@ def _load(bench: Workbench, draft: SpeculativeConfig, sample: Sample, max_draft_
 
 def _prospect(draft: ExaminedDraft, sample: Sample, times: StepTimes) -> Prospect:
     agreement = draft.agreement(sample)
-    seen = draft.rounds(sample, agreement)
+    return foresee(sample.sampling, agreement, draft.rounds(sample, agreement), times)
+
+
+def foresee(sampling: str, agreement: Agreement, seen: Seen, times: StepTimes) -> Prospect:
+    """A forecast for every K, and the best of them.
+
+    Args:
+        sampling: its name.
+    """
     forecasts = [forecast(seen, times, length) for length in range(times.max_draft_tokens + 1)]
     return Prospect(
-        sampling=sample.sampling,
+        sampling=sampling,
         num_positions=agreement.num_positions,
         first_choice_rate=agreement.first_rate,
         first_four_rate=agreement.branches_rate,

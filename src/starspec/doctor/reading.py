@@ -32,16 +32,21 @@ class CausalReader:
         self._runner = runner
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        cache = self._runner.cache
+        info, cache = self._runner.info, self._runner.cache
+        known = [*prompt, *answer[:-1]][: info.max_model_len]  # beyond its length a draft is not asked
+        num_guessed = max(0, len(known) - len(prompt) + 1)
+        num_unheard = min(len(prompt), len(known)) - 1
         row = cache.lease()
         try:
-            for chunk in _chunks(prompt[:-1]):
+            for chunk in _chunks(known[:num_unheard]):
                 self._runner.forward([Segment(row, chunk, num_logits=0)])
                 cache.append(row, len(chunk))
-            token_ids = [prompt[-1], *answer[:-1]]
-            return self._runner.forward([Segment(row, token_ids, num_logits=len(token_ids))]).logits
+            said = self._runner.forward([Segment(row, known[num_unheard:], num_logits=num_guessed)]).logits
         finally:
             cache.free(row)
+        logits = said.new_full((len(answer), info.vocab_size), float("-inf"))
+        logits[:num_guessed] = said
+        return logits
 
 
 class HeadReader:
@@ -56,10 +61,11 @@ class HeadReader:
         self._target = target
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        known = [*prompt, *answer[:-1]]
-        said = self._slot_logits(known, min(len(answer), len(known) - 1))  # [T or T - 1, Vd]
+        known = [*prompt, *answer[:-1]][: self._head.info.max_model_len]
+        end = max(0, len(known) - len(prompt) + 1)  # answer tokens that it can know all before of
+        said = self._slot_logits(known, min(end, len(known) - 1))  # [T or T - 1, Vd]
         logits = said.new_full((len(answer), self._head.spec.vocab_size), float("-inf"))
-        guessed = logits[len(answer) - len(said) :]
+        guessed = logits[end - len(said) : end]
         if self._head.token_ids is None:
             guessed.copy_(said)
         else:

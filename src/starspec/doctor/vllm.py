@@ -14,7 +14,12 @@ WORTHWHILE: Final = 1.2  # tokens of a verifying step, below which drafts hardly
 
 def check_vllm(reading: VllmReading) -> list[Check]:
     """The findings."""
-    return [_check_version(reading.version), _check_models(reading.models), _check_drafts(reading)]
+    return [*check_server(reading), _check_drafts(reading)]
+
+
+def check_server(reading: VllmReading) -> list[Check]:
+    """What concerns any server, with drafts or without."""
+    return [_check_version(reading.version), _check_models(reading.models)]
 
 
 def _check_version(version: str) -> Check:
@@ -27,14 +32,18 @@ def _check_version(version: str) -> Check:
 
 def _check_models(models: tuple[str, ...]) -> Check:
     if not models:
-        return Check("model", "warning", "it does not tell its models without an api key")
+        return Check(
+            "model", "warning", "it does not tell its models without its api key: put that into OPENAI_API_KEY"
+        )
     return Check("model", "ok", ", ".join(models))
 
 
 def _check_drafts(reading: VllmReading) -> Check:
     if not reading.is_speculating:
         return Check(
-            "drafts", "warning", "this server does not speculate; docs/vllm.md says how one is started that does"
+            "drafts",
+            "warning",
+            "this server does not speculate: --draft tells what a draft would give; docs/vllm.md, how it gets one",
         )
     if not reading.num_drafts:
         return Check("drafts", "warning", "it speculates, and has verified no draft: no request yet, or no hub found")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -41,9 +42,8 @@ class VllmReading:
 
 def read_vllm(url: str) -> VllmReading:
     """Ask a server. Raises: ConfigError if none answers there, or something else than vLLM does."""
-    base = url.rstrip("/").removesuffix("/v1")
     try:
-        with httpx.Client(base_url=base, timeout=TIMEOUT_S) as http:
+        with httpx.Client(**connection(url), timeout=TIMEOUT_S) as http:
             version, metrics = _get(http, "/version"), _get(http, "/metrics")
             listed = http.get("/v1/models")  # an api key guards this one alone
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -53,6 +53,15 @@ def read_vllm(url: str) -> VllmReading:
         return reading_of(str(version.json()["version"]), models, metrics.text)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"what answers at {url} is no vLLM server") from error
+
+
+def connection(url: str) -> dict[str, Any]:
+    """What an httpx client is to be made with. An api key is taken from OPENAI_API_KEY, as OpenAI's own client does."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return {
+        "base_url": url.rstrip("/").removesuffix("/v1"),
+        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+    }
 
 
 def reading_of(version: str, models: tuple[str, ...], metrics: str) -> VllmReading:

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from starspec.ids import Tag
@@ -55,14 +56,20 @@ class HubClient:
     """Proposals from a hub, over any transport. Not safe to call from two threads at once.
 
     Args:
+        vocab_size: as the handshake told it; the hub refuses other token ids, and with one all that came beside it.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, transport: TargetTransport, deadline: Deadline, clock: Callable[[], float] = time.monotonic
+        self,
+        transport: TargetTransport,
+        deadline: Deadline,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._deadline = deadline
+        self._vocab_size = vocab_size
         self._clock = clock
         self._hub = HubLiveness(clock())
         self._is_heard = False  # since the last wait ended: a hub whose proposals come too late is slow, not silent
@@ -142,11 +149,13 @@ class HubClient:
             return []
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
-        tag.is_awaited = True
+        if max(message.token_ids, default=0) >= self._vocab_size:
+            tag.open_at_s = inf  # such a request is decoded plainly to its end
+            return []
+        tag.is_opening, tag.is_awaited = not tag.session.is_held, True
         return [tag.session.send(message)]
 
     def _open(self, tag: _HubTag, num_tokens: int) -> Open:
-        tag.is_opening = True
         return Open(
             tag=tag.session.tag,
             epoch=tag.session.next_epoch,

@@ -128,7 +128,7 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
     )
     keys = load_keys(settings.keys, "target")
     deadline = Deadline(None if settings.deadline_ms is None else settings.deadline_ms / 1e3)
-    hub = HubClient(ZmqTarget(settings.hub, hello, keys, settings.insecure), deadline)
+    hub = HubClient(ZmqTarget(settings.hub, hello, keys, settings.insecure), deadline, hello.vocab_size)
     num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
     return StepDrafter(hub, deadline, settings, num_tokens, int(model_config.max_model_len))
 

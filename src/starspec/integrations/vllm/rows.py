@@ -8,7 +8,6 @@ share drafts, which costs speed and never a token.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,8 +32,7 @@ class KnownRequest:
         prompt_len: of these, so many were there before anything was sampled.
     """
 
-    def __init__(self, number: int, token_ids: Tokens, prompt_len: int) -> None:
-        self.number = number
+    def __init__(self, token_ids: Tokens, prompt_len: int) -> None:
         self.prompt_len = prompt_len
         self._buffer: Tokens = np.empty(max(256, 2 * len(token_ids)), np.int32)
         self._buffer[: len(token_ids)] = token_ids
@@ -76,7 +74,6 @@ class RowBook:
     """All requests that are known, and where each was last."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
         self._by_row: dict[int, KnownRequest] = {}
         self._last_seen_s: dict[KnownRequest, float] = {}
         self._step_s: deque[float] = deque(maxlen=NUM_STEPS)
@@ -115,7 +112,7 @@ class RowBook:
                 moved.remove(found)
                 seen[row] = self._take(row, found, tokens, len(sampled[row]), now)
             elif sampled[row]:
-                request = KnownRequest(next(self._numbers), tokens, len(tokens) - len(sampled[row]))
+                request = KnownRequest(tokens, len(tokens) - len(sampled[row]))
                 self._by_row[row] = request
                 self._last_seen_s[request] = now
                 seen[row] = SeenRow(request, len(sampled[row]), is_first=True)

@@ -1,0 +1,120 @@
+"""What a draft would give a vLLM server that runs without one: forecast from its own answers and its own step times.
+
+The hub proposes its likeliest tokens to vLLM, which accepts each with the target's probability of it. So replaying
+answers that the server has given, a position counts as right where the draft's first choice is what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starspec.bench.datasets import Prompt, prompt_token_ids
+from starspec.bench.decode import Answer, Job
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.step_times import time_layers
+from starspec.bench.vllm.reading import read_vllm
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.doctor.agreement import Sample, measure_agreement
+from starspec.doctor.checks import Check
+from starspec.doctor.draft import draft_config
+from starspec.doctor.examine import SAMPLINGS, Examination, foresee
+from starspec.doctor.outlook import Replayed, StepTimes
+from starspec.doctor.reading import CausalReader
+from starspec.doctor.vllm import check_server
+from starspec.doctor.vllm_server import Streamed, VllmServer, median_step
+from starspec.draft.grow import CausalDrafter
+from starspec.errors import ConfigError
+from starspec.models.eagle_load import is_head
+from starspec.models.load import load_runner
+from starspec.models.vocabulary import load_tokenizer
+from starspec.speculation.law import TokenLaw
+
+LIKELIEST = TokenLaw(temperature=0.0)
+NUM_STEPS = 16  # timed of each number of requests at once
+
+
+def examine_vllm(
+    url: str,
+    model: ModelConfig,
+    draft: SpeculativeConfig,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    max_draft_tokens: int,
+    link_s: float,
+) -> Examination:
+    """Ask a server, read its answers with a draft loaded here, and forecast.
+
+    Verifying K + 1 tokens of a request is taken to last as long as a step of K + 1 requests: the linears, which are
+    most of it, see as many rows. The draft is timed on this machine: run it where the hub is to be.
+
+    Args:
+        model: how the draft runs.
+        draft: a causal LM.
+        prompts: answered once greedily, one at a time, and once at T = 0.7.
+        max_tokens, max_draft_tokens, link_s: as `examine`.
+    Raises: ConfigError if the server does not answer or drafts already, or if the draft is none for vLLM; ModelError if
+        it cannot be loaded.
+    """
+    if draft.model is None or is_head(draft):
+        raise ConfigError("vLLM hands over no hidden states: its draft must be a causal LM, and no EAGLE head")
+    reading = read_vllm(url)
+    provenance, checks = collect_provenance({"draft": draft.model}), check_server(reading)
+    if reading.is_speculating:
+        raise ConfigError(f"vLLM at {url} drafts already, so its plain steps cannot be timed: start one that does not")
+    if not reading.models:
+        raise ConfigError(f"vLLM at {url}: {checks[-1].story}")
+    server, tokenizer = VllmServer(url, reading.models[0]), load_tokenizer(draft.model)
+    checks.append(_check_tokenizer(server, tokenizer, prompts))
+    if any(check.severity == "fatal" for check in checks):
+        return Examination(provenance=provenance, checks=checks)
+    asked = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
+    greedy = server.answer_all(asked, max_tokens=max_tokens, at_once=1, temperature=0.0, to_the_end=True)
+    verify_s = verify_seconds(server, asked, median_step(greedy), max_draft_tokens + 1)
+    warm = SAMPLINGS[1].temperature
+    sampled = server.answer_all(asked, max_tokens=max_tokens, at_once=len(asked), temperature=warm, to_the_end=True)
+    runner = load_runner(draft_config(model, draft))
+    checks.append(_check_said([*greedy, *sampled], runner.info.vocab_size))
+    if checks[-1].severity == "fatal":
+        return Examination(provenance=provenance, checks=checks)
+    times = StepTimes(time_layers(CausalDrafter(runner), runner.info.vocab_size), verify_s, link_s)
+    prospects = []
+    for sampling, answers in zip(SAMPLINGS, (greedy, sampled), strict=True):
+        sample = _sample(sampling.name, asked, [answer.token_ids for answer in answers])
+        agreement = measure_agreement(CausalReader(runner), sample)
+        prospects.append(foresee(sampling.name, agreement, Replayed(agreement.first), times))
+    return Examination(provenance=provenance, checks=checks, times=times, prospects=prospects)
+
+
+def _check_tokenizer(server: VllmServer, tokenizer: Any, prompts: Sequence[Prompt]) -> Check:
+    """The server shows no vocabulary, so what it makes of all the prompts is compared."""
+    for prompt in prompts:
+        if server.tokenize(prompt.text) != tokenizer.encode(prompt.text, add_special_tokens=False):
+            story = f"the server and the draft make different tokens of prompt '{prompt.name}'"
+            return Check("vocabulary", "fatal", story)
+    return Check("vocabulary", "ok", f"the same tokens of {len(prompts)} prompts")
+
+
+def _check_said(answers: Sequence[Streamed], vocab_size: int) -> Check:
+    largest = max(token_id for answer in answers for token_id in answer.token_ids)
+    if largest >= vocab_size:
+        return Check("answers", "fatal", f"the server says token {largest}, and the draft has {vocab_size}")
+    return Check("answers", "ok", f"all of the draft's {vocab_size} tokens")
+
+
+def _sample(sampling: str, prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]) -> Sample:
+    jobs = [Job(f"prompt-{index}", tuple(ids), LIKELIEST, len(answers[index])) for index, ids in enumerate(prompts)]
+    return Sample(sampling, jobs, [Answer(token_ids) for token_ids in answers])
+
+
+def verify_seconds(server: VllmServer, prompts: Sequence[Sequence[int]], alone_s: float, most: int) -> list[float]:
+    """[tokens - 1] -> seconds of a step over so many, 1 to `most`; straight lines between the widths that are timed."""
+    seconds, width, width_s = [alone_s], 1, alone_s
+    while width < most:
+        next_width = min(2 * width, most)
+        next_s = server.step_seconds(prompts, at_once=next_width, num_tokens=NUM_STEPS)
+        slope_s = (next_s - width_s) / (next_width - width)
+        seconds += [width_s + slope_s * step for step in range(1, next_width - width + 1)]
+        width, width_s = next_width, next_s
+    return seconds
