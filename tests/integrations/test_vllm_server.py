@@ -23,6 +23,8 @@ from starspec.bench.datasets import hash_prompts, own_prompts, prompt_token_ids,
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import write_report
 from starspec.bench.vllm.answers import NEAR_TIE, VllmAnswer, ask_all, partings
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.doctor.vllm_outlook import examine_vllm
 from starspec.models.vocabulary import load_tokenizer
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
@@ -126,6 +128,24 @@ async def test_in_bf16_answers_differ_at_near_ties_alone(fleet: Fleet, smollm2: 
         "near_tie_bound_nats": NEAR_TIE,
         "near_ties": parted,
     }
+
+
+async def test_the_doctor_tells_what_a_plain_server_would_gain(
+    fleet: Fleet, smollm2: Path, receipt: dict[str, Any]
+) -> None:
+    """Its draft is the target itself."""
+    model, draft = ModelConfig(model=str(smollm2), num_threads=1), SpeculativeConfig(model=str(smollm2))
+    plan = {"max_tokens": NUM_TOKENS, "max_draft_tokens": 2, "link_s": 0.0}
+    found = await asyncio.to_thread(examine_vllm, fleet.plain.url, model, draft, own_prompts()[:3], **plan)
+    assert found.is_usable
+    greedy, warm = found.prospects
+    assert greedy.num_positions > NUM_TOKENS
+    assert greedy.first_choice_rate > 0.9  # all but near-ties, of bf16 and of two implementations
+    assert warm.first_choice_rate < greedy.first_choice_rate
+    receipt["doctor"] = [
+        {"sampling": each.sampling, "positions": each.num_positions, "first_choice_rate": each.first_choice_rate}
+        for each in found.prospects
+    ]
 
 
 async def test_at_temperature_the_distribution_is_unchanged(fleet: Fleet, receipt: dict[str, Any]) -> None:

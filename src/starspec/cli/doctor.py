@@ -104,7 +104,7 @@ def doctor(
             max_draft_tokens=max_draft_tokens,
             link_s=round_trip_ms / 1e3,
         )
-    _show(found)
+    _show(found, "--spec-tokens" if vllm is None else "num_speculative_tokens")
     if json_file is not None:
         write_report(found, json_file)
     if not found.is_usable:
@@ -126,7 +126,8 @@ def _show_checks(checks: Sequence[Check]) -> None:
         out().print(f"{SIGNS[check.severity]} {check.what}: {check.story}")
 
 
-def _show(found: Examination) -> None:
+def _show(found: Examination, setting: str) -> None:
+    """Args: setting: what the best K is to be given as."""
     console = out()
     _show_checks(found.checks)
     if found.times is None:
@@ -138,7 +139,7 @@ def _show(found: Examination) -> None:
     for prospect in found.prospects:
         console.print(_rates_story(prospect))
         console.print(_forecast_table(prospect))
-        _show_advice(console, prospect)
+        _show_advice(console, prospect, setting)
     for advice in found.trees:
         console.print(_tree_story(advice))
 
@@ -194,12 +195,12 @@ def _forecast_table(prospect: Prospect) -> Table:
     return table
 
 
-def _show_advice(console: Console, prospect: Prospect) -> None:
+def _show_advice(console: Console, prospect: Prospect, setting: str) -> None:
     best = prospect.best
     if best is None:
         console.print(f"{prospect.sampling}: do not speculate, this draft does not pay here")
     else:
-        console.print(f"{prospect.sampling}: --spec-tokens {best.num_draft_tokens}, about {best.speed_up:.2f}x plain")
+        console.print(f"{prospect.sampling}: {setting} {best.num_draft_tokens}, about {best.speed_up:.2f}x plain")
 
 
 def _tree_story(advice: TreeAdvice) -> str:
