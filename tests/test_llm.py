@@ -118,6 +118,27 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         llm_of("plain").generate([[1], [2]], [GREEDY])
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    plain = {
+        "temperature": 0.75,
+        "top_p": 0.5,
+        "top_k": 9,
+        "logit_bias": {5: 0.5},
+        "stop_token_ids": [3],
+        "max_tokens": 8,
+    }
+    numpy = {
+        "temperature": np.float32(0.75),
+        "top_p": np.float32(0.5),
+        "top_k": np.int64(9),
+        "logit_bias": {np.int64(5): np.float32(0.5)},
+        "stop_token_ids": np.array([3]).tolist(),
+        "max_tokens": np.int32(8),
+    }
+    answers = [llm_of("plain").generate([[1, 2]], SamplingParams(seed=1, **each))[0] for each in (plain, numpy)]
+    assert answers[0].outputs[0].token_ids == answers[1].outputs[0].token_ids
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
@@ -129,6 +150,11 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         ({"stop": [3]}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
+        ({"logit_bias": {5: "1"}}, "logit_bias"),
+        ({"logit_bias": {5: None}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids"),
     ],
 )
 def test_a_parameter_of_the_wrong_kind_is_named(wrong: dict, param: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
@@ -46,8 +47,7 @@ class SamplingParams:
         self._check_numbers(REALS, Real, "a number")
         if not all(isinstance(text, str) for text in self.stop_strings):
             raise RequestError("stop must be a string or several", "stop")
-        if not all(isinstance(each, Integral) for each in (*self.stop_ids, *self.bias)):
-            raise RequestError("stop_token_ids and the keys of logit_bias must be token ids", "logit_bias")
+        self._check_token_ids()
         if not 1 <= self.n <= MAX_CHOICES:
             raise RequestError(f"n must be 1 to {MAX_CHOICES}, got {self.n}", "n")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -61,6 +61,15 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
         self.law(())
+
+    def _check_token_ids(self) -> None:
+        ids, bias = () if self.stop_token_ids is None else self.stop_token_ids, self.logit_bias or {}
+        if not isinstance(ids, Collection) or not all(isinstance(each, Integral) for each in ids):
+            raise RequestError("stop_token_ids must be token ids", "stop_token_ids")
+        if not isinstance(bias, Mapping) or not all(isinstance(_token_id(each), Integral) for each in bias):
+            raise RequestError("the keys of logit_bias must be token ids", "logit_bias")
+        if not all(isinstance(each, Real) and not isinstance(each, bool) for each in bias.values()):
+            raise RequestError("the values of logit_bias must be numbers", "logit_bias")
 
     def _check_numbers(self, names: Sequence[str], kind: type, word: str) -> None:
         for name in names:
@@ -77,15 +86,12 @@ class SamplingParams:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """`stop_token_ids`; none if it is None."""
-        return tuple(self.stop_token_ids or ())
+        return () if self.stop_token_ids is None else tuple(map(int, self.stop_token_ids))
 
     @property
     def bias(self) -> dict[int, float]:
         """`logit_bias`; empty if it is None. Keys may be written as strings, as in JSON."""
-        return {
-            int(key) if isinstance(key, str) and key.isdecimal() else key: value
-            for key, value in (self.logit_bias or {}).items()
-        }
+        return {int(_token_id(key)): float(value) for key, value in (self.logit_bias or {}).items()}
 
     def laws(self, eos_token_ids: tuple[int, ...]) -> list[TokenLaw]:
         """The token laws of the `n` answers: seeds follow each other from the given one, or from one drawn here."""
@@ -100,17 +106,22 @@ class SamplingParams:
         end_token_ids = self.stop_ids if self.ignore_eos else (*eos_token_ids, *self.stop_ids)
         try:
             return TokenLaw(
-                temperature=self.temperature,
-                top_k=max(self.top_k, 0),
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
+                temperature=float(self.temperature),  # NumPy's numbers are no rationals and do not travel
+                top_k=max(int(self.top_k), 0),
+                top_p=float(self.top_p),
+                min_p=float(self.min_p),
+                repetition_penalty=float(self.repetition_penalty),
+                presence_penalty=float(self.presence_penalty),
+                frequency_penalty=float(self.frequency_penalty),
                 logit_bias=self.bias,
                 seed=int(self.seed or 0) if seed is None else seed,
-                min_tokens=self.min_tokens,
+                min_tokens=int(self.min_tokens),
                 end_token_ids=end_token_ids,
             )
         except ValueError as error:
             raise RequestError(str(error), str(error).split()[0]) from error
+
+
+def _token_id(key: Any) -> Any:
+    """A key of `logit_bias`, which may be written as a string."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key

@@ -8,10 +8,12 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from starspec.errors import RequestError
 from starspec.gateway.faults import fault_of
+from starspec.gateway.schema import CompletionRequest
 from starspec.ids import RequestId
 from starspec.wire.messages import Rejected
 
@@ -112,6 +114,9 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
         ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
         ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [USER], "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[1].tool_calls"),
+        ({"messages": [USER, {"role": "tool", "content": "42", "tool_call_id": "a"}]}, "messages[1].tool_call_id"),
         ({"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
         (
@@ -148,6 +153,19 @@ async def test_an_unknown_speculative_key_names_the_nearest_one(gateway: Any) ->
 )
 async def test_what_asks_for_nothing_is_accepted(gateway: Any, extra: dict[str, Any]) -> None:
     assert (await gateway.post("/v1/completions", prompt="hi", **extra)).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", [[-1] * 200_000, [*[5] * 200_000, -1], [[5, -1]] * 100_000, ["a", 7] * 100_000])
+def test_of_a_body_with_many_faults_the_first_is_told_and_no_more_are_looked_for(prompt: list[Any]) -> None:
+    """All of them would take gigabytes, and the event loop with everybody's answers would wait."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": prompt})
+    assert len(caught.value.errors()) < 8
+
+
+async def test_messages_whose_further_parts_ask_for_nothing_are_accepted(gateway: Any) -> None:
+    said = {"role": "assistant", "content": "yes", "tool_calls": [], "function_call": None, "refusal": None}
+    assert (await gateway.post("/v1/chat/completions", messages=[USER, said, USER])).status_code == 200
 
 
 @pytest.mark.parametrize("num_digits", [400, 4000, 5000, 100_000])

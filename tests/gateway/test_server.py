@@ -116,6 +116,12 @@ async def test_tokenize_shows_what_the_chat_template_makes(gateway: Any, tokeniz
     assert spec.prompt_token_ids == opened
 
 
+async def test_tokenize_refuses_what_it_would_have_to_leave_out(gateway: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    reply = await gateway.post("/tokenize", messages=messages, tools=[{"type": "function"}])
+    assert reply.json()["error"]["param"] == "tools"
+
+
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}])
 async def test_tokenize_wants_either_a_prompt_or_messages(gateway: Any, body: dict[str, Any]) -> None:
     assert (await gateway.post("/tokenize", **body)).json()["error"]["param"] == "prompt"

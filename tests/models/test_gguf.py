@@ -4,11 +4,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.gguf import converted_folder, made_once
+from starspec.models.gguf_facts import LLAMA3
 from starspec.models.load import load_runner
 from starspec.models.runner import Segment
 from starspec.models.vocabulary import load_tokenizer
@@ -23,8 +25,13 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def write_gguf(path):
-    """A Llama with random weights and a vocabulary of single characters."""
+def write_gguf(path, *, without=(), more=lambda writer: None):
+    """A Llama with random weights and a vocabulary of single characters.
+
+    Args:
+        without: names of tensors that are left out.
+        more: adds to the file.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(128)
@@ -43,7 +50,10 @@ def write_gguf(path):
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(len(TOKENS) - 1)
     random = np.random.default_rng(0)
+    more(writer)
     for name, shape in tensor_shapes().items():
+        if name in without:
+            continue
         mean = 1.0 if "norm" in name else 0.0
         writer.add_tensor(name, (mean + 0.1 * random.standard_normal(shape)).astype(np.float32))
     writer.write_header_to_file()
@@ -88,6 +98,45 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, cache
     with path.open("ab") as file:
         file.write(b"\0")
     assert converted_folder(path) != first
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"without": ["blk.1.attn_q.weight"]}, "it is incomplete: model.layers.1.self_attn.q_proj.weight is missing"),
+        ({"more": lambda writer: writer.add_uint16("split.count", 3)}, "it is one of 3 parts: merge them first"),
+        (
+            {"more": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)},
+            "its rotary scaling 'yarn' is not read",
+        ),
+        (
+            {"more": lambda writer: writer.add_tensor("rope_freqs.weight", np.array([1, 2, 3, 4, 5, 6, 7, 9.0], "f4"))},
+            "its rotary scaling is not that of Llama 3",
+        ),
+    ],
+)
+def test_a_file_that_would_be_read_in_part_is_refused(tmp_path, cache, options, complaint):
+    path = write_gguf(tmp_path / "tiny.gguf", **options)
+    with pytest.raises(ModelError, match=f"'tiny.gguf' cannot be converted: {complaint}"):
+        converted_folder(path)
+
+
+def test_the_scaling_of_llama_3_and_the_end_of_a_turn_are_read(tmp_path, cache):
+    scaling = {"rope_type": "llama3", "factor": 8.0, **LLAMA3}
+    config = LlamaConfig(hidden_size=HIDDEN, num_attention_heads=HEADS, max_position_embeddings=131072)
+    config.rope_parameters = {"rope_theta": 10000.0, **scaling}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    factors = 10000.0 ** (-torch.arange(8) / 8) / scaled  # as llama.cpp keeps them
+
+    def more(writer):
+        writer.add_tensor("rope_freqs.weight", factors.numpy().astype(np.float32))
+        writer.add_eot_token_id(5)
+
+    runner = load_runner(ModelConfig(model=str(write_gguf(tmp_path / "tiny.gguf", more=more)), dtype="float32"))
+    assert runner.info.eos_token_ids == (5, len(TOKENS) - 1)
+    (folder,) = (each for each in (cache / "gguf").iterdir() if each.is_dir())
+    read = AutoConfig.from_pretrained(folder).rope_parameters
+    assert {name: read[name] for name in scaling} == scaling
 
 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_no_model(tmp_path, cache):

@@ -82,6 +82,18 @@ def test_a_killed_child_is_started_again() -> None:
     assert output == [("hub", "killed by SIGKILL; starting it again in 0.25 s")]
 
 
+def test_a_child_that_waits_to_be_started_again_is_not_once_all_stop(tmp_path: Path) -> None:
+    slow = "import time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit()));" + SERVES
+    starts = tmp_path / "starts"
+    dying = f"open({str(starts)!r}, 'a').write('.'); line.send(Ready('tcp://127.0.0.1:1')); sys.exit(7)"
+    with supervised(server("target-0", slow), server("target-1", dying)) as (supervisor, _):
+        until(supervisor, lambda: supervisor.views[1].state is ChildState.WAITING)
+        num_starts = len(starts.read_text())
+        supervisor.stop(drain_s=LIMIT_S)
+        assert [view.pid for view in supervisor.views] == [None, None]
+        assert len(starts.read_text()) == num_starts
+
+
 DIES_ONCE_READY = """
 line.send(Ready('tcp://127.0.0.1:1'))
 sys.exit(7)

@@ -164,6 +164,10 @@ def test_requests_of_a_gateway_that_falls_silent_are_aborted() -> None:
         silent.send(submit("r", [1, 2], 1900))
         silent.receive()
         assert other.status_when_idle().stats.num_aborted == 1
+        said = silent.receive()
+        while said[-1].finish_reason is None:  # it was there all the time, and hears what became of its request
+            said = silent.receive()
+        assert (said[-1].request_id, said[-1].finish_reason) == (RequestId("r"), "abort")
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on() -> None:

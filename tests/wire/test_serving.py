@@ -88,6 +88,16 @@ async def test_a_request_goes_in_and_its_emissions_come_out_in_order(server: Ser
         assert await heard(server) == [(peer, Abort(RequestId("r")))]
 
 
+async def test_a_round_of_more_emissions_than_a_multipart_holds_arrives_whole(server: ServingServer) -> None:
+    async with client_of(server) as client:
+        client.send(SUBMIT)
+        ((peer, _),) = await heard(server)
+        assert server.send(peer, [emission(number) for number in range(2500)])
+        received = [await client.receive() for _ in range(2500)]
+        assert [each.token_ids for each in received] == [[number] for number in range(2500)]
+        assert client.is_connected
+
+
 async def test_gateways_do_not_hear_each_other(server: ServingServer) -> None:
     async with client_of(server) as one, client_of(server) as two:
         one.send(Submit(RequestId("one"), SPEC))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from starspec.bench.decode import Answer, Job
 from starspec.models.foreign import quiet_transformers, reading
@@ -68,7 +68,7 @@ class TransformersBaseline:
                 max_new_tokens=job.max_tokens,
                 do_sample=False,
                 eos_token_id=self._eos_token_ids,
-                pad_token_id=self._eos_token_ids[0],
+                pad_token_id=self._eos_token_ids[0] if self._eos_token_ids else 0,
                 **options,
             )
         token_ids = output[0, len(job.prompt_token_ids) :].tolist()
@@ -81,6 +81,7 @@ def _load(model: str, dtype: str) -> Any:
         loaded = AutoModelForCausalLM.from_pretrained(
             str(locate(model)), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
         )
+    loaded.generation_config = GenerationConfig()  # an author's repetition penalty also changes greedy answers
     loaded.eval().requires_grad_(requires_grad=False)
     for parameter in loaded.parameters():
         # weights mapped from a file may be dropped from memory and read again while other methods have their turn

@@ -26,6 +26,7 @@ from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, com
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import WINDOW_BATCHES, BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError
 from starspec.target.drafts import Drafts, NoDrafts
 
 PartName = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
@@ -251,6 +252,8 @@ def try_part(
     bench = Workbench(target)
     longest = min(part.max_prompt_tokens, bench.runner.info.max_model_len - part.max_tokens)
     prompts = short_prompts(bench, prompt_files, num_prompts, longest)
+    if not prompts:
+        raise ConfigError(f"none of the prompts has at most {longest} tokens, so there is nothing to certify")
     baseline = None
     if part.is_against_transformers:
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)

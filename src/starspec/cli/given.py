@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -72,6 +73,17 @@ def admission(text: str) -> Admission:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"--admission must be off, n_max or a number of targets, not '{text}'")
     return int(text)
+
+
+def check_key_variable(api_key: str | None) -> None:
+    """Whoever sets STARSPEC_API_KEY wants no open server, and an empty variable passes for none.
+
+    Args:
+        api_key: as it was taken from the option or the variable.
+    Raises: ConfigError if the variable is empty, and not overruled by the option.
+    """
+    if api_key is None and os.environ.get("STARSPEC_API_KEY") == "":
+        raise ConfigError("STARSPEC_API_KEY is empty: give a key, or unset it to ask for none")
 
 
 def num_bytes(text: str | None, option: str) -> int | None:

@@ -255,6 +255,7 @@ def gateway(
     """Run the OpenAI-compatible gateway in front of one or several targets."""
     process = ServerProcess("gateway", trace_file=None)
     with process.reporting_failure():
+        given.check_key_variable(api_key)
         config = GatewayConfig(
             host=host,
             port=port,

@@ -138,6 +138,7 @@ def up(
     )
     if api_key == "":
         raise ConfigError("--api-key is empty: give a key, or leave the option out to ask for none")
+    given.check_key_variable(api_key)
     check_folder(ready_file, "--ready-file")
     served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:

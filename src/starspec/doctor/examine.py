@@ -93,7 +93,9 @@ def examine(
     if report is not None:
         checks.append(check_tree_report(report, provenance, draft.quantization))
     steps = examined.step_seconds(max_draft_tokens + 1)
-    times = StepTimes(draft_s=steps.draft_s, verify_s=steps.target_s, link_s=link_s)
+    giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if is_head(draft) else 0.0  # hidden states, every round
+    verify_s = [steps.target_s[0], *(each + giving_s for each in steps.target_s[1:])]
+    times = StepTimes(draft_s=steps.draft_s, verify_s=verify_s, link_s=link_s)
     return Examination(
         provenance=provenance,
         checks=checks,

@@ -17,6 +17,7 @@ from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.messages import HubStatus
+from starspec.wire.sockets import endpoint_at
 from starspec.wire.zmq_hub import ZmqHub
 
 IDLE_WAIT_S = 0.1  # between looks at the stop flag while nothing arrives
@@ -75,7 +76,7 @@ class DraftServer:
     @property
     def address(self) -> str:
         """The public address, with the port that was really taken."""
-        return f"tcp://{self._host}:{self._transport.port}"
+        return endpoint_at(self._host, self._transport.port)
 
     @property
     def memory(self) -> str:

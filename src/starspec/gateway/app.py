@@ -41,6 +41,7 @@ from starspec.gateway.schema import (
 from starspec.gateway.shapes import ChatShape, CompletionShape, Envelope, Shape
 from starspec.gateway.stream import Delivery, EventStream, until_disconnect
 from starspec.gateway.translate import Translator
+from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
 
 CLIENT_LEFT: Final = 499  # nobody reads it; it makes disconnects visible in the counters
@@ -92,6 +93,7 @@ class Routes:
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         self._check_model(body.model)
+        refuse_unsupported(body.model_extra)
         token_ids = await self._tokenized(body)
         tokens = self._services.codec.tokens
         strings = [tokens.text_of(token_id) for token_id in token_ids] if body.return_token_strs else None

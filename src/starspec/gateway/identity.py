@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from starspec import __version__
 from starspec.config import GatewayConfig
+from starspec.models.locate import folder_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ def identity_of(config: GatewayConfig, vocabulary: str, defaults: str) -> Identi
         vocabulary: fingerprint of the tokenizer.
         defaults: the generation defaults, in words.
     """
-    name = config.served_model_name or Path(config.model).name
+    name = config.served_model_name or folder_name(config.model)
     parts = "\0".join([__version__, name, vocabulary, defaults])
     digest = hashlib.sha256(parts.encode()).hexdigest()
     return Identity(model=name, fingerprint=f"starspec-{__version__}-{digest[:8]}")

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import jinja2
-
 from starspec.errors import RequestError
 from starspec.gateway.schema import ChatMessage, ChatPrompt
 from starspec.gateway.token_text import TokenText
+from starspec.gateway.unsupported import refuse_unsupported_parts
+from starspec.models.vocabulary import TEMPLATE_ERRORS
 
-TEMPLATE_ERRORS: Final = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 RESERVED_KWARGS: Final = frozenset(  # what the caller of a template decides, or what would replace the template
     {
         "add_generation_prompt",
@@ -64,7 +63,8 @@ class PromptCodec:
     async def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """The token ids of a conversation under the model's own template.
 
-        Raises: RequestError if the model has no template or the template refuses the conversation.
+        Raises: RequestError if the model has no template, if the template refuses the conversation, or if a message has
+            parts that cannot be said.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
@@ -75,6 +75,8 @@ class PromptCodec:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
+        for index, each in enumerate(prompt.messages):
+            refuse_unsupported_parts(index, each.model_extra)
         messages = [_template_message(each) for each in prompt.messages]
         return await self._run(self._encode_chat, messages, opens, continues, extra)
 
@@ -101,7 +103,7 @@ class PromptCodec:
         render = partial(self._tokenizer.apply_chat_template, tokenize=True, return_dict=False)
         try:
             return list(render(messages, add_generation_prompt=opens, continue_final_message=continues, **extra))
-        except TEMPLATE_ERRORS as error:  # a template is a program that the conversation can make fail in many ways
+        except TEMPLATE_ERRORS as error:
             raise RequestError(f"the chat template refused the messages: {error}", "messages") from error
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:

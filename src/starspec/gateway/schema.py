@@ -25,7 +25,8 @@ def _encodable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_encodable)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-TokenIds = list[Count]
+TokenIds = Annotated[list[Count], Field(fail_fast=True)]  # a body of a million wrong elements has one fault
+Texts = Annotated[list[Text], Field(fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -56,7 +57,7 @@ class SamplingFields(Body):
     seed: int | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Texts | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -69,7 +70,7 @@ class SamplingFields(Body):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: Text | list[Text] | TokenIds | list[TokenIds]
+    prompt: Text | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
     logprobs: Count | None = None
     add_special_tokens: bool | None = None
 
@@ -81,14 +82,17 @@ class TextPart(Body):
 
 class ChatMessage(Body):
     role: Annotated[Text, Field(min_length=1)]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 class ChatPrompt(Body):
     """What the chat template sees."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -105,7 +109,7 @@ class TokenizeRequest(Body):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -11,6 +11,7 @@ from starspec.errors import RequestError
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     # name: values that ask for nothing, besides null
+    "add_special_tokens": (False,),  # of a chat: its template has them
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
@@ -38,6 +39,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": (),
@@ -48,7 +50,17 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "typical_p": (1,),
     "use_beam_search": (False,),
     "verbosity": (),
+    "vllm_xargs": ({},),
     "web_search_options": (),
+}
+
+OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a template would have to say
+    "audio": (),
+    "function_call": (),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
+    "tool_call_id": (),
+    "tool_calls": ([],),
 }
 
 log = structlog.get_logger()
@@ -60,8 +72,17 @@ def refuse_unsupported(extras: Mapping[str, Any] | None) -> None:
     Raises: RequestError naming the first parameter that asks for something we cannot do.
     Effects: names nobody knows are logged at debug level and have no effect, as in vLLM.
     """
-    for name, value in (extras or {}).items():
-        if name not in UNSUPPORTED:
-            log.debug("unknown request parameter ignored", param=ascii(name))
-        elif value is not None and value not in UNSUPPORTED[name]:
-            raise RequestError(f"{name} is not supported", name)
+    _refuse(extras or {}, UNSUPPORTED, "")
+
+
+def refuse_unsupported_parts(index: int, extras: Mapping[str, Any] | None) -> None:
+    """As `refuse_unsupported`, of one message of a conversation: without them it would be another conversation."""
+    _refuse(extras or {}, OF_A_MESSAGE, f"messages[{index}].")
+
+
+def _refuse(extras: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]], where: str) -> None:
+    for name, value in extras.items():
+        if name not in unsupported:
+            log.debug("unknown request parameter ignored", param=ascii(where + name))
+        elif value is not None and value not in unsupported[name]:
+            raise RequestError(f"{where}{name} is not supported", where + name)

@@ -24,6 +24,8 @@ Dialect = Literal["speculators", "SpecForge", "vLLM", "SafeAILab"]
 SPECULATORS_TYPES: Final[dict[str, Method]] = {"eagle": "eagle", "eagle3": "eagle3"}
 ARCHITECTURES: Final[dict[str, tuple[Dialect, Method | None]]] = {
     "LlamaForCausalLMEagle3": ("SpecForge", "eagle3"),
+    "Qwen2ForCausalLMEagle3": ("SpecForge", "eagle3"),
+    "Qwen3ForCausalLMEagle3": ("SpecForge", "eagle3"),
     "LlamaForCausalLMEagle": ("SpecForge", "eagle"),
     "Eagle3LlamaForCausalLM": ("vLLM", "eagle3"),
     "Eagle3Qwen2ForCausalLM": ("vLLM", "eagle3"),

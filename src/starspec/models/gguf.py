@@ -15,6 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from starspec.models.foreign import reading
+from starspec.models.gguf_facts import apply, read_facts
+
+FORMAT = 2  # of converted folders: those of another are not taken
 
 Advance = Callable[[str], None]  # names the step that begins now
 
@@ -34,7 +37,7 @@ def converted_folder(gguf: Path) -> Path:
     """
     path = gguf.resolve()
     stat = path.stat()
-    key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{FORMAT}".encode()).hexdigest()[:16]
     folder = cache_folder() / "gguf" / f"{path.stem}-{key}"
 
     def make(partial: Path) -> None:
@@ -49,7 +52,7 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
 
     Args:
         advance: is told each of the three steps.
-    Raises: ModelError if transformers cannot read the file.
+    Raises: ModelError if transformers cannot read the file, or only a part of what it says.
     """
     import torch  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
@@ -57,13 +60,21 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
     source = str(gguf.parent)
     # transformers' own bars go to the stderr of the moment; ours keeps the real one
     with reading(f"'{gguf.name}' cannot be converted"), contextlib.redirect_stderr(io.StringIO()):
+        facts = read_facts(gguf)
         advance("reading the tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
         advance("dequantizing the weights")
-        model = AutoModelForCausalLM.from_pretrained(
-            source, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            source,
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
         )
+        if loaded["missing_keys"]:  # transformers would go on with random numbers in their place
+            raise ValueError(f"it is incomplete: {min(loaded['missing_keys'])} is missing")
         advance("writing the folder")
+        apply(facts, model)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

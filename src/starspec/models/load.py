@@ -11,7 +11,7 @@ import torch
 from starspec.config import ModelConfig, nearest
 from starspec.errors import ConfigError, ModelError
 from starspec.models.foreign import reading
-from starspec.models.locate import is_synthetic, locate
+from starspec.models.locate import folder_name, is_synthetic, locate
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ModelInfo, ModelRunner
 from starspec.models.soundness import check_finite, check_length, check_rope_in
@@ -119,7 +119,7 @@ def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> 
 
     text = model.config.get_text_config(decoder=True)
     return ModelInfo(
-        name=Path(config.model).name if Path(config.model).exists() else config.model,
+        name=folder_name(config.model) if Path(config.model).expanduser().exists() else config.model,
         vocab_size=model.get_input_embeddings().weight.shape[0],
         max_model_len=max_model_len,
         num_parameters=sum(each.numel() for each in model.parameters()),

@@ -13,6 +13,8 @@ SYNTHETIC_PREFIX = "synthetic:"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")  # owner/name, or one word as in `gpt2`
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")  # no pickled weights, no code
 
+OTHER_FORMATS = ("consolidated*", "original/*")  # the same weights once more, as their authors' own code reads them
+
 
 def is_synthetic(model: str) -> bool:
     """Whether a model's name asks for a synthetic accelerator, one without weights."""
@@ -38,6 +40,12 @@ def locate(model: str, also: tuple[str, ...] = ()) -> Path:
     if _looks_like_path(model):
         raise ModelError(f"there is no model at '{model}'{_nearest_sibling(path)}")
     return _from_hub(model, HUB_FILES + also)
+
+
+def folder_name(model: str) -> str:
+    """The last part of a path, which may be `.`; of a hub id, what follows the owner."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.name in ("", "..") else path.name
 
 
 def _from_file(path: Path) -> Path:
@@ -66,7 +74,7 @@ def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415 (slow to import)
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(patterns)))
+        return Path(snapshot_download(model, allow_patterns=list(patterns), ignore_patterns=list(OTHER_FORMATS)))
     except Exception as error:  # its errors are of a dozen unrelated types, network ones included
         if constants.HF_HUB_OFFLINE:
             why = "it is not in the local hub cache, and HF_HUB_OFFLINE forbids downloading it"

@@ -60,10 +60,18 @@ def check_class(model: str, config: Any, model_class: type) -> None:
     raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
 
 
+STRETCHED = ("yarn", "linear")  # rotary scalings beside which configs go on to tell the length before
+
+
 def model_length(config: Any) -> int | None:
     """The longest sequence the model was made for, in tokens; None where its config does not say."""
     length = getattr(config, "max_position_embeddings", None)
-    return length if isinstance(length, int) and length > 0 else None
+    if not isinstance(length, int) or length <= 0:
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") not in STRETCHED:
+        return length
+    return max(length, int(rope.get("factor", 1.0) * (rope.get("original_max_position_embeddings") or length)))
 
 
 def _why_not_causal(config: Any) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import TemplateError
 
@@ -16,6 +16,9 @@ from starspec.models.locate import is_synthetic, locate
 from starspec.models.soundness import check_rope_in
 
 Vocabulary = Mapping[str, int]
+
+# a chat template is a program, which a conversation can make fail in many ways
+TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
 
 def load_tokenizer(model: str) -> Any:
@@ -50,7 +53,7 @@ def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) ->
         prompt = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
         )
-    except TemplateError as error:
+    except TEMPLATE_ERRORS as error:
         why = f"the model's chat template cannot read these messages: {first_line(error)}"
         raise RequestError(why, "messages") from error
     return list(prompt)

@@ -44,6 +44,8 @@ class StarConfig:
             raise ConfigError(f"a star needs at least one target, got {self.num_targets}")
         if self.speculative is not None and self.speculative.remote.endpoint is not None:
             raise ConfigError("remote.endpoint names a hub elsewhere, but `starspec up` starts its own: leave it out")
+        if self.speculative is not None and self.speculative.remote.keys is not None:
+            raise ConfigError("remote.keys are of a hub elsewhere, but `starspec up` starts its own: leave them out")
         if self.speculative is None and (self.hub != HubConfig() or self.kv_budget_bytes is not None):
             raise ConfigError("options of the draft server need one: give --draft MODEL, or --spec-method ngram")
         names = [target_name(number) for number in range(self.num_targets)]

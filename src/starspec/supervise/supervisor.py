@@ -104,6 +104,8 @@ class Supervisor:
         Effects: every child of ours has ended on return.
         """
         self._is_stopping = True
+        for slot in self._slots:
+            slot.restart_at_s = float("inf")
         deadline_s = self._clock() + drain_s
         for stage in sorted({slot.view.spec.stop_stage for slot in self._slots}):
             running = [slot for slot in self._slots if slot.view.spec.stop_stage == stage and slot.run]
@@ -201,7 +203,6 @@ class Supervisor:
 
     def _signal(self, slots: Sequence[_Slot], number: signal.Signals) -> None:
         for slot in slots:
-            slot.restart_at_s = float("inf")
             if slot.run is not None:
                 slot.run.send(number)
 

@@ -29,6 +29,7 @@ from starspec.wire.messages import (
     TargetToGateway,
 )
 from starspec.wire.serving import ServingServer
+from starspec.wire.sockets import endpoint_at
 
 IDLE_WAIT_S = 0.05  # between looks at the hub's link while there is nothing to do
 
@@ -70,7 +71,7 @@ class TargetServer:
     @property
     def address(self) -> str:
         """Where gateways find this target, with the port that was really taken."""
-        return f"tcp://{self._config.host}:{self._serving.port}"
+        return endpoint_at(self._config.host, self._serving.port)
 
     @property
     def memory(self) -> str:
@@ -169,6 +170,8 @@ class TargetServer:
         limit_s = self._clock() - self._config.lease_s
         for peer, gateway in list(self._gateways.items()):
             if gateway.heard_s < limit_s:
+                given_up = [Emission(theirs, [], "", finish_reason="abort") for theirs in gateway.requests]
+                self._serving.send(peer, given_up)  # it may be there after all, and slow
                 self._forget(peer)
 
     def _forget(self, peer: bytes) -> None:

@@ -194,7 +194,7 @@ def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_tok
     if plan.start_from is None:
         begin_like_target(head, target.model)
     else:
-        begin_like_head(head, plan.start_from)
+        begin_like_head(head, plan.start_from, target.config.num_hidden_layers)
     return head
 
 

@@ -7,14 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from starspec.errors import ConfigError, ModelError
 from starspec.models.foreign import reading
 from starspec.models.locate import is_synthetic, locate
 from starspec.train.answers import AnswerPlan
 from starspec.train.start import default_layers, earlier_head, head_spec
 from starspec.train.trainer import TrainPlan
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss")  # by transformers' model_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,8 @@ def check_plan(plan: HeadPlan) -> tuple[int, ...]:
     _check_layers(plan.method, layers, config.num_hidden_layers)
     _check_family(answers.target, config)
     if plan.start_from is not None:
-        earlier_head(plan.start_from, head_spec(plan.method, config, answers.target, config.vocab_size, layers))
+        spec = head_spec(plan.method, config, answers.target, config.vocab_size, layers)
+        earlier_head(plan.start_from, spec, config.num_hidden_layers)
     return layers
 
 
@@ -78,16 +79,11 @@ def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None
         raise ModelError(f"feature layers {layers} should be increasing")
     if method == "eagle" and len(layers) != 1:
         raise ModelError(f"feature layers {layers}: an EAGLE-1 head reads one hidden state")
+    if method == "eagle" and layers != (num_layers,):
+        raise ModelError(f"feature layers {layers}: an EAGLE-1 head learns to foretell the last, {num_layers}")
 
 
 def _check_family(target: str, config: Any) -> None:
-    """Features and first weights are taken where the Llama and Qwen families have them."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
-
-    with torch.device("meta"), reading(f"'{target}' cannot be read"):
-        model = AutoModelForCausalLM.from_config(config)
-    layers = getattr(getattr(model, "model", None), "layers", None)
-    names = {name for name, _ in layers[-1].named_parameters()} if layers else set()
-    needed = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "post_attention_layernorm")
-    if any(f"{name}.weight" not in names for name in needed):
+    """Features and first weights are taken where the Llama and Qwen families have them; others scale more."""
+    if config.model_type not in FAMILIES or getattr(config, "hidden_act", "silu") != "silu":
         raise ModelError(f"'{target}' ({config.model_type}): heads can be trained for the Llama and Qwen families")

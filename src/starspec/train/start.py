@@ -14,7 +14,7 @@ from torch import Tensor
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
 from starspec.models.eagle_features import eagle3_layers
-from starspec.models.eagle_spec import HeadSpec, HeadWeights
+from starspec.models.eagle_spec import HeadSpec, HeadWeights, TargetShape
 from starspec.train.answers import Answer
 from starspec.train.head import TrainedHead
 
@@ -92,20 +92,28 @@ def begin_like_target(head: TrainedHead, model: Any) -> None:
         head.norm.weight.copy_(model.model.norm.weight)
 
 
-def begin_like_head(head: TrainedHead, folder: Path) -> None:
+def begin_like_head(head: TrainedHead, folder: Path, num_layers: int) -> None:
     """Go on from a head that was trained before. Effects: the head's weights. Raises: as `earlier_head`."""
-    earlier, own = earlier_head(folder, head.spec), head.state_dict()
+    earlier, own = earlier_head(folder, head.spec, num_layers), head.state_dict()
     if missing := own.keys() - earlier.tensors.keys():
         raise ConfigError(f"'{folder}' cannot be started from: it has no {min(missing)}")
     head.load_state_dict({name: earlier.tensors[name].to(value.dtype) for name, value in own.items()})
 
 
-def earlier_head(folder: Path, spec: HeadSpec) -> HeadWeights:
+def earlier_head(folder: Path, spec: HeadSpec, num_layers: int) -> HeadWeights:
     """A head of this shape that was trained on whatever data and with whatever vocabulary.
 
-    Raises: ModelError if it cannot be read; ConfigError if it has another shape.
+    Args:
+        num_layers: of the target.
+    Raises: ModelError if it cannot be read; ConfigError if it has another shape, or an LM head of its own: what is
+        trained here speaks through its target's.
     """
-    earlier = read_head(folder)
+    earlier = read_head(
+        folder,
+        target=TargetShape(num_layers=num_layers, hidden_size=spec.target_hidden_size, vocab_size=spec.vocab_size),
+    )
+    if "lm_head.weight" in earlier.tensors:
+        raise ConfigError(f"'{folder}' cannot be started from: it has an LM head of its own, which is not trained here")
     free = {"draft_vocab_size", "target_name", "max_position_embeddings"}
     for name in (each.name for each in fields(HeadSpec) if each.name not in free):
         theirs, ours = getattr(earlier.spec, name), getattr(spec, name)

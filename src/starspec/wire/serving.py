@@ -15,7 +15,7 @@ import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import RequestId
-from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Doorkeeper, Keys, require_keys
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -90,18 +90,18 @@ class ServingServer:
         return arrived
 
     def send(self, peer: bytes, messages: Sequence[TargetToGateway]) -> bool:
-        """Hand messages over without waiting; they travel together.
+        """Hand messages over without waiting; they travel together, as many as a multipart may hold.
 
         Returns: False if the gateway is gone or does not read, or if a message is too large for a frame: its
             requests have nobody to answer to.
         """
-        if not messages:
-            return True
-        try:
-            self._socket.send_multipart([peer, *(encode(message) for message in messages)], zmq.NOBLOCK)
-        except (zmq.ZMQError, LinkError):
-            self.num_dropped += len(messages)
-            return False
+        for start in range(0, len(messages), MAX_MESSAGES):
+            try:
+                frames = [encode(message) for message in messages[start : start + MAX_MESSAGES]]
+                self._socket.send_multipart([peer, *frames], zmq.NOBLOCK)
+            except (zmq.ZMQError, LinkError):
+                self.num_dropped += len(messages) - start
+                return False
         return True
 
     def close(self) -> None:

@@ -101,6 +101,11 @@ def host_of(endpoint: str, what: str) -> str:
     return host
 
 
+def endpoint_at(host: str, port: int) -> str:
+    """Where peers find who is bound there: tcp://host:port, an IPv6 address in brackets."""
+    return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def connect(socket: zmq.Socket[Any], endpoint: str) -> None:
     """Begin to connect; never waits."""
     if "[" in endpoint:
