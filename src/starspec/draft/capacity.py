@@ -8,6 +8,7 @@ T = max(S + Z, N S), the paper's equations 8 to 10.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -80,12 +81,16 @@ def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None
     gaining = [each for each in demands if gains(each, [], cost, max_sessions, 0.0)]
     if not gaining:
         return 1
-    supposed = typical(gaining)
-    for num_targets in range(2, limit + 1):
+    supposed, num_known = typical(gaining), min(len(gaining), limit)
+
+    def is_too_many(num_targets: int) -> bool:
         served = [*gaining, *[supposed] * (num_targets - len(gaining))][:num_targets]
-        if losers(served, cost, max_sessions, 0.0):
+        return bool(losers(served, cost, max_sessions, 0.0))
+
+    for num_targets in range(2, num_known + 1):
+        if is_too_many(num_targets):
             return num_targets - 1
-    return limit
+    return num_known + bisect_left(range(num_known + 1, limit + 1), True, key=is_too_many)  # one more helps nobody
 
 
 def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:

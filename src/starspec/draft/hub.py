@@ -81,7 +81,7 @@ class DraftHub:
         )
         self._ledger = Ledger(self.stats, clock(), trace)
         self._sessions: dict[TagKey, DraftSession] = {}
-        self._spokes = Spokes(config, self._sessions.keys(), self._buffer)
+        self._spokes = Spokes(config, self._sessions, self._buffer)
         self._rounds = Rounds(self.stats, self._ledger, self._spokes, trace)
         self._outbox: list[Reply] = []
         self._paused_until_s = float("-inf")
@@ -220,7 +220,7 @@ class DraftHub:
         link = self._link(key)
         if link.receive(message) is None:
             return
-        held, has_place = self._sessions.get(key), self._spokes.has_place(key.session_id, now)
+        held, has_place = self._sessions.get(key), self._spokes.has_place(key.session_id, message.budget, now)
         if has_place and held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
             self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now, is_reopened=True)
             return
@@ -266,7 +266,7 @@ class DraftHub:
             if link.gap:
                 self._drop(key)
                 self._reply(key.session_id, link.send(link.gap))
-        elif self._spokes.has_place(key.session_id, now):
+        elif self._spokes.has_place(key.session_id, message.budget, now):
             self._continue(self._sessions[key], message.token_ids, message.budget, now)
         else:
             self._drop(key)
@@ -280,12 +280,14 @@ class DraftHub:
             self._buffer.update(session)
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
-        spoke = self._spokes[session.key.session_id]
+        spoke, tag = self._spokes[session.key.session_id], session.key.tag
+        spoke.owe(tag, 0)
         session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
         self.stats.num_rationed += session.is_rationed
         self._drafter.ask(session, budget, now)
         if session.request is not None:
             session.request.is_urgent = spoke.is_behind
+            spoke.owe(tag, session.request.budget.num_draft_tokens)
         if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
             self._rounds.add_wait(session, now)
         self._buffer.update(session)
@@ -331,6 +333,7 @@ class DraftHub:
         drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
         proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s, drawn=drawn)
         self._reply(session.key.session_id, link.send(proposal))
+        self._spokes[session.key.session_id].owe(link.tag, 0)
         self._rounds.add_proposal(session, request, tree, now)
         session.settle(tree, now)
 
@@ -346,6 +349,7 @@ class DraftHub:
             self._ledger.add_wasted(session.num_wasted)
             self._spokes[key.session_id].remember(session.link)
             self._spokes[key.session_id].ahead_choice = session.ahead_choice
+            self._spokes[key.session_id].owe(key.tag, 0)
 
     def _reply(self, session_id: SessionId, message: HubToTarget) -> None:
         self._outbox.append((session_id, message))

@@ -124,7 +124,8 @@ class Ledger:
         idle_s = sum(span.seconds_since(since_s) for span in (*self._idle, open_gap))
         num_proposals = sum(span.end_s > since_s for span in self._proposed)
         known_s = min(WINDOW_S, now - self._started_s)
-        self._stats.idle_s = self._idle_s + open_gap.seconds_since(0.0)
+        told_s = self._stats.idle_s  # the request that ends a gap may have come just before it was last told
+        self._stats.idle_s = max(told_s, self._idle_s + open_gap.seconds_since(0.0))
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
         self._stats.fairness = self._fairness(since_s, weights or {}, waiting)

@@ -2,7 +2,7 @@
 
                     room for it, by a margin
     asks ──────────────────────────────────────> HOLDS A PLACE
-      ^                                               │  its last tag closed KEEP_S ago, or it left, or
+      ^                                               │  it asked for nothing for KEEP_S, or it left, or
       └───────────────────────────────────────────────┘  it gained nothing, or it came last and somebody lost by
                                                          the others, for PATIENCE_S
 
@@ -37,7 +37,7 @@ class Load:
 
     demands: Mapping[SessionId, Demand]  # of targets that have had enough rounds
     plain_tokens_per_s: Mapping[SessionId, float]  # of targets that have said it
-    busy: frozenset[SessionId]  # targets with tags
+    busy: frozenset[SessionId]  # targets that are drafted for, or have a proposal in verification
     cost: LayerCost | None  # None: no layer has been drafted yet
     max_sessions: int | None = None  # in one layer; None = all
 

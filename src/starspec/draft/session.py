@@ -205,6 +205,11 @@ class DraftSession:
             return False
         return message.token_ids[: len(self.token_ids)] == self.token_ids
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether its target wants drafts of it: one is owed, or in verification."""
+        return self.request is not None or self.in_verification is not None
+
     def ask(self, budget: DraftBudget, now: float) -> None:
         """Owe a proposal from now on, or none. Replaces what was owed before.
 

@@ -41,6 +41,7 @@ class Spoke:
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
         self.stats = SpokeStats()
         self._bucket = bucket
+        self._owed: dict[Tag, int] = {}  # draft tokens of proposals that were asked for within the rate
         self._objective_s = objective_s
         self._layers, self._tokens = Mean(), Mean()  # of a round
         self._sessions = Mean()  # at once, while there are any
@@ -57,8 +58,14 @@ class Spoke:
         return self._objective_s is not None and self.stats.round.value > self._objective_s
 
     def may_draft(self, now: float) -> bool:
-        """Whether its rate limit, if it has one, leaves it a proposal."""
-        return self._bucket is None or self._bucket.has_some(now)
+        """Whether its rate limit, if it has one, leaves it a proposal, those that are owed counted."""
+        return self._bucket is None or self._bucket.has_some(now, sum(self._owed.values()))
+
+    def owe(self, tag: Tag, num_draft_tokens: int) -> None:
+        """A proposal of at most so many is going to be made; 0 = none, or not any more."""
+        self._owed.pop(tag, None)
+        if num_draft_tokens and self._bucket is not None:
+            self._owed[tag] = num_draft_tokens
 
     def add_proposal(self, num_draft_tokens: int) -> None:
         """One was made."""

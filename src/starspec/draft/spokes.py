@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 
@@ -14,10 +14,11 @@ from starspec.draft.capacity import num_full, typical
 from starspec.draft.places import Load, Places
 from starspec.draft.rate_limit import TokenBucket
 from starspec.draft.scheduler import TagKey
-from starspec.draft.session import DraftLimits
+from starspec.draft.session import DraftLimits, DraftSession
 from starspec.draft.spoke import Spoke
 from starspec.errors import OurBug
 from starspec.ids import SessionId, TargetId
+from starspec.speculation.budget import DraftBudget
 from starspec.speculation.stats import HubStats, SpokeStats
 
 
@@ -26,14 +27,14 @@ class Spokes:
 
     Args:
         config: how many of them are drafted for at once, and what single ones are promised.
-        tags: of all targets' sessions; changed by others.
+        sessions: of all targets; changed by others.
         buffer: knows what layers cost; changed by others.
     """
 
     def __init__(
         self,
         config: HubConfig,
-        tags: Collection[TagKey],
+        sessions: Mapping[TagKey, DraftSession],
         buffer: RequestBuffer,
     ) -> None:
         self._config = config
@@ -41,7 +42,7 @@ class Spokes:
         self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
         self._spokes: dict[SessionId, Spoke] = {}
         self._places = None if config.admission == "off" else Places(config.admission)
-        self._tags = tags
+        self._sessions = sessions
         self._buffer = buffer
 
     def __len__(self) -> int:
@@ -72,16 +73,16 @@ class Spokes:
         if self._places is not None:
             self._places.leave(session_id)
 
-    def has_place(self, session_id: SessionId, now: float) -> bool:
-        """Whether the target is drafted for: it may ask for it with every tag."""
+    def has_place(self, session_id: SessionId, budget: DraftBudget, now: float) -> bool:
+        """Whether the target is drafted for: it may ask for it with every tag that is to get draft tokens."""
         if self._places is None or self._places.is_held(session_id):
             return True
-        return self._places.ask(session_id, self._load(), now)
+        return bool(budget.num_draft_tokens) and self._places.ask(session_id, self._load(), now)
 
     def review(self, now: float) -> None:
         """Take back places that others need more, if it is time to look."""
         if self._places is not None and self._places.is_review_due(now):
-            for session_id, num_tags in Counter(key.session_id for key in self._tags).items():
+            for session_id, num_tags in Counter(key.session_id for key in self._sessions).items():
                 self._spokes[session_id].note_sessions(num_tags)
             self._places.review(self._load(), now)
 
@@ -98,7 +99,7 @@ class Spokes:
 
     def statuses(self) -> dict[TargetId, SpokeStats]:
         """What is known of each target, by name; of targets with the same name, of the one that came last."""
-        num_tags = Counter(key.session_id for key in self._tags)
+        num_tags = Counter(key.session_id for key in self._sessions)
         return {
             spoke.target_id: replace(deepcopy(spoke.stats), num_tags=num_tags[name])
             for name, spoke in self._spokes.items()
@@ -109,7 +110,7 @@ class Spokes:
         return Load(
             {name: demand for name, demand in demands.items() if demand is not None},
             {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
-            frozenset(key.session_id for key in self._tags),
+            frozenset(key.session_id for key, session in self._sessions.items() if session.is_asking),
             self._buffer.layer_cost,
             self._buffer.max_sessions,
         )

@@ -270,7 +270,8 @@ class RemoteDrafts:
             self._stats.num_stale_messages += 1
             return
         if isinstance(message, Reopen):
-            self._transport.send(self._open(state))
+            if self._may_open:
+                self._transport.send(self._open(state))
             return
         if message.retry_after_s:
             state.let_go()
@@ -303,8 +304,11 @@ class RemoteDrafts:
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
 
     def _open(self, state: HubTag) -> list[TargetToHub]:
-        now = self._clock()
-        messages = state.open(self._wanted(state.sequence, self._num_sequences), self._method, now)
+        """Returns: what tells the hub of the tag; nothing while no draft is wanted of it."""
+        now, wanted = self._clock(), self._wanted(state.sequence, self._num_sequences)
+        if not wanted.num_draft_tokens:
+            return []
+        messages = state.open(wanted, self._method, now)
         if self._is_declined:  # one asks for all, and rounds do not wait to hear no again
             state.is_awaited, self._ask_again_s = False, now + ASK_AGAIN_S
         return messages
