@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from synthetic_star import SyntheticStar
 
 from starspec.bench.star import operating_point as point
 from starspec.config import RunAhead
+from starspec.draft import capacity
 from starspec.draft.capacity import (
     Demand,
     LayerCost,
@@ -114,6 +116,22 @@ def test_nobody_is_faster_for_one_target_more(
     before = predicted_rates(found, cost, width)
     after = predicted_rates([*found, newcomer], cost, width)
     assert all(later <= earlier * (1 + 1e-3) for earlier, later in zip(before, after, strict=False))
+
+
+@given(st.lists(demands, min_size=1, max_size=6), costs, widths)
+def test_the_largest_number_of_targets_is_found_with_few_looks(
+    found: list[Demand], cost: LayerCost, width: int | None
+) -> None:
+    limit = 256
+    with mock.patch.object(capacity, "losers", wraps=capacity.losers) as looks:
+        largest = num_max(found, cost, width, limit)
+    assert looks.call_count <= len(found) + 9
+    gaining = [each for each in found if gains(each, [], cost, width, 0.0)]
+    if gaining and largest >= len(gaining):
+        supposed = typical(gaining)
+        served = [*gaining, *[supposed] * (largest - len(gaining))]
+        assert largest == 1 or not losers(served, cost, width, 0.0)
+        assert largest == limit or losers([*served, supposed], cost, width, 0.0)
 
 
 def layer(num_sessions: int) -> Layer:

@@ -107,6 +107,16 @@ def test_an_empty_proposal_is_no_draft_round() -> None:
     assert (stats.num_proposals, stats.proposals_per_s) == (1, 0.0)
 
 
+def test_idle_time_that_was_told_is_never_taken_back() -> None:
+    stats = HubStats()
+    ledger = Ledger(stats, 0.0)
+    ledger.mark(1.0, is_idle=True)
+    ledger.refresh(10.0)
+    ledger.mark(9.5, is_idle=False)  # the request had come, and was not read yet
+    ledger.refresh(10.1)
+    assert stats.idle_s == 9.0
+
+
 def test_old_spans_are_forgotten() -> None:
     ledger = Ledger(HubStats(), 0.0)
     for second in range(1000):

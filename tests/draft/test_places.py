@@ -25,7 +25,7 @@ from starspec.draft.places import (
     _Place,
 )
 from starspec.ids import SessionId
-from starspec.wire.messages import Ping, Proposal
+from starspec.wire.messages import Ping, Proposal, Reopen
 
 RETRY_S = 1.0
 
@@ -317,6 +317,26 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     star.say("a", verdict)  # once more, late
     assert star.drain() == []
     assert star.num_leased == 0
+
+
+def test_a_target_that_wants_no_drafts_any_more_gives_its_place_up_and_takes_none() -> None:
+    star = ToyStar("a", "b", admission=1, max_len=400)
+    first, second = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
+    star.say("a", first.open())
+    assert first.receive(star.drain()[0][1])
+    for _ in range(12):
+        star.clock.advance(0.5)
+        star.say("a", first.verdict([5], 0))  # its batch is large: it tells what it commits, and no more
+        if any(isinstance(message, Reopen) for _, message in star.drain()):
+            break
+    star.say("b", second.open())
+    ((name, proposal),) = star.drain()
+    assert name == "b"
+    assert second.receive(proposal)
+    assert proposal.token_ids == second.expected()
+    star.hub.leave(SessionId("b"), star.clock())
+    star.say("a", ToyTag(2, [1, 2]).open(0))
+    assert star.hub.status(star.clock()).stats.num_places == 0
 
 
 def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:

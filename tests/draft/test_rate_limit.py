@@ -66,6 +66,22 @@ def test_a_target_beyond_its_rate_gets_empty_proposals_and_keeps_its_row() -> No
     assert num_read < 200 + sum(sizes) + 10, "what it has said is read once"
 
 
+def test_many_tags_that_ask_at_once_get_no_more_than_one_does() -> None:
+    star = ToyStar("a", num_rows=64, max_len=400, max_tags=64, rate_limits={"a": 20.0})
+    tags = {number: ToyTag(number, [1, 2]) for number in range(1, 65)}
+    star.say("a", *(tag.open(4) for tag in tags.values()))
+    sizes = []
+    for _ in range(40):
+        replies = star.drain()
+        sizes.append(sum(len(message.token_ids) for _, message in replies))
+        assert all(tags[message.tag].receive(message) for _, message in replies)
+        star.clock.advance(0.5)
+        star.say("a", *(tag.verdict([7], 4) for tag in tags.values()))
+    assert max(sizes) <= 20.0 * BURST_S + 4
+    assert sum(sizes) == pytest.approx(20.0 * (20.0 + BURST_S), abs=16)
+    assert sizes.count(0) < 5, "in every round there is something, and not all in one"
+
+
 def test_others_are_not_limited_and_a_target_that_comes_back_is_still() -> None:
     star = ToyStar("a", "b", max_len=400, rate_limits={"a": 4.0})
     assert 0 not in served(star, "b", 20, 0.01)

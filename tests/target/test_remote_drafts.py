@@ -240,6 +240,18 @@ def test_a_request_that_does_not_speculate_opens_no_tag() -> None:
     assert star.hub.num_opens == 0
 
 
+def test_a_tag_that_wants_no_drafts_is_not_opened_and_not_when_the_hub_comes_back() -> None:
+    star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=0))
+    star.submit("a", PROMPT, 30)
+    for _ in range(4):
+        star.step()
+    star.hub.kill()
+    star.step()
+    star.hub.revive()
+    star.finish()
+    assert star.hub.num_opens == 0
+
+
 def test_a_request_may_ask_for_fewer_draft_tokens() -> None:
     star = Star()
     spec = RequestSpec(PROMPT, TokenLaw(temperature=0.0), max_tokens=9, num_draft_tokens=2)
