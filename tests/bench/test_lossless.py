@@ -18,6 +18,7 @@ from starspec.bench.certify import (
     certify,
     count_turns,
     short_prompts,
+    try_part,
 )
 from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer
@@ -26,6 +27,7 @@ from starspec.bench.lossless import Contender, Truths, compare_with_plain, num_t
 from starspec.bench.verify import verify_pair
 from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
 from starspec.config import BATCHINGS, ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError
 from starspec.models.runner import ForwardOutput
 
 PROMPTS = own_prompts()[:10]
@@ -164,6 +166,13 @@ def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
     assert {size for _, size in BATCH.contenders} == {1, 2, 4, 8, 16}
     assert {each.method for each in BATCH.batchings} == set(BATCHINGS)
     assert {each.temperature for each in BATCH_PAIR.samplings} == {0.0, 0.7}
+
+
+def test_a_certificate_about_no_prompts_is_none() -> None:
+    long = [Prompt("long", "plain", "bipa " * 4000)]
+    target = ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=2)
+    with pytest.raises(ConfigError, match="none of the prompts has at most"):
+        try_part(SAMPLED_PART, target, "synthetic:vocab=128,step_ms=0,role=draft", [long], 4)
 
 
 def test_long_prompts_are_left_out_and_files_give_equal_shares(bench: Workbench) -> None:

@@ -145,7 +145,7 @@ MISTAKES = {
     ),
     "a file that would not be written": (
         ("doctor", "--vllm", "http://127.0.0.1:1", "--json", "found.json"),
-        "--vllm is a check by itself: leave out --target, --draft and --json",
+        "--vllm without --draft measures nothing that --json could keep",
     ),
     "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder /no/such"),
 }
@@ -161,6 +161,16 @@ def test_a_mistake_is_one_sentence(case: str, starspec) -> None:
     assert sentence in lines[0]
     assert outcome.code == 2
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    "command", [("up", "--target", "x"), ("gateway", "--endpoint", "tcp://127.0.0.1:7800", "--target", "synthetic:")]
+)
+def test_an_empty_key_in_the_environment_opens_no_server(command, starspec, monkeypatch) -> None:
+    monkeypatch.setenv("STARSPEC_API_KEY", "")
+    outcome = starspec(*command)
+    assert outcome.code == 2
+    assert "STARSPEC_API_KEY is empty: give a key, or unset it" in outcome.err
 
 
 def test_dashes_in_keys_count_as_underscores(starspec) -> None:

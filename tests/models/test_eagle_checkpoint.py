@@ -271,6 +271,12 @@ class TestFeatureLayers:
         assert read_head(folder).spec.feature_layers == layers
         assert read_head(folder, feature_layers=other).spec.feature_layers == other
 
+    @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+    def test_a_list_of_specforge_is_its_own_whatever_the_family(self, family, tmp_path):
+        config, tensors = DIALECTS["eagle3"]["SpecForge"](make_head())
+        config |= {LISTED: [1, 4, 6], "architectures": [f"{family}ForCausalLMEagle3"]}
+        assert read_features(write(tmp_path, config, tensors)).layers == (2, 5, 7)
+
     @pytest.mark.parametrize("dialect", DIALECTS["eagle"])
     def test_eagle1_reads_the_last_hidden_state(self, dialect, tmp_path):
         folder = write(tmp_path, *DIALECTS["eagle"][dialect](head_of("eagle")))

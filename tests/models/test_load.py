@@ -133,6 +133,26 @@ def test_more_than_the_models_length_is_refused(llama):
     assert "max_model_len 257 is more than the 256 tokens" in refusal(llama, max_model_len=257)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 2.0}, 512),
+        ({"rope_type": "linear", "factor": 2.0}, 512),
+        ({"rope_type": "default"}, 256),
+    ],
+)
+def test_a_stretched_model_is_as_long_as_it_was_stretched(llama, scaling, length):
+    edit_config(llama, rope_parameters={"rope_theta": 10000.0, **scaling})
+    assert load(llama, max_model_len=length).info.max_model_len == length
+    assert f"more than the {length} tokens" in refusal(llama, max_model_len=length + 1)
+
+
+def test_a_model_is_called_as_its_folder_even_where_one_stands_in_it(llama, monkeypatch):
+    monkeypatch.chdir(llama)
+    assert load_runner(ModelConfig(model=".", dtype="float32")).info.name == "llama"
+
+
 def test_missing_weights_are_not_made_up(llama):
     edit_config(llama, num_hidden_layers=3)
     sentence = refusal(llama)

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from train_toys import write_prompts
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 from starspec.cli import run
 from starspec.models.eagle_checkpoint import read_head
@@ -74,6 +75,16 @@ def test_a_trained_head_is_started_from(target_folder, prompt_file, tmp_path, ca
     other = train(target_folder, prompt_file, tmp_path / "third", "--start-from", str(first), "--method", "eagle")
     assert other == 2
     assert "its method is eagle3, here it is eagle" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_head_with_an_lm_head_of_its_own_is_not_started_from(target_folder, prompt_file, tmp_path, capsys):
+    first = tmp_path / "first"
+    assert train(target_folder, prompt_file, first, "--draft-vocab-size", "64") == 0
+    weights = load_file(first / "model.safetensors")
+    weights["lm_head.weight"] = torch.zeros(64, weights["norm.weight"].shape[0], dtype=torch.bfloat16)
+    save_file(weights, first / "model.safetensors")
+    assert train(target_folder, prompt_file, tmp_path / "second", "--start-from", str(first)) == 2
+    assert "it has an LM head of its own" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_half_a_line_is_passed_over(tmp_path):
@@ -167,6 +178,7 @@ def test_with_more_tokens_what_was_said_before_is_kept_and_read_anew_where_it_ha
         (["--feature-layers", "2,3,40"], "this target has 0 (embeddings) to 6"),
         (["--feature-layers", "3,2"], "should be increasing"),
         (["--feature-layers", "2,3", "--method", "eagle"], "an EAGLE-1 head reads one hidden state"),
+        (["--feature-layers", "3", "--method", "eagle"], "an EAGLE-1 head learns to foretell the last, 6"),
         (["--start-from", "nowhere"], "nowhere"),
         (["--max-new-tokens", "600"], "leave no room for a prompt in 512"),
         (["--learning-rate", "-1"], "--learning-rate"),
@@ -188,6 +200,13 @@ def test_another_family_is_refused_at_once(prompt_file, tmp_path, capsys):
     )
     assert train(tmp_path / "gpt2", prompt_file, tmp_path / "head") == 2
     assert "(gpt2): heads can be trained for the Llama and Qwen families" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_family_that_scales_its_logits_is_refused_at_once(prompt_file, tmp_path, capsys):
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    GraniteForCausalLM(GraniteConfig(vocab_size=64, logits_scaling=8.0, **shape)).save_pretrained(tmp_path / "granite")
+    assert train(tmp_path / "granite", prompt_file, tmp_path / "head") == 2
+    assert "(granite): heads can be trained for the Llama and Qwen" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_without_matplotlib_there_are_no_curves_and_all_else(target_folder, prompt_file, tmp_path, monkeypatch):

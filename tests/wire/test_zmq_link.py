@@ -564,3 +564,12 @@ def test_a_port_that_nobody_reaches_is_given_up_with_a_sentence(star, stubborn: 
     stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0))])
     star.until(lambda: "cannot be reached" in target.problem, target)
     assert str(stubborn.own_port) in target.problem
+
+
+@pytest.mark.parametrize(
+    ("host", "endpoint"),
+    [("::1", "tcp://[::1]:7"), ("[::1]", "tcp://[::1]:7"), ("127.0.0.1", "tcp://127.0.0.1:7"), ("hub", "tcp://hub:7")],
+)
+def test_an_address_is_told_as_it_can_be_dialled(host: str, endpoint: str) -> None:
+    assert sockets.endpoint_at(host, 7) == endpoint
+    assert sockets.host_of(endpoint, "the hub").strip("[]") == host.strip("[]")
