@@ -21,7 +21,7 @@ from starspec.target.deadline import FIRST_S, MAX_GAP_S
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.hub_liveness import MIN_PAUSE_S
-from starspec.wire.messages import Drawn, HubToTarget, Open, Proposal, RequestSpec, Welcome
+from starspec.wire.messages import Drawn, HubToTarget, Open, Proposal, Reopen, RequestSpec, Welcome
 from starspec.wire.session import Role, TagSession
 
 PROMPT = list(range(1, 12))
@@ -250,6 +250,32 @@ def test_a_tag_that_wants_no_drafts_is_not_opened_and_not_when_the_hub_comes_bac
     star.hub.revive()
     star.finish()
     assert star.hub.num_opens == 0
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["opening", "awaited"])
+def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_later(is_read: bool) -> None:
+    star = Star()
+    star.submit("a", PROMPT, 60)
+    star.submit("b", PROMPT[:5], 60)
+    if is_read:
+        for _ in range(4):
+            star.step()
+    else:
+        star.hub.mood = "mute"
+        star.step()
+    first, second = (star.drafts._tags[tag] for tag in sorted(star.drafts._tags))
+    star.hub.mood = "good"
+    declined = Proposal(first.session.tag, first.session.epoch, first.session.prefix_len, [], retry_after_s=1.0)
+    star.drafts._handle(declined)
+    star.drafts._handle(Reopen(second.session.tag, second.session.epoch))
+    assert not second.is_awaited
+    assert not second.is_opening
+    before, num_opens = star.stats.acceptance.num_draft_tokens, star.hub.num_opens
+    star.clock.now += 2.0
+    star.finish()
+    assert star.hub.num_opens > num_opens
+    assert star.stats.acceptance.num_draft_tokens > before
+    assert star.stats.num_reconnects == 0, "it was there all the time"
 
 
 def test_a_request_may_ask_for_fewer_draft_tokens() -> None:

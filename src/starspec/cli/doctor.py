@@ -95,7 +95,7 @@ def doctor(
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
         bar.begin("examining", None)
-        look = partial(examine_vllm, vllm) if vllm else partial(examine, tree_report=tree_report)
+        look = partial(examine_vllm, vllm) if vllm is not None else partial(examine, tree_report=tree_report)
         found = look(
             model,
             speculative,

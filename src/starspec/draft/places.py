@@ -2,7 +2,7 @@
 
                     room for it, by a margin
     asks ──────────────────────────────────────> HOLDS A PLACE
-      ^                                               │  it asked for nothing for KEEP_S, or it left, or
+      ^                                               │  it asked for nothing for a while, or it left, or
       └───────────────────────────────────────────────┘  it gained nothing, or it came last and somebody lost by
                                                          the others, for PATIENCE_S
 
@@ -22,6 +22,7 @@ from starspec.ids import SessionId
 
 REVIEW_S: Final = 0.5  # between two reviews
 KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
+PAUSE_S: Final = 30.0  # and one with tags that asks for nothing for so long: it may pause after proposals too late
 PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
 STAY_S: Final = 5.0  # who has just come is not sent away
 UNKNOWN_S: Final = 5.0  # who cannot be measured for so long, for instance because he asks for nothing, is no load
@@ -40,6 +41,7 @@ class Load:
     busy: frozenset[SessionId]  # targets that are drafted for, or have a proposal in verification
     cost: LayerCost | None  # None: no layer has been drafted yet
     max_sessions: int | None = None  # in one layer; None = all
+    present: frozenset[SessionId] = frozenset()  # targets with tags, busy or not
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class Places:
         for target, place in list(self._held.items()):
             if target in load.busy:
                 place.used_s = now
-            elif now - place.used_s >= KEEP_S:
+            elif now - place.used_s >= (PAUSE_S if target in load.present else KEEP_S):
                 self._let_go(target, FORGET_S, now)
         if self._fixed is not None:
             self.num_max = self._fixed

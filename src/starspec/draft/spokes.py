@@ -113,4 +113,5 @@ class Spokes:
             frozenset(key.session_id for key, session in self._sessions.items() if session.is_asking),
             self._buffer.layer_cost,
             self._buffer.max_sessions,
+            frozenset(key.session_id for key in self._sessions),
         )

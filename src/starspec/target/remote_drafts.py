@@ -270,6 +270,7 @@ class RemoteDrafts:
             self._stats.num_stale_messages += 1
             return
         if isinstance(message, Reopen):
+            state.let_go()  # it may be opened only later, and is waited for no longer
             if self._may_open:
                 self._transport.send(self._open(state))
             return
