@@ -42,6 +42,7 @@ def test_synchronous_speculation_at_its_best_length_is_as_fast_as_in_the_paper(c
     assert speed(best) == pytest.approx(case.synchronous, abs=0.005)
 
 
+@pytest.mark.system
 def test_a_small_star_is_served_and_counted() -> None:
     plan = StarPlan(num_targets=(1, 2), num_repeats=1, warm_up_s=0.3, admission_s=0.3, seconds=0.7, target_seconds=0.0)
     report = measure_star(plan, lambda _: None)
@@ -65,6 +66,7 @@ def test_a_small_star_is_served_and_counted() -> None:
     assert report.ratios["served_weight_3_vs_weight_1"] > 2
 
 
+@pytest.mark.system
 def test_a_small_pair_is_served_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_pair, "CASES", CASES[1:2])
     plan, turns = AsyncPlan(warm_up_s=0.2, seconds=0.6, num_repeats=2, outcome_lengths=(2,)), list[str]()
