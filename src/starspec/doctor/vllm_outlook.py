@@ -25,12 +25,11 @@ from starspec.doctor.vllm import check_server
 from starspec.doctor.vllm_server import Streamed, VllmServer, median_step
 from starspec.draft.grow import CausalDrafter
 from starspec.errors import ConfigError
+from starspec.integrations.vllm.hub_client import LIKELIEST
 from starspec.models.eagle_load import is_head
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer
-from starspec.speculation.law import TokenLaw
 
-LIKELIEST = TokenLaw(temperature=0.0)
 NUM_STEPS = 16  # timed of each number of requests at once
 
 
