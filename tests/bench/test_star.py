@@ -20,9 +20,12 @@ from starspec.bench.star.async_pair import (
 )
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
 from starspec.bench.star.real_pair import PairPlan, measure_real_pair
-from starspec.bench.star.star_processes import Turn
+from starspec.bench.star.serving import Served
+from starspec.bench.star.star_processes import TargetTimes, Turn
 from starspec.bench.star.traces import GIVEN_UP, HUB, LAYER, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
+from starspec.models.synthetic_spec import parse_synthetic
+from starspec.speculation.stats import HubStats
 
 
 def test_the_operating_point_is_that_of_the_papers_table() -> None:
@@ -64,6 +67,25 @@ def test_a_small_star_is_served_and_counted() -> None:
         "min_per_target_vs_plain",
     } <= report.ratios.keys()
     assert report.ratios["served_weight_3_vs_weight_1"] > 2
+
+
+def test_slow_motion_is_told_in_modelled_time() -> None:
+    for name in (point.draft_model, point.target_model):
+        once, four_times = parse_synthetic(name()), parse_synthetic(name(4.0))
+        assert four_times.forward_s(3, 9) == pytest.approx(4 * once.forward_s(3, 9))
+    hub = HubStats()
+    hub.t_s.add(0.0056)
+    hub.service.add(0.0448)
+    hub.queue.add(0.0012)
+    one, other = (
+        TargetTimes(num_tokens, num_rounds=25, num_proposals=20, seconds=4.0, wait_s=0.05, link_s=0.004)
+        for num_tokens in (80, 120)
+    )
+    served = Served(hub, [one, other], slow_motion=4.0)
+    assert (served.tokens_per_s, served.mean, served.lowest) == (200, 100, 80)
+    assert (served.rounds_per_s, served.proposals_per_s, served.tokens_per_round) == (50, 40, 4)
+    told_ms = (served.layer_ms, served.service_ms, served.queue_ms, served.wait_ms, served.link_ms)
+    assert told_ms == pytest.approx((1.4, 11.2, 0.3, 12.5, 1.0))
 
 
 @pytest.mark.system

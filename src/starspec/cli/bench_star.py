@@ -33,7 +33,21 @@ Traces = Annotated[
 ]
 
 
-def star(quick: Quick = False, json_file: JsonFile = None, traces: Traces = None) -> None:
+SlowMotion = Annotated[
+    float,
+    typer.Option(
+        min=1.0,
+        max=100.0,
+        help="The modelled forwards take so many times as long, and so does the run; rates and times are told in "
+        "modelled time, so that what a slow or busy machine adds counts that much less.",
+        rich_help_panel=MEASURE,
+    ),
+]
+
+
+def star(
+    slow_motion: SlowMotion = 1.0, quick: Quick = False, json_file: JsonFile = None, traces: Traces = None
+) -> None:
     """One hub and more and more targets at StarSD's operating point: as published, and with batches and run-ahead.
 
     Real processes and sockets, synthetic accelerators.
@@ -42,12 +56,12 @@ def star(quick: Quick = False, json_file: JsonFile = None, traces: Traces = None
     with ProgressBar("bench star") as bar:
         from starspec.bench.star.measure import QUICK, TRACED, StarPlan, measure_star, trace_star  # noqa: PLC0415
 
-        plan = QUICK if quick else StarPlan()
+        plan = replace(QUICK if quick else StarPlan(), slow_motion=slow_motion)
         bar.begin("serving", plan.num_turns + (len(TRACED) if traces else 0))
         if traces is not None:
             trace_star(traces, bar.turn)
         report = measure_star(plan, bar.turn)
-    _show(star_table(report.rows), report, quick, json_file)
+    _show(star_table(report.rows, slow_motion), report, quick, json_file)
 
 
 def async_pair(

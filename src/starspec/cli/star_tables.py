@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from starspec.bench.warm import WarmRow
 
 
-def star_table(rows: Sequence[StarRow]) -> Table:
+def star_table(rows: Sequence[StarRow], slow_motion: float) -> Table:
     """One row for each service of each number of targets."""
+    pace = "" if slow_motion == 1 else f" at 1/{slow_motion:g} of their speed, in their time"
     title = (
-        "synthetic accelerators; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, with the S "
-        "and Z of one target just before; T_wait and t_c in milliseconds a round"
+        f"synthetic accelerators{pace}; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, "
+        "with the S and Z of one target just before; T_wait and t_c in milliseconds a round"
     )
     table = new_table(
         title,

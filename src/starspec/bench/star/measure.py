@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, median_low
+from statistics import median, median_low
 
 from starspec.bench.figures import require_matplotlib
 from starspec.bench.provenance import collect_provenance
@@ -39,22 +39,23 @@ class StarPlan:
     """How much to measure. The numbers of targets ascend from 1.
 
     The services of a number of targets take turns, and are compared turn by turn: a machine that others share is
-    faster at some times than at others.
+    faster at some times than at others. Its seconds are modelled ones: see `serving` for slow motion.
     """
 
     num_targets: tuple[int, ...] = tuple(range(1, 17))
     num_repeats: int = 3
     warm_up_s: float = 1.0
     admission_s: float = 4.0  # warm-up of hubs with admission: within it those whom they admit are admitted
-    seconds: float = 4.0  # of a turn, at least ...
-    target_seconds: float = 24.0  # ... and for all targets together: rounds differ by chance, and one target has few
+    seconds: float = 3.0  # of a turn, at least ...
+    target_seconds: float = 12.0  # ... and for all targets together: rounds differ by chance, and one target has few
+    slow_motion: float = 1.0
 
     @property
     def num_turns(self) -> int:
         return self.num_repeats * (len(self.num_targets) * (len(SERVICES) - 1) + 1) + 1
 
 
-QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, target_seconds=8.0)
+QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, seconds=4.0, target_seconds=8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +99,14 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     Raises: PeerLost if a process dies or hangs.
     """
     rows: list[StarRow] = []
-    with StarTargets(max(plan.num_targets), _model(point.target_model())) as targets:
+    with StarTargets(max(plan.num_targets), _model(point.target_model(plan.slow_motion))) as targets:
         for num_targets in plan.num_targets:
             repeats = [_serve_all(plan, targets, num_targets, seed, advance) for seed in range(plan.num_repeats)]
             rows += [_row(service, num_targets, repeats) for service in repeats[0] if service != ALONE]
     advance(WEIGHTED)
     weighted = _serve_by_weight(plan)
     rows.append(_row(WEIGHTED, len(WEIGHTS), [{WEIGHTED: weighted}]))
-    return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes())
+    return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes(plan.slow_motion))
 
 
 def _serve_all(
@@ -121,11 +122,13 @@ def _serve_all(
         num_served = 1 if service == ALONE else num_targets
         turn = Turn(
             num_draft_tokens=0 if service == PLAIN else point.DEPTH,
-            warm_up_s=plan.warm_up_s if config.admission == "off" else plan.admission_s,
-            seconds=max(plan.seconds, plan.target_seconds / num_targets),
+            warm_up_s=(plan.warm_up_s if config.admission == "off" else plan.admission_s) * plan.slow_motion,
+            seconds=max(plan.seconds, plan.target_seconds / num_targets) * plan.slow_motion,
             seed=seed,
+            slow_motion=plan.slow_motion,
         )
-        served[service] = serve_turn(_model(point.draft_model(), num_served), config, targets, num_served, turn)
+        draft = _model(point.draft_model(plan.slow_motion), num_served)
+        served[service] = serve_turn(draft, config, targets, num_served, turn)
     return served
 
 
@@ -163,17 +166,23 @@ def _model(name: str, num_rows: int = 1) -> ModelConfig:
 
 def _serve_by_weight(plan: StarPlan) -> Served:
     """Two targets that always wait, at a hub that serves one session at a time."""
-    with StarTargets(len(WEIGHTS), _model(point.target_model()), run_greedy) as targets:
-        draft = _model(point.draft_model(), len(WEIGHTS) * NUM_TAGS)
-        turn = Turn(num_draft_tokens=point.DEPTH, warm_up_s=plan.warm_up_s, seconds=2 * plan.seconds)
+    with StarTargets(len(WEIGHTS), _model(point.target_model(plan.slow_motion)), run_greedy) as targets:
+        draft = _model(point.draft_model(plan.slow_motion), len(WEIGHTS) * NUM_TAGS)
+        turn = Turn(
+            num_draft_tokens=point.DEPTH,
+            warm_up_s=plan.warm_up_s * plan.slow_motion,
+            seconds=2 * plan.seconds * plan.slow_motion,
+            slow_motion=plan.slow_motion,
+        )
         return serve_turn(draft, HubConfig(port=0, max_batch=1, weights=WEIGHTS), targets, len(WEIGHTS), turn)
 
 
-def _notes() -> dict[str, object]:
+def _notes(slow_motion: float) -> dict[str, object]:
     return {
         "synthetic": True,
-        "draft": point.draft_model(),
-        "target": point.target_model(),
+        "slow_motion": slow_motion,
+        "draft": point.draft_model(slow_motion),
+        "target": point.target_model(slow_motion),
         "depth": point.DEPTH,
         "nominal": point.NOMINAL,
         "n_full": point.NOMINAL.num_full,
@@ -182,7 +191,7 @@ def _notes() -> dict[str, object]:
 
 def _closed_form(served: Served) -> point.ClosedForm:
     """Of one target, served one at a time: a round is S + Z. Nobody is before it: its queueing is service."""
-    service_ms = (served.hub.queue.of_all + served.hub.service.of_all) * 1e3
+    service_ms = served.queue_ms + served.service_ms
     return point.ClosedForm(service_ms, 1e3 / served.proposals_per_s - service_ms)
 
 
@@ -213,10 +222,10 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         hit_rate=served.hub.hit_rate,
         ahead_nodes_per_round=served.hub.num_ahead_nodes / max(1, served.hub.num_proposals),
         sessions_per_layer=served.hub.sessions_per_layer.value,
-        layer_ms=served.hub.t_s.value * 1e3,
-        service_ms=served.hub.service.of_all * 1e3,
-        wait_ms=mean(each.wait_s for each in served.targets) * 1e3,
-        link_ms=mean(each.link_s for each in served.targets) * 1e3,
+        layer_ms=served.layer_ms,
+        service_ms=served.service_ms,
+        wait_ms=served.wait_ms,
+        link_ms=served.link_ms,
         paper_rounds_per_s=paper.rounds_per_s if paper else None,
         paper_tokens_per_s=paper.tokens_per_s if paper else None,
     )

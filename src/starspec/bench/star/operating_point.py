@@ -38,19 +38,22 @@ PAPER: Final = {
 }
 
 
-def draft_model() -> str:
-    """The draft's name, as `ModelConfig.model`."""
+def draft_model(slow_motion: float = 1.0) -> str:
+    """The draft's name, as `ModelConfig.model`. A forward takes `slow_motion` times its modelled time."""
     alpha, *later = CHOICES
     shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
-    return f"synthetic:role=draft,{shape},step_ms={LAYER_MS},per_sequence={PER_SESSION}"
+    return f"synthetic:role=draft,{shape},step_ms={LAYER_MS * slow_motion},per_sequence={PER_SESSION}"
 
 
-def target_model() -> str:
-    """The target's: a forward over a token takes what plain decoding does, one over a whole proposal t_v."""
+def target_model(slow_motion: float = 1.0) -> str:
+    """The target's: a forward over a token takes what plain decoding does, one over a whole proposal t_v.
+
+    Each of them `slow_motion` times as long.
+    """
     alpha, *later = CHOICES
     shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
     per_token = ((RETURN_MS - LINK_MS) / PLAIN_MS - 1) / DEPTH
-    return f"synthetic:role=target,{shape},step_ms={PLAIN_MS},per_token={per_token:.6f}"
+    return f"synthetic:role=target,{shape},step_ms={PLAIN_MS * slow_motion},per_token={per_token:.6f}"
 
 
 @dataclass(frozen=True, slots=True)

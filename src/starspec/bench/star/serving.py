@@ -1,10 +1,16 @@
-"""Stars to be measured: targets that stay, hubs that come and go, and what each turn of them was like."""
+"""Stars to be measured: targets that stay, hubs that come and go, and what each turn of them was like.
+
+In slow motion the modelled forwards take some times as long, and what is told is in modelled time: a second of it is
+some seconds of the machine's. All else (scheduling, codec, sockets, other people's load) takes as long as it takes, and
+so counts that much less. It separates what the protocol does from what a slow machine adds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import mean
 from types import TracebackType
 from typing import Self
 
@@ -47,15 +53,16 @@ class StarTargets:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A turn, as the hub and the targets saw it."""
+    """A turn, as the hub and the targets saw it; the properties are in modelled time."""
 
     hub: HubStats
     targets: Sequence[TargetTimes]
+    slow_motion: float = 1.0
 
     @property
     def tokens_per_s(self) -> float:
         """O: of all targets."""
-        return sum(each.tokens_per_s for each in self.targets)
+        return sum(each.tokens_per_s for each in self.targets) * self.slow_motion
 
     @property
     def mean(self) -> float:
@@ -65,21 +72,49 @@ class Served:
     @property
     def lowest(self) -> float:
         """O_i of the target that got least."""
-        return min(each.tokens_per_s for each in self.targets)
+        return min(each.tokens_per_s for each in self.targets) * self.slow_motion
 
     @property
     def rounds_per_s(self) -> float:
         """R_p of all targets."""
-        return sum(each.num_rounds / each.seconds for each in self.targets)
+        return sum(each.num_rounds / each.seconds for each in self.targets) * self.slow_motion
 
     @property
     def proposals_per_s(self) -> float:
         """R_q: of those rounds, the ones that the hub drafted for."""
-        return sum(each.num_proposals / each.seconds for each in self.targets)
+        return sum(each.num_proposals / each.seconds for each in self.targets) * self.slow_motion
 
     @property
     def tokens_per_round(self) -> float:
         return self.tokens_per_s / self.rounds_per_s
+
+    @property
+    def layer_ms(self) -> float:
+        """t_s, as measured: with what sleeping costs."""
+        return self._modelled_ms(self.hub.t_s.value)
+
+    @property
+    def service_ms(self) -> float:
+        """S(d), as measured."""
+        return self._modelled_ms(self.hub.service.of_all)
+
+    @property
+    def queue_ms(self) -> float:
+        """What a request waits at the hub before it is served."""
+        return self._modelled_ms(self.hub.queue.of_all)
+
+    @property
+    def wait_ms(self) -> float:
+        """T_wait, a round."""
+        return self._modelled_ms(mean(each.wait_s for each in self.targets))
+
+    @property
+    def link_ms(self) -> float:
+        """t_c, a round."""
+        return self._modelled_ms(mean(each.link_s for each in self.targets))
+
+    def _modelled_ms(self, seconds: float) -> float:
+        return seconds * 1e3 / self.slow_motion
 
 
 def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn) -> Served:
@@ -100,4 +135,4 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
         hub.say("how was it?")
         stats = hub.hear()
         hub.say(None)
-        return Served(stats, times)
+        return Served(stats, times, turn.slow_motion)

@@ -50,6 +50,7 @@ class Turn:
     warm_up_s: float
     seconds: float
     seed: int = 0  # of the requests: turns with the same one are asked the same
+    slow_motion: float = 1.0  # so many times as long as modelled do the forwards of hub and targets take
     trace_folder: Path | None = None  # where hub and targets leave their parts of a trace, if one is wanted
 
 
