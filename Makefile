@@ -1,5 +1,5 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
-# make test     the whole test suite
+# make test     all tests but those of real vLLM servers
 # make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own; RECEIPT=FILE keeps what was found
 # make check    format, lint, types, import directions, public API, the wire's page
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
@@ -17,7 +17,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_VERSION := 0.32.0
 PARTS ?= exact sampled bits batch $(if $(TARGET),pair batch-pair)
-SOURCES := src tests examples
+SOURCES := src tests examples benchmarks
 
 .PHONY: demo test test-vllm check certify models format clean
 .DEFAULT_GOAL := test
@@ -41,7 +41,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py tests/wire/test_diagram.py
 
-# About half an hour on 2 cores; without PROMPTS the few prompts that come with starspec.
+# Hours on 2 cores; shorter without PROMPTS, with the few prompts that come with starspec alone.
 certify: models
 	for part in $(PARTS); do \
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \

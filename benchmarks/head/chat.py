@@ -128,9 +128,9 @@ ROLE = _list("""
 Pretend to be a {x}. How was your day?|You are a {x}. Introduce yourself to a group of children.|
 Act as a {x} and give me advice about {y}.|Answer as a {x} would: what do you think about {y}?|
 Speak like a {x} and explain {z}.|As a {x}, write a diary entry about your most difficult day.|
-I want you to be a {x}. I will ask questions, and you stay in your role. My first question: why did you choose this life?|
+I want you to be a {x}. I will ask questions, and you stay in your role. My first question: why did you choose this life?
 Imagine that you are a {x} who must persuade the mayor to support {y}.
-""")
+""")  # noqa: E501 (an entry is a line)
 ADVICE = _list("""
 Give me step-by-step advice on {x}.|I am new to {x}. Where should I start?|
 What are the most common mistakes with {x}?|Make a weekly plan for {x}.|Write a checklist for {x}.|
@@ -184,21 +184,22 @@ def _role(dice: random.Random) -> str:
 def _text(dice: random.Random) -> str:
     """A paragraph of news that never happened."""
     sentences = (
-        f"{dice.choice(NAMES)} and {dice.choice(NAMES)} opened a shop for {dice.choice(GOODS)} in {dice.choice(PLACES)} "
-        f"in {dice.randint(1950, 2022)}.",
-        f"{dice.choice(COMPANIES)} reported sales of {dice.randint(2, 900)} million dollars in {dice.randint(2001, 2023)}, "
-        f"{dice.choice(('up', 'down'))} {dice.randint(1, 40)}% from the year before.",
+        f"{dice.choice(NAMES)} and {dice.choice(NAMES)} opened a shop for {dice.choice(GOODS)} in "
+        f"{dice.choice(PLACES)} in {dice.randint(1950, 2022)}.",
+        f"{dice.choice(COMPANIES)} reported sales of {dice.randint(2, 900)} million dollars in "
+        f"{dice.randint(2001, 2023)}, {dice.choice(('up', 'down'))} {dice.randint(1, 40)}% from the year before.",
         f"The festival of {dice.choice(PLACES)} drew {dice.randint(3, 90)},000 visitors, said {dice.choice(NAMES)}, "
         "who has organized it for a decade.",
-        f"A study of {dice.randint(20, 4000)} adults found that {dice.choice(DAILY)} was easier for people who planned it.",
+        f"A study of {dice.randint(20, 4000)} adults found that {dice.choice(DAILY)} was easier for people who "
+        "planned it.",
         f"The meeting on {dice.choice(HUMANITIES)} moves from Monday to Thursday, {dice.randint(1, 12)} pm, room "
         f"{dice.randint(10, 400)}; please tell {dice.choice(NAMES)} if you cannot come.",
         f"The phone is fast and its screen is bright, but after {dice.randint(2, 14)} months the battery was weak, and "
         f"the support of {dice.choice(COMPANIES)} did not answer.",
         f"Critics praised the new book about {dice.choice(HUMANITIES)}, although {dice.choice(NAMES)} found its "
         "last chapters too long.",
-        f"Each box holds {dice.randint(4, 60)} {dice.choice(GOODS)} and costs {dice.randint(3, 90)} dollars; orders above "
-        f"{dice.randint(2, 9)} boxes are shipped for free.",
+        f"Each box holds {dice.randint(4, 60)} {dice.choice(GOODS)} and costs {dice.randint(3, 90)} dollars; orders "
+        f"above {dice.randint(2, 9)} boxes are shipped for free.",
     )
     return " ".join(dice.sample(sentences, dice.randint(2, 5)))
 
@@ -238,13 +239,15 @@ def _reasoning(dice: random.Random) -> str:
             f"All {goods} in this room are blue. {one} holds something that is not blue. Can it be one of the {goods}?",
             f"{one}, {two} and {three} sit in a row. {two} is not at an end. Who can sit left? List all cases.",
             f"If it rains, {one} stays at home. {one} is not at home. Does it rain? Think step by step.",
-            f"{one} collects {goods} and {two} collects {more}. Neither collects what {three} collects. What can it be?",
+            f"{one} collects {goods} and {two} collects {more}. Neither collects what {three} collects. What can it "
+            "be?",
             f"{one} says that {two} always lies, and {two} says that {one} told the truth. Who lies?",
             f"A farmer must cross a river with {goods}, a goat and a wolf. How can he do it?",
             f"{one} has twice as many {goods} as {two}, who has three. How many does {three} have if all have twenty?",
             f"Yesterday was two days before {dice.choice(('Monday', 'Friday', 'Sunday'))}. What day is tomorrow?",
             f"What would happen if {dice.choice(GOODS)} became free for everybody? Reason step by step.",
-            f"{one} walks {dice.randint(2, 9)} km north, then {dice.randint(2, 9)} km east. How far from home is {one}?",
+            f"{one} walks {dice.randint(2, 9)} km north, then {dice.randint(2, 9)} km east. How far from home "
+            f"is {one}?",
             f"Sort these by size and explain: {', '.join(dice.sample(GOODS, 4))}.",
         )
     )

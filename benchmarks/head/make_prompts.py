@@ -28,8 +28,8 @@ filecmp fileinput fnmatch fractions ftplib functools gettext glob graphlib gzip 
 http.cookies http.server imaplib importlib.util inspect io ipaddress itertools json keyword linecache locale logging
 logging.handlers mailbox math mimetypes operator os os.path pathlib pickle pickletools pkgutil platform plistlib poplib
 pprint profile queue random re reprlib sched secrets selectors shelve shlex shutil signal smtplib socket socketserver
-sqlite3 statistics string stringprep struct subprocess sysconfig tabnanny tarfile tempfile textwrap threading time timeit
-token tokenize trace traceback types typing unicodedata unittest unittest.mock urllib.parse urllib.request uuid
+sqlite3 statistics string stringprep struct subprocess sysconfig tabnanny tarfile tempfile textwrap threading time
+timeit token tokenize trace traceback types typing unicodedata unittest unittest.mock urllib.parse urllib.request uuid
 venv warnings wave weakref webbrowser xml.dom.minidom xml.etree.ElementTree xml.sax.saxutils xmlrpc.client zipfile zlib
 """.split()
 
@@ -111,7 +111,7 @@ def stub_of(dice: random.Random, name: str, short: str, thing: Any, doc: str) ->
     except (TypeError, ValueError):
         signature = "(*args)"
     lines = doc.replace('"""', "'''").replace("\n", "\n    ")
-    head = dice.choice(("", f"import {name.split('.')[0]}\n\n\n"))
+    head = dice.choice(("", f"import {name.partition('.')[0]}\n\n\n"))
     keyword = "class" if inspect.isclass(thing) else "def"
     signature = "" if keyword == "class" else signature
     return f'{head}{keyword} {short}{signature}:\n    """{lines}\n    """\n'

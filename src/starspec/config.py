@@ -39,8 +39,9 @@ chain       what follows if all of it is accepted; and nobody waits for a chain 
 outcomes    what follows each likely outcome; and nobody waits for the rest of a chain longer than that pays
 """
 RunAhead = Literal[AheadMode, "auto"]
-PrefixScope = Literal["off", "target", "hub"]
 """The same for all sessions; or, for each, what makes its rounds best, by trials."""
+PrefixScope = Literal["off", "target", "hub"]
+"""Of which other tags a tag may copy what was read of the same prompt: none; those of its target; all."""
 Admission = Literal["off", "n_max"] | int
 """How many targets a hub drafts for at once: all; as many as all gain by it (StarSD's N_max); or so many."""
 MaxBatch = Literal["auto"] | int

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 from draft_toys import Slices, ToyStar, ToyTag
 
+from starspec.draft.fairness import jains_index
 from starspec.draft.ledger import WINDOW_S, Ledger
 from starspec.draft.scheduler import Layer, Portion, TagKey
 from starspec.ids import SessionId, Tag
 from starspec.speculation.stats import HubStats
 
 LAYER_S = 0.25
+S = SessionId("s")
 
 
 def layer(*prefill: bool) -> Layer:
-    return Layer(tuple(Portion(TagKey(SessionId("s"), Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
+    return Layer(tuple(Portion(TagKey(S, Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
 
 
 @pytest.fixture
@@ -88,13 +90,13 @@ def test_load_and_proposal_rate_look_at_the_last_seconds_only() -> None:
     stats = HubStats()
     ledger = Ledger(stats, 0.0)
     ledger.add_layer(0.0, 1.0, layer(False))
-    ledger.add_proposal(1.0, 4)
+    ledger.add_proposal(1.0, S, 4)
     ledger.mark(1.0, is_idle=True)
     ledger.refresh(2.0)
     assert (stats.load, stats.proposals_per_s) == (0.5, 0.5)
     ledger.mark(10.0, is_idle=False)
     ledger.add_layer(10.0, 11.0, layer(False))
-    ledger.add_proposal(11.0, 4)
+    ledger.add_proposal(11.0, S, 4)
     ledger.refresh(11.0)
     assert (stats.load, stats.proposals_per_s) == (1.0 / WINDOW_S, 1.0 / WINDOW_S)
 
@@ -102,9 +104,23 @@ def test_load_and_proposal_rate_look_at_the_last_seconds_only() -> None:
 def test_an_empty_proposal_is_no_draft_round() -> None:
     stats = HubStats()
     ledger = Ledger(stats, 0.0)
-    ledger.add_proposal(1.0, 0)
+    ledger.add_proposal(1.0, S, 0)
     ledger.refresh(1.0)
     assert (stats.num_proposals, stats.proposals_per_s) == (1, 0.0)
+
+
+def test_fairness_is_of_what_targets_got_whether_they_waited_for_it_or_not() -> None:
+    stats = HubStats()
+    ledger = Ledger(stats, 0.0)
+    ahead, asked = SessionId("ahead"), SessionId("asked")
+    ledger.add_ahead(0.0, 1.0, 1, 4)
+    ledger.add_proposal(1.0, ahead, 4)  # a hit: nobody waited for a layer of it
+    ledger.add_layer(1.0, 2.0, Layer((Portion(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
+    ledger.add_proposal(2.0, asked, 4)
+    ledger.refresh(2.0, {ahead: 1.0, asked: 1.0})
+    assert stats.fairness == 1.0
+    ledger.refresh(2.0, {ahead: 1.0, asked: 3.0})
+    assert stats.fairness == pytest.approx(jains_index([4.0, 4.0 / 3.0]))
 
 
 def test_idle_time_that_was_told_is_never_taken_back() -> None:

@@ -1,5 +1,6 @@
 """What a scraper reads is what the statistics say."""
 
+import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -75,6 +76,45 @@ def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -
     read = scrape(StatusSnapshot(hub=hub))
     assert read["starspec_hub_prompt_tokens_total", (("draft", "tiny"),)] == 96
     assert read["starspec_hub_shared_tokens_total", (("draft", "tiny"),)] == 480
+
+
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [
+        ("hub_busy_seconds_total", "busy_s"),
+        ("hub_ahead_seconds_total", "ahead_s"),
+        ("hub_ahead_nodes_total", "num_ahead_nodes"),
+        ("hub_wasted_nodes_total", "num_wasted_nodes"),
+        ("hub_saved_seconds_total", "saved_s"),
+        ("hub_outcomes_total", "num_outcomes"),
+        ("hub_hits_total", "num_hits"),
+        ("hub_layers_total", "num_layers"),
+        ("hub_proposals_total", "num_proposals"),
+        ("hub_draft_tokens_total", "num_draft_tokens"),
+        ("hub_declined_tags_total", "num_declined"),
+        ("hub_rationed_requests_total", "num_rationed"),
+        ("hub_evictions_total", "num_evictions"),
+        ("hub_frames_rejected_total", "num_frames_rejected"),
+        ("hub_leases_expired_total", "num_leases_expired"),
+        ("hub_targets", "num_targets"),
+        ("hub_waiting", "num_waiting"),
+        ("hub_max_batch", "max_batch"),
+        ("hub_proposals_per_second", "proposals_per_s"),
+        ("hub_rows_leased", "num_rows_leased"),
+        ("hub_rows_free", "num_rows_free"),
+        ("hub_row_fill", "row_fill"),
+        ("hub_places", "num_places"),
+        ("hub_n_full", "num_full"),
+        ("hub_n_max", "num_max"),
+        ("hub_fairness", "fairness"),
+    ],
+)
+def test_each_number_of_the_hub_is_exposed_under_its_name_alone(metric: str, field: str) -> None:
+    without, with_it = (
+        scrape(StatusSnapshot(hub=HubStatus("tiny", stats))) for stats in (HubStats(), HubStats(**{field: 7}))
+    )
+    changed = {key: with_it[key] for key in with_it if with_it[key] != without[key]}
+    assert changed == {(f"starspec_{metric}", (("draft", "tiny"),)): 7}
 
 
 def test_another_prefix_makes_vllm_dashboards_find_the_counters() -> None:

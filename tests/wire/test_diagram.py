@@ -34,6 +34,13 @@ def test_the_module_rewrites_a_page_in_place(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
 
 
+def test_every_value_within_a_message_is_described() -> None:
+    tables = message_tables()
+    named = set(re.findall(r"`([A-Z]\w+)`", "".join(row for row in tables.splitlines() if row.startswith("|"))))
+    described = set(re.findall(r"^\*\*(\w+)\*\*", tables, re.MULTILINE))
+    assert {"TokenLaw", "SpokeStats", "Mean"} <= named <= described
+
+
 def test_every_transition_is_drawn() -> None:
     link, tag = link_diagram(), tag_diagram()
     for state, row in LINK_TRANSITIONS.items():

@@ -13,7 +13,7 @@ from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 
 WINDOW_S = 5.0  # "the last seconds" of load and R_q
-SLOT_S = 0.25  # what targets were served is remembered in slots of time of this length
+SLOT_S = 0.25  # what targets got is remembered in slots of time of this length
 DRAFT_TRACK, IDLE_TRACK = "draft", "idle"
 
 
@@ -25,8 +25,8 @@ class _Span(NamedTuple):
         return max(0.0, self.end_s - max(self.start_s, since_s))
 
 
-class _Served(NamedTuple):
-    """What targets were served within one slot of time."""
+class _Proposed(NamedTuple):
+    """Draft tokens that targets got within one slot of time."""
 
     start_s: float
     num_tokens: Counter[SessionId]
@@ -48,7 +48,7 @@ class Ledger:
         self._busy: deque[_Span] = deque()
         self._idle: deque[_Span] = deque()
         self._proposed: deque[_Span] = deque()  # instants
-        self._served: deque[_Served] = deque()
+        self._slots: deque[_Proposed] = deque()
         self._idle_s = 0.0  # of gaps that are over
         self._idle_since_s: float | None = None
 
@@ -62,7 +62,6 @@ class Ledger:
         if not layer.has_prefill:
             self._stats.t_s.add(end_s - start_s)
         _push(self._busy, _Span(start_s, end_s))
-        self._add_served(end_s, layer)
         if self._trace:
             num_tokens = sum(portion.num_tokens for portion in layer.portions)
             name = "prefill" if layer.has_prefill else "draft layer"
@@ -86,12 +85,13 @@ class Ledger:
         self._stats.num_outcomes += 1
         self._stats.num_hits += is_hit
 
-    def add_proposal(self, now: float, num_draft_tokens: int) -> None:
+    def add_proposal(self, now: float, target: SessionId, num_draft_tokens: int) -> None:
         """Count one proposal sent. Those without a token are no draft round, so not in R_q."""
         self._stats.num_proposals += 1
         self._stats.num_draft_tokens += num_draft_tokens
         if num_draft_tokens:
             _push(self._proposed, _Span(now, now))
+            self._add_to_slot(now, target, num_draft_tokens)
 
     def add_service(self, queue_s: float, service_s: float, has_prefill: bool) -> None:
         """Count the layers behind one proposal. With prefill among them they took longer than S(d) = d t_s."""
@@ -115,8 +115,8 @@ class Ledger:
         """Bring the statistics of the last seconds, and the idle time, up to now.
 
         Args:
-            weights: of all targets; service is compared by weight.
-            waiting: targets that count even if they were not served at all.
+            weights: of all targets; what they got is compared by weight.
+            waiting: targets that count even if they got nothing at all.
         """
         since_s = now - WINDOW_S
         open_gap = _Span(now if self._idle_since_s is None else self._idle_since_s, now)
@@ -131,19 +131,18 @@ class Ledger:
         self._stats.fairness = self._fairness(since_s, weights or {}, waiting)
 
     def _fairness(self, since_s: float, weights: Mapping[SessionId, float], waiting: Iterable[SessionId]) -> float:
-        served: Counter[SessionId] = Counter(dict.fromkeys(waiting, 0))
-        for slot in self._served:
+        got: Counter[SessionId] = Counter(dict.fromkeys(waiting, 0))
+        for slot in self._slots:
             if slot.start_s > since_s:
-                served.update(slot.num_tokens)
-        return jains_index(served[target] / weight for target, weight in weights.items() if target in served)
+                got.update(slot.num_tokens)
+        return jains_index(got[target] / weight for target, weight in weights.items() if target in got)
 
-    def _add_served(self, now: float, layer: Layer) -> None:
-        if not self._served or now >= self._served[-1].start_s + SLOT_S:
-            self._served.append(_Served(now, Counter()))
-            while self._served[0].start_s <= now - WINDOW_S:
-                self._served.popleft()
-        for portion in layer.portions:
-            self._served[-1].num_tokens[portion.key.session_id] += portion.cost
+    def _add_to_slot(self, now: float, target: SessionId, num_draft_tokens: int) -> None:
+        if not self._slots or now >= self._slots[-1].start_s + SLOT_S:
+            self._slots.append(_Proposed(now, Counter()))
+            while self._slots[0].start_s <= now - WINDOW_S:
+                self._slots.popleft()
+        self._slots[-1].num_tokens[target] += num_draft_tokens
 
     def _add_idle(self, gap: _Span) -> None:
         self._idle_s += gap.end_s - gap.start_s

@@ -58,7 +58,7 @@ class Rounds:
         """It answers the request now, and ends the round that the last proposal began."""
         queue_s, service_s = request.times(now)
         spoke = self._spokes[session.key.session_id]
-        self._ledger.add_proposal(now, tree.num_draft_tokens)
+        self._ledger.add_proposal(now, session.key.session_id, tree.num_draft_tokens)
         if request.started_s is not None:
             self._ledger.add_service(queue_s, service_s, request.has_prefill)
             spoke.add_wait(queue_s)

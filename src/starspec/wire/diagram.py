@@ -38,6 +38,7 @@ INSIDE: Final = (  # values within messages
     messages.RequestSpec,
     messages.TokenLogprob,
     stats.HubStats,
+    stats.SpokeStats,
     stats.TargetStats,
     stats.RequestStats,
     stats.AcceptanceStats,
@@ -139,14 +140,15 @@ def _type(shape: shapes.Type) -> str:
             return " or ".join(_type(each) for each in types)
         case shapes.ListType(item_type=item) | shapes.VarTupleType(item_type=item):
             return f"[{_type(item)}]"
+        case shapes.DictType(key_type=key, value_type=value):
+            return f"{{{_type(key)}: {_type(value)}}}"
         case shapes.LiteralType(values=values):
             return ", ".join(f'"{value}"' for value in values)
         case shapes.StructType(cls=cls) | shapes.DataclassType(cls=cls):
             return f"`{cls.__name__}`"
-        case shapes.NoneType():
-            return "nil"
         case _:
-            return type(shape).__name__.removesuffix("Type").lower()
+            name = type(shape).__name__.removesuffix("Type").lower()
+            return "nil" if name == "none" else name
 
 
 def main(path: Path) -> None:

@@ -264,7 +264,7 @@ class HubStatus(Message, frozen=True):
 
     draft_name: str
     stats: HubStats
-    spokes: dict[TargetId, SpokeStats] = {}
+    spokes: dict[TargetId, SpokeStats] = {}  # by the target's name
 
 
 class TargetStatus(Message, frozen=True):
