@@ -15,11 +15,7 @@ import msgspec
 from starspec.errors import ConfigError
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
-DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("draft_model", "eagle", "eagle3", "ngram")
 EAGLE_METHODS = ("eagle", "eagle3")  # drafts that read the target's hidden states
-QUANTIZATIONS = ("none", "int8", "int4")
-BATCHINGS = ("ragged", "eqspec", "exspec", "rollback")
 WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
@@ -29,6 +25,13 @@ MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
 MIN_LEASE_S = 0.1
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
+"""Of weights alone."""
+Numerics = Literal["invariant", "fast"]
+"""The same bits with and without speculation, or speed."""
+DraftMethod = Literal["draft_model", "eagle", "eagle3", "ngram"]
+"""What drafts, in vLLM's words."""
 SampleMethod = Literal["coupled", "rejection"]
 AheadMode = Literal["off", "chain", "outcomes"]
 """What a hub drafts for a session while its proposal is in verification and nobody waits.
@@ -49,6 +52,7 @@ MaxBatch = Literal["auto"] | int
 Scheduling = Literal["fair", "fifo"]
 """Who grows first when not all can: targets in turns, by weight; or who came first."""
 BatchingMethod = Literal["ragged", "eqspec", "exspec", "rollback"]
+BATCHINGS: tuple[BatchingMethod, ...] = get_args(BatchingMethod)
 
 T = TypeVar("T")
 
@@ -58,10 +62,10 @@ class ModelConfig:
     """One model and how it is run."""
 
     model: str  # Hugging Face folder, hub id, or .gguf file
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     device: str = "cpu"  # cpu | cuda | cuda:N
-    quantization: Literal["none", "int8", "int4"] = "none"  # weight-only; drafts
-    numerics: Literal["invariant", "fast"] = "invariant"  # the same bits with and without speculation, or speed
+    quantization: Quantization = "none"  # drafts
+    numerics: Numerics = "invariant"
     max_model_len: int | None = None  # tokens a row can hold; None = the model's own, at most 4096
     num_rows: int = 8  # cache rows: sequences held at once
     kv_budget_bytes: int | None = None  # as many rows as fit into so much memory, instead of num_rows
@@ -69,9 +73,9 @@ class ModelConfig:
     fused: bool = True  # False: unmodified Hugging Face modules, the reference
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("numerics", self.numerics, ("invariant", "fast"))
+        _one_of("dtype", self.dtype, get_args(Dtype))
+        _one_of("quantization", self.quantization, get_args(Quantization))
+        _one_of("numerics", self.numerics, get_args(Numerics))
         _at_least("num_rows", self.num_rows, 1)
         if self.kv_budget_bytes is not None:
             _at_least("kv_budget_bytes", self.kv_budget_bytes, 1)
@@ -111,11 +115,11 @@ class LengthConfig:
 class SpeculativeConfig:
     """`--speculative-config`: vLLM's keys where the meaning is the same, ours under `remote` and `length`."""
 
-    method: Literal["draft_model", "eagle", "eagle3", "ngram"] = "draft_model"
+    method: DraftMethod = "draft_model"
     model: str | None = (
         None  # the draft or the EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
     )
-    quantization: Literal["none", "int8", "int4"] = "none"  # of the draft's weights
+    quantization: Quantization = "none"  # of the draft's weights
     num_speculative_tokens: int = 4  # K: depth of the chain, 0..64
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
@@ -131,8 +135,8 @@ class SpeculativeConfig:
     length: LengthConfig = field(default_factory=LengthConfig)
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, METHODS)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
+        _one_of("method", self.method, get_args(DraftMethod))
+        _one_of("quantization", self.quantization, get_args(Quantization))
         _one_of("rejection_sample_method", self.rejection_sample_method, get_args(SampleMethod))
         if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")

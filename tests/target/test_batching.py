@@ -31,7 +31,7 @@ from starspec.speculation.verify import TreeVerdict
 from starspec.target.batching import lay_out, roll_back
 from starspec.target.drafts import Drafts, NoDrafts
 from starspec.target.engine import TargetEngine
-from starspec.target.sequence import Sequence as Answering
+from starspec.target.sequence import TargetSequence
 
 CONFIG = make_config(num_rows=24)
 RUNNER = FusedRunner(make_model("qwen2"), CONFIG, make_info(), make_packer(CONFIG, VOCAB_SIZE))
@@ -53,10 +53,10 @@ class TruthfulDrafts(NoDrafts):
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens, self.begun = num_draft_tokens, 0
 
-    def open(self, sequence: Answering) -> None:
+    def open(self, sequence: TargetSequence) -> None:
         self.begun += 1
 
-    def collect(self, batch: Sequence[Answering]) -> list:
+    def collect(self, batch: Sequence[TargetSequence]) -> list:
         from starspec.speculation.tree import DraftTree
 
         return [DraftTree.chain(tuple(TRUTHS(each))[: self.num_draft_tokens]) for each in batch]

@@ -20,7 +20,7 @@ from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import DraftTree
 from starspec.target.drafts import NgramDrafts, NoDrafts
 from starspec.target.engine import TargetEngine
-from starspec.target.sequence import Sequence as Answer
+from starspec.target.sequence import TargetSequence
 from starspec.wire.messages import Emission, RequestSpec
 
 
@@ -30,10 +30,10 @@ class OracleDrafts(NoDrafts):
     def __init__(self, length: int = 4, num_true: int = 99, is_tree: bool = False) -> None:
         self.length, self.num_true, self.is_tree = length, num_true, is_tree
 
-    def collect(self, batch: Sequence[Answer]) -> list[DraftTree]:
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self._tree(each) for each in batch]
 
-    def _tree(self, answer: Answer) -> DraftTree:
+    def _tree(self, answer: TargetSequence) -> DraftTree:
         path, chain = list(answer.token_ids), []
         for depth in range(self.length):
             token = next_of(path) if depth < self.num_true else (next_of(path) + 1) % VOCAB_SIZE
@@ -227,7 +227,7 @@ class EndingDrafts(NoDrafts):
     def __init__(self, end_token_id: int) -> None:
         self._end_token_id = end_token_id
 
-    def collect(self, batch: Sequence[Answer]) -> list[DraftTree]:
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [DraftTree.chain([next_of(each.token_ids), self._end_token_id]) for each in batch]
 
 

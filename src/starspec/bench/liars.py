@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.target.drafts import NoDrafts
-from starspec.target.sequence import Sequence as TargetSequence
+from starspec.target.sequence import TargetSequence
 
 Truth = Callable[[TargetSequence], Sequence[int]]
 """The tokens that the target is going to say next; may be empty."""

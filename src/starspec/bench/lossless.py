@@ -15,7 +15,7 @@ from starspec.config import BatchingConfig
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import AcceptanceStats
 from starspec.target.drafts import Drafts, NoDrafts
-from starspec.target.sequence import Sequence as TargetSequence
+from starspec.target.sequence import TargetSequence
 
 CHUNK = 24  # requests whose logits are held at once
 SEEDS_APART = 100_000  # between the seeds of two ways of sampling

@@ -11,8 +11,7 @@ from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.target.drafts import Drafts
-from starspec.target.sequence import Emitted
-from starspec.target.sequence import Sequence as TargetSequence
+from starspec.target.sequence import Emitted, TargetSequence
 
 
 class DecisionRecorder:

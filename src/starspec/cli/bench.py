@@ -30,6 +30,7 @@ from starspec.cli.tables import (
     wire_table,
 )
 from starspec.cli.verify import MEASURE, JsonFile
+from starspec.config import Quantization
 from starspec.errors import ConfigError
 
 app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
@@ -50,7 +51,7 @@ def pair(
     target: opt.TargetModel,
     draft: opt.GivenDraft,
     draft_quantization: Annotated[
-        Literal["none", "int8", "int4"],
+        Quantization,
         typer.Option(help="Of the draft in the ratios; the others are measured too.", rich_help_panel=opt.MODELS),
     ] = "int4",
     spec_method: opt.GivenMethod = "draft_model",

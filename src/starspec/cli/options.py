@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from starspec import config
 from starspec.config import (
     BatchingMethod,
     GatewayConfig,
@@ -30,6 +31,7 @@ MODELS, SPECULATION, NETWORK, LIMITS, PROCESS, SAMPLING = (
     "Sampling",
 )
 
+ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # of `config.DraftMethod` those that have a model
 A_MODEL = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
 NONE_GIVEN = "none"
 
@@ -41,12 +43,12 @@ MaybeTarget = Annotated[
     typer.Option("--target", help=f"Target model: {A_MODEL}.", show_default=NONE_GIVEN, rich_help_panel=MODELS),
 ]
 Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"],
+    config.Dtype,
     typer.Option(help="Number format of the weights.", rich_help_panel=MODELS),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=MODELS)]
 Numerics = Annotated[
-    Literal["invariant", "fast"],
+    config.Numerics,
     typer.Option(
         help="invariant: the same bits with and without speculation, as far as this machine's kernels allow; "
         "fast: gives that up for speed.",
@@ -79,7 +81,7 @@ DraftModel = Annotated[
     ),
 ]
 DraftQuantization = Annotated[
-    Literal["none", "int8", "int4"] | None,
+    config.Quantization | None,
     typer.Option(
         help="Of the draft's weights; the output cannot change. The same as 'quantization' of --speculative-config.",
         show_default=NONE_GIVEN,
@@ -105,17 +107,15 @@ GivenDraft = Annotated[
         rich_help_panel=MODELS,
     ),
 ]
-GivenQuantization = Annotated[
-    Literal["none", "int8", "int4"], typer.Option(help="Of the draft's weights.", rich_help_panel=MODELS)
-]
+GivenQuantization = Annotated[config.Quantization, typer.Option(help="Of the draft's weights.", rich_help_panel=MODELS)]
 GivenMethod = Annotated[
-    Literal["draft_model", "eagle", "eagle3"],
+    ModelMethod,
     typer.Option(
         help="What the draft is, where its config.json does not say that it is an EAGLE head.", rich_help_panel=MODELS
     ),
 ]
 SpecMethod = Annotated[
-    Literal["draft_model", "eagle", "eagle3", "ngram"] | None,
+    config.DraftMethod | None,
     typer.Option(
         help="What drafts: a model, an EAGLE head, or prompt lookup. The same as 'method' of --speculative-config.",
         show_default="draft_model",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -12,13 +12,13 @@ from starspec.length.policy import LengthPolicy, LengthSnapshot
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.target.sequence import Emitted, Sequence
+from starspec.target.sequence import Emitted, TargetSequence
 
 
 class Drafts(Protocol):
     """A source of proposals."""
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: TargetSequence) -> None:
         """A sequence got its cache row: begin drafting for it."""
 
     @property
@@ -26,16 +26,16 @@ class Drafts(Protocol):
         """Hidden states of the target that the drafts are made of; () = none."""
         ...
 
-    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         """The prompt's positions `start ..` were forwarded, and these are their features [T, F]."""
 
-    def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         """One tree for each sequence, empty where there is none. Blocks at most until the deadline."""
 
-    def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         """Tell what was committed; finished sequences are closed."""
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: TargetSequence) -> None:
         """The sequence ended without a round (aborted or failed)."""
 
     def note_round(self, round_s: float, verify_s: float) -> None:
@@ -53,7 +53,7 @@ class Drafts(Protocol):
         ...
 
 
-def draft_budget(sequence: Sequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
+def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
     """What to ask for in a round of so many sequences."""
     return policy.choose(
         LengthSnapshot(
@@ -70,19 +70,19 @@ class NoDrafts:
     is_connected = False
     feature_layers: tuple[int, ...] = ()
 
-    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         pass
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: TargetSequence) -> None:
         pass
 
-    def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [EMPTY_TREE] * len(batch)
 
-    def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         pass
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: TargetSequence) -> None:
         pass
 
     def note_round(self, round_s: float, verify_s: float) -> None:
@@ -106,33 +106,33 @@ class NgramDrafts:
         self._lookup = (lookup_min, lookup_max)
         self._indexes: dict[RequestId, NgramIndex] = {}
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: TargetSequence) -> None:
         sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
         index = NgramIndex(*self._lookup)
         index.append(sequence.token_ids)
         self._indexes[sequence.request_id] = index
 
-    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         pass
 
-    def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self.propose(sequence, len(batch)) for sequence in batch]
 
-    def propose(self, sequence: Sequence, num_sequences: int) -> DraftTree:
+    def propose(self, sequence: TargetSequence, num_sequences: int) -> DraftTree:
         """A chain for one sequence of a round of so many."""
         length = draft_budget(sequence, self._policy, num_sequences).num_steps
         if length == 0:
             return EMPTY_TREE
         return DraftTree.chain(self._indexes[sequence.request_id].propose(length))
 
-    def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
             if added.finish is not None:
                 self.close(sequence)
             else:
                 self._indexes[sequence.request_id].append(added.token_ids)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: TargetSequence) -> None:
         self._indexes.pop(sequence.request_id, None)
 
     def note_round(self, round_s: float, verify_s: float) -> None:

@@ -17,7 +17,7 @@ from starspec.target.detokenize import Decodes, Detokenizer
 from starspec.target.drafts import Drafts
 from starspec.target.round import RoundRunner
 from starspec.target.scheduler import Candidate, ScheduleSnapshot, StepPlan
-from starspec.target.sequence import Emitted, Finish, Sequence, SequenceState
+from starspec.target.sequence import Emitted, Finish, SequenceState, TargetSequence
 from starspec.wire.messages import Emission, RequestSpec
 
 RATE_WINDOW_S = 5.0
@@ -49,7 +49,7 @@ class TargetEngine:
         self._trace = trace
         self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=config.batching.method == "rollback")
         self._scheduler = make_scheduler(config)
-        self._sequences: dict[RequestId, Sequence] = {}  # in order of arrival
+        self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
         self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
 
     @property
@@ -94,7 +94,7 @@ class TargetEngine:
             include_stop=spec.include_stop_str_in_output,
             skip_special_tokens=spec.skip_special_tokens,
         )
-        self._sequences[request_id] = Sequence(
+        self._sequences[request_id] = TargetSequence(
             request_id,
             spec,
             max_len=min(num_prompt + max_tokens, info.max_model_len),
@@ -219,13 +219,13 @@ class TargetEngine:
                 sequence.num_passed_over += 1
         return num_left_out
 
-    def _admit(self, sequence: Sequence) -> None:
+    def _admit(self, sequence: TargetSequence) -> None:
         sequence.row = self.runner.cache.lease()
         sequence.stats.queue_s = self._clock() - sequence.arrived_s
         sequence.state = SequenceState.PREFILLING
         self.drafts.open(sequence)
 
-    def _prefill(self, sequence: Sequence) -> None:
+    def _prefill(self, sequence: TargetSequence) -> None:
         """Forward the next chunk of the prompt, all but its last token: that one is the first round's root.
 
         Chunk boundaries depend on this prompt alone, so its K/V has the same bits whoever shares the target.
@@ -245,7 +245,7 @@ class TargetEngine:
         if cache.lengths[sequence.row] == sequence.prompt_len - 1:
             sequence.state = SequenceState.RUNNING
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: TargetSequence) -> None:
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.request_id]
         if sequence.row is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from starspec.config import SampleMethod
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
-from starspec.target.sequence import Sequence, SequenceState
+from starspec.target.sequence import SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures
 from starspec.wire.messages import Close, Open, Proposal, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import TagSession
@@ -20,7 +20,7 @@ PAUSE_ROUNDS: Final = 16
 class HubTag:
     """No I/O: who calls `open`, `verdict` or `close` sends what they return, in order."""
 
-    sequence: Sequence
+    sequence: TargetSequence
     session: TagSession
     features: ToldFeatures
     proposal: Proposal | None = None

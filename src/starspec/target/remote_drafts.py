@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from torch import Tensor
@@ -29,7 +28,7 @@ from starspec.target.deadline import Deadline
 from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_tag import HubTag
 from starspec.target.plain_speed import PlainSpeed
-from starspec.target.sequence import Emitted, Sequence
+from starspec.target.sequence import Emitted, TargetSequence
 from starspec.target.told_features import ToldFeatures, WantedFeatures
 from starspec.wire.hub_liveness import HubLiveness
 from starspec.wire.messages import HubToTarget, Ping, Proposal, Reopen, TargetToHub
@@ -92,7 +91,7 @@ class RemoteDrafts:
 
     # ---------------------------------------------------------------- the round's calls
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.open(sequence)
         sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
@@ -110,26 +109,26 @@ class RemoteDrafts:
     def feature_layers(self) -> tuple[int, ...]:
         return self._feature_terms.layers
 
-    def read(self, sequence: Sequence, start: int, features: Tensor) -> None:
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         state = self._state(sequence)
         if state is not None:
             state.features.add(start, features)
             if state.session.is_held and not self._hub.is_lost:
                 self._transport.send(state.features.frames(state.session.tag, len(sequence.token_ids)))
 
-    def collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self.poll()
         trees = [EMPTY_TREE] * len(batch) if self._is_to_be_measured else self._collect(batch)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
 
-    def _collect(self, batch: Rows[Sequence]) -> list[DraftTree]:
+    def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
         awaited = [state for state in states if state is not None and state.is_awaited]
         self._await(awaited)
         return [self._tree(sequence, state, len(batch)) for sequence, state in zip(batch, states, strict=True)]
 
-    def report(self, batch: Rows[Sequence], emitted: Rows[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         messages: list[TargetToHub] = []
         self._num_sequences = sum(added.finish is None for added in emitted)
         for sequence, added in zip(batch, emitted, strict=True):
@@ -151,7 +150,7 @@ class RemoteDrafts:
             self._fallback.report(batch, emitted)
         self._transport.send(messages)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
         state = self._state(sequence)
@@ -296,7 +295,7 @@ class RemoteDrafts:
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
 
-    def _wanted(self, sequence: Sequence, num_sequences: int) -> DraftBudget:
+    def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
         """What to ask for; a hub never gives more nodes than it said in its Welcome."""
         welcome = self._transport.welcome
         budget = draft_budget(sequence, self._policy, num_sequences)
@@ -323,11 +322,11 @@ class RemoteDrafts:
         del self._by_request[state.sequence.request_id]
         return state.close()
 
-    def _state(self, sequence: Sequence) -> HubTag | None:
+    def _state(self, sequence: TargetSequence) -> HubTag | None:
         tag = self._by_request.get(sequence.request_id)
         return None if tag is None else self._tags[tag]
 
-    def _tree(self, sequence: Sequence, state: HubTag | None, num_sequences: int) -> DraftTree:
+    def _tree(self, sequence: TargetSequence, state: HubTag | None, num_sequences: int) -> DraftTree:
         if state is not None and state.proposal is not None:
             return state.proposal.tree
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:

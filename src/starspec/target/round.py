@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from starspec.speculation.tree import DraftTree
 from starspec.speculation.verify import TreeVerdict, verify_trees
 from starspec.target.batching import roll_back
 from starspec.target.drafts import Drafts
-from starspec.target.sequence import Emitted, Sequence
+from starspec.target.sequence import Emitted, TargetSequence
 from starspec.wire.messages import Emission, TokenLogprob
 
 
@@ -31,7 +30,7 @@ class RoundRunner:
     trace: Trace | None = None
     is_even: bool = False  # whether all sequences of a batch commit as many tokens as the one that accepted fewest
 
-    def run(self, batch: Rows[Sequence]) -> list[Emission]:
+    def run(self, batch: Sequence[TargetSequence]) -> list[Emission]:
         """One round: every sequence of the batch gains at least one token, or ends.
 
         Effects: the sequences, their cache rows, the statistics; verdicts go to the hub.
@@ -59,7 +58,11 @@ class RoundRunner:
         return [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
 
     def _commit(
-        self, batch: Rows[Sequence], trees: Rows[DraftTree], verdicts: Rows[TreeVerdict], output: ForwardOutput
+        self,
+        batch: Sequence[TargetSequence],
+        trees: Sequence[DraftTree],
+        verdicts: Sequence[TreeVerdict],
+        output: ForwardOutput,
     ) -> list[Emitted]:
         """Extend every sequence by its verdict; keep the K/V of the root and of the accepted path."""
         emitted, first_row = [], 0
@@ -93,7 +96,7 @@ class RoundRunner:
         stats.draft_s += draft_s
         stats.verify_s += forward_s - (stats.moved_s - moved_before_s)
 
-    def _count(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+    def _count(self, sequence: TargetSequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
         now = self.clock()
         if sequence.first_token_s is None:
             sequence.first_token_s = now
@@ -103,7 +106,7 @@ class RoundRunner:
         self.stats.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
 
 
-def _segment(sequence: Sequence, tree: DraftTree) -> Segment:
+def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
     """The last committed token, whose K/V is still missing, and the draft nodes below it."""
     assert sequence.row is not None
     parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
@@ -111,7 +114,7 @@ def _segment(sequence: Sequence, tree: DraftTree) -> Segment:
     return Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
 
 
-def _logprobs(sequence: Sequence, verdict: TreeVerdict, logits: Tensor) -> list[TokenLogprob]:
+def _logprobs(sequence: TargetSequence, verdict: TreeVerdict, logits: Tensor) -> list[TokenLogprob]:
     """The target's own log-probabilities at the walked positions, if the request asked for them."""
     if sequence.spec.logprobs is None:
         return []

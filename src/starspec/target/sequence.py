@@ -41,7 +41,7 @@ class Emitted:
     features: Tensor | None = None  # [tokens, F] of the positions before each of them, if the drafts read any
 
 
-class Sequence:
+class TargetSequence:
     """A request between arrival and last token.
 
     While it runs, the cache row holds the K/V of every committed token but the last: that one is the root of

@@ -16,7 +16,7 @@ from starspec.bench.decode import Job
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Spread
 from starspec.bench.workbench import Sampling, Workbench
-from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.config import BatchingConfig, DraftMethod, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.target.drafts import Drafts
 
@@ -69,17 +69,17 @@ class BatchModels:
 
     target: str
     draft: str
-    quantization: str
-    dtype: str
+    quantization: Quantization
+    dtype: Dtype
     num_threads: int
-    numerics: str = "invariant"
-    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
+    numerics: Numerics = "invariant"
+    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
 
     def target_config(self, num_rows: int, max_model_len: int) -> ModelConfig:
         return ModelConfig(
             model=self.target,
-            dtype=self.dtype,  # type: ignore[arg-type]
-            numerics=self.numerics,  # type: ignore[arg-type]
+            dtype=self.dtype,
+            numerics=self.numerics,
             num_rows=num_rows,
             max_model_len=max_model_len,
             num_threads=self.num_threads,
@@ -87,9 +87,9 @@ class BatchModels:
 
     def speculative(self, plan: BatchPlan) -> SpeculativeConfig:
         return SpeculativeConfig(
-            method=self.method,  # type: ignore[arg-type]
+            method=self.method,
             model=self.draft,
-            quantization=self.quantization,  # type: ignore[arg-type]
+            quantization=self.quantization,
             num_speculative_tokens=plan.num_draft_tokens,
             disable_by_batch_size=plan.disable_by_batch_size,
             max_model_len=plan.max_model_len,

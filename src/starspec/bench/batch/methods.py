@@ -10,7 +10,7 @@ from starspec.bench.batch.memory import peak_mib, reset_peak
 from starspec.bench.batch.serving import Served, serve
 from starspec.bench.decode import Job, make_engine
 from starspec.bench.workbench import Workbench
-from starspec.config import BATCHINGS, BatchingConfig
+from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod
 from starspec.errors import ConfigError
 from starspec.models.packed import PackedRunner
 from starspec.speculation.stats import BatchStats, TargetStats
@@ -41,9 +41,9 @@ class BatchMethod:
     def named(cls, name: str, batch_size: int, batching: BatchingConfig) -> BatchMethod:
         """Args: batching: window, bound and admission; its method follows the name, exspec never has fixed batches."""
         base = name.removesuffix(FAST)
-        kind = base if base in BATCHINGS else "ragged"
+        kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
         admission = "continuous" if kind == "exspec" else batching.admission
-        return cls(name, batch_size, replace(batching, method=kind, admission=admission))  # type: ignore[arg-type]
+        return cls(name, batch_size, replace(batching, method=kind, admission=admission))
 
     @property
     def is_plain(self) -> bool:

@@ -13,7 +13,7 @@ from starspec.bench.faults.star_processes import StarProcesses
 from starspec.bench.faults.streams import Clients, Stream
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
-from starspec.config import SpeculativeConfig
+from starspec.config import DraftMethod, Dtype, Quantization, SpeculativeConfig
 from starspec.errors import PeerLost
 from starspec.models.eagle_load import is_head
 
@@ -59,14 +59,14 @@ class FaultModels:
 
     target: str
     draft: str
-    quantization: str
-    dtype: str
-    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
+    quantization: Quantization
+    dtype: Dtype
+    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 512
 
     def draft_options(self) -> tuple[str, ...]:
         """Words of the hub's command line beyond the draft. An EAGLE head borrows its target's embedding."""
-        speculative = SpeculativeConfig(method=self.method, model=self.draft)  # type: ignore[arg-type]
+        speculative = SpeculativeConfig(method=self.method, model=self.draft)
         borrowed = ("--target", self.target) if is_head(speculative) else ()
         return ("--draft-quantization", self.quantization, "--spec-method", self.method, *borrowed)
 

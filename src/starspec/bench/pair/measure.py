@@ -22,12 +22,13 @@ from starspec.bench.pair.rows import PairRow, pair_row, plain_answers, ratios_of
 from starspec.bench.pair.steps import StepRow, measure_steps
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Workbench
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import DraftMethod, Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.models.eagle_load import is_head
 from starspec.models.packed import PackedRunner
 from starspec.target.drafts import Drafts
 
 ASSISTANCES = (Assistance("heuristic"), Assistance("constant", 3), Assistance("constant", 5))
+QUANTIZATIONS: tuple[Quantization, ...] = ("int4", "int8", "none")  # of the drafts, in the order of the table
 MAX_BATCH_SIZE = 8
 MAX_DRAFT_TOKENS = 8
 WARM_UP_TOKENS = 6  # of prompt and answer
@@ -79,16 +80,16 @@ class PairModels:
 
     target: str
     draft: str
-    quantization: str  # of the draft that the headline is about
-    dtype: str
+    quantization: Quantization  # of the draft that the headline is about
+    dtype: Dtype
     num_threads: int
-    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
+    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 1024
 
     def target_config(self) -> ModelConfig:
         return ModelConfig(
             model=self.target,
-            dtype=self.dtype,  # type: ignore[arg-type]
+            dtype=self.dtype,
             num_rows=MAX_BATCH_SIZE,
             max_model_len=self.max_model_len,
             num_threads=self.num_threads,
@@ -99,11 +100,11 @@ class PairModels:
         """What transformers can be assisted by: an EAGLE head is no model of its own."""
         return None if is_head(self.speculative(self.quantization)) else self.draft
 
-    def speculative(self, quantization: str) -> SpeculativeConfig:
+    def speculative(self, quantization: Quantization) -> SpeculativeConfig:
         return SpeculativeConfig(
-            method=self.method,  # type: ignore[arg-type]
+            method=self.method,
             model=self.draft,
-            quantization=quantization,  # type: ignore[arg-type]
+            quantization=quantization,
             num_speculative_tokens=MAX_DRAFT_TOKENS,
             max_model_len=self.max_model_len,
         )
@@ -118,7 +119,7 @@ class _Bench:
     jobs: list[Job]  # one at a time
     batch_jobs: list[Job]
     baseline: TransformersBaseline
-    drafts: dict[str, Drafts] = field(default_factory=dict)  # by the draft's quantization
+    drafts: dict[Quantization, Drafts] = field(default_factory=dict)  # by the draft's quantization
 
 
 Advance = Callable[[str, int | None], None]
@@ -181,7 +182,7 @@ def _load(
         models.target, models.dtype, workbench.runner.info.eos_token_ids, draft=models.assistant
     )
     bench = _Bench(models, workbench, jobs, batch_jobs, baseline)
-    for quantization in ("int4", "int8", "none"):
+    for quantization in QUANTIZATIONS:
         advance(f"loading the draft, {quantization}")
         bench.drafts[quantization] = workbench.drafts(models.speculative(quantization))
     return bench

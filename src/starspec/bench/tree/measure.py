@@ -15,7 +15,7 @@ from starspec.bench.tree.rows import TreeReport, TreeRow, at_the_edge, best_row,
 from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
 from starspec.bench.tree.traffic import CountedTransport
 from starspec.bench.workbench import Sampling, Workbench
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import DraftMethod, Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.length.policy import FixedLength
 from starspec.local_star import NO_DEADLINE_S, LocalHub
 from starspec.models.eagle_load import is_head
@@ -56,16 +56,16 @@ class TreeModels:
 
     target: str
     draft: str
-    quantization: str
-    dtype: str
+    quantization: Quantization
+    dtype: Dtype
     num_threads: int
-    method: str = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
+    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 1024
 
     def target_config(self) -> ModelConfig:
         return ModelConfig(
             model=self.target,
-            dtype=self.dtype,  # type: ignore[arg-type]
+            dtype=self.dtype,
             num_rows=1,
             max_model_len=self.max_model_len,
             num_threads=self.num_threads,
@@ -73,9 +73,9 @@ class TreeModels:
 
     def speculative(self) -> SpeculativeConfig:
         return SpeculativeConfig(
-            method=self.method,  # type: ignore[arg-type]
+            method=self.method,
             model=self.draft,
-            quantization=self.quantization,  # type: ignore[arg-type]
+            quantization=self.quantization,
             max_model_len=self.max_model_len,
         )
 
