@@ -1,11 +1,17 @@
-"""A whole star in virtual time: the hub's own loop, a synthetic draft, and targets that are away for some time."""
+"""A whole star in virtual time: the hub's own loop, a synthetic draft, and targets that are away for some time.
+
+Nothing takes time but the modelled forwards, so what is measured is the hub's decisions alone, the same on any machine.
+"""
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from random import Random
+from typing import NamedTuple, Self
 
 from draft_toys import ToyTag
 
@@ -19,100 +25,156 @@ from starspec.models.synthetic import SyntheticRunner
 from starspec.models.synthetic_spec import SyntheticSpec
 from starspec.speculation.law import TokenLaw
 from starspec.wire.channel import VirtualClock
-from starspec.wire.messages import HubToTarget, Open, Proposal, Verdict
+from starspec.wire.messages import HubToTarget, Open, Ping, Pong, Proposal, Verdict
 from starspec.wire.transport import Arrival, HubTransportStats
 
-MAX_LEN = 2048
+MAX_LEN = 8192
 PROMPT = [10, 11, 12]
 JITTER = 0.05  # of the time that a target is away
+
+
+class _Event(NamedTuple):
+    at_s: float
+    order: int
+    target: SessionId
+    message: Open | Verdict | None  # None: a token of plain decoding
+
+
+class _SyntheticTarget:
+    """One tag, a row at the model, and when to ask again a hub that had no place."""
+
+    def __init__(self, tag: ToyTag, row: int) -> None:
+        self.tag = tag
+        self.row = row
+        self.ask_again_s = 0.0
+        self.num_declined = 0
 
 
 class SyntheticStar:
     """Targets with one tag each. This is the hub's transport, too.
 
     Args:
-        row_cost: what every further node of a layer costs, as a part of a layer of one.
-        alpha: probability that the target's token is the draft's first choice.
-        depth: of the chains.
-        layer_s, away_s: of a draft layer over one node, and from a proposal to its verdict.
+        draft, target: one language, and what their forwards take.
+        depth: of the chains; 0 = targets decode plainly, and ask for nothing.
+        link_s: of the time that a target is away, what is not verification.
     """
 
     def __init__(
         self,
         num_targets: int,
-        run_ahead: RunAhead,
+        config: HubConfig,
         *,
-        row_cost: float,
-        alpha: float,
+        draft: SyntheticSpec,
+        target: SyntheticSpec,
         depth: int,
-        layer_s: float = 0.010,
-        away_s: float = 0.025,
+        link_s: float = 0.0,
     ) -> None:
         self.stats = HubTransportStats()
         self.clock = VirtualClock()
-        self.num_tokens = 0  # emitted by all targets
-        self._depth, self._away_s = depth, away_s
-        draft = SyntheticSpec(
-            role="draft", alpha=alpha, step_ms=layer_s * 1e3, per_sequence=row_cost, per_token=row_cost
-        )
-        self._target = self._runner(SyntheticSpec(role="target", alpha=alpha, step_ms=0.0), num_targets)
-        drafter = CausalDrafter(self._runner(draft, num_targets))
-        self.hub = DraftHub(drafter, self.clock, HubConfig(run_ahead=run_ahead))
+        self.num_tokens: Counter[SessionId] = Counter()  # emitted
+        self._spec, self._depth, self._link_s = target, depth, link_s
+        self._target = self._runner(replace(target, step_ms=0.0), num_targets)
+        self.hub = DraftHub(CausalDrafter(self._runner(draft, num_targets)), self.clock, config)
         self._loop = HubLoop(self.hub, self, self.clock)
-        self._underway: list[tuple[float, int, SessionId, Open | Verdict]] = []
+        self._underway: list[_Event] = []
         self._order, self._dice = count(), Random(5)
-        self._tags: dict[SessionId, tuple[ToyTag, int]] = {}  # with its row at the target
+        self._targets: dict[SessionId, _SyntheticTarget] = {}
         for number in range(num_targets):
             self._begin(SessionId(f"t{number}"), number)
 
+    @classmethod
+    def amusd(cls, num_targets: int, run_ahead: RunAhead, *, row_cost: float, alpha: float, depth: int) -> Self:
+        """With AMUSD's step times.
+
+        Args:
+            row_cost: what every further node of a layer costs, as a part of a layer of one.
+            alpha: probability that the target's token is the draft's first choice.
+        """
+        draft = SyntheticSpec(role="draft", alpha=alpha, step_ms=10.0, per_sequence=row_cost, per_token=row_cost)
+        target = SyntheticSpec(role="target", alpha=alpha, step_ms=25.0)
+        return cls(num_targets, HubConfig(run_ahead=run_ahead), draft=draft, target=target, depth=depth)
+
+    @property
+    def num_declined(self) -> int:
+        """Times that the hub had no place for a target."""
+        return sum(each.num_declined for each in self._targets.values())
+
     def decode(self, num_tokens: int) -> float:
-        """Returns: tokens a second, until so many are there."""
-        while self.num_tokens < num_tokens:
+        """Returns: tokens a second of all targets, until so many are there."""
+        while self.num_tokens.total() < num_tokens:
             self._loop.turn(idle_wait_s=1.0)
-        return self.num_tokens / self.clock()
+        return self.num_tokens.total() / self.clock()
+
+    def run(self, seconds: float) -> dict[SessionId, float]:
+        """Returns: tokens a second of each target, from now on for so long."""
+        before, start_s = self.num_tokens.copy(), self.clock()
+        while self.clock() < start_s + seconds:
+            self._loop.turn(idle_wait_s=1.0)
+        return {name: (self.num_tokens[name] - before[name]) / (self.clock() - start_s) for name in self._targets}
 
     def receive(self, timeout_s: float) -> list[Arrival]:
         if timeout_s:
-            self.clock.advance(self._underway[0][0] - self.clock())
+            self.clock.advance(max(0.0, self._underway[0].at_s - self.clock()))
         arrived = []
-        while self._underway and self._underway[0][0] <= self.clock():
-            at_s, _, name, message = heapq.heappop(self._underway)
-            arrived.append(Arrival(name, TargetId(name), message, at_s))
+        while self._underway and self._underway[0].at_s <= self.clock():
+            event = heapq.heappop(self._underway)
+            if event.message is None:
+                self._decode_plainly(event)
+            else:
+                arrived.append(Arrival(event.target, TargetId(event.target), event.message, event.at_s))
         return arrived
 
     def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
-        tag, _ = self._tags[session_id]
+        target = self._targets[session_id]
         for message in messages:
-            if tag.receive(message):
-                assert isinstance(message, Proposal)
-                said = self._verified(session_id, message.token_ids)
-                self.num_tokens += len(said)
-                away_s = self._away_s * (1.0 + JITTER * self._dice.uniform(-1.0, 1.0))
-                self._put(self.clock() + away_s, session_id, tag.verdict(said, self._depth))
+            if isinstance(message, Pong) or not target.tag.receive(message):
+                continue
+            assert isinstance(message, Proposal)
+            if message.retry_after_s:
+                target.num_declined += 1
+                target.ask_again_s = self.clock() + message.retry_after_s
+                target.tag.link.lose()
+                self._put(self.clock() + self._spec.forward_s(1, 1), session_id, None)
+                continue
+            away_s = self._link_s + self._spec.forward_s(1, 1 + len(message.token_ids))
+            said = self._verified(session_id, message.token_ids)
+            away_s *= 1.0 + JITTER * self._dice.uniform(-1.0, 1.0)
+            self._put(self.clock() + away_s, session_id, target.tag.verdict(said, self._depth))
 
     def close(self) -> None:
         pass
 
     def _begin(self, name: SessionId, number: int) -> None:
-        self.hub.join(name, TargetId(name), SyntheticSpec().vocab)
+        self.hub.join(name, TargetId(name), self._spec.vocab)
+        self.hub.handle(name, Ping(1, 1.0 / self._spec.forward_s(1, 1)), self.clock())
         tag, row = ToyTag(1, [*PROMPT, 20 + number], TokenLaw(temperature=0.0)), self._target.cache.lease()
-        self._tags[name] = tag, row
+        self._targets[name] = _SyntheticTarget(tag, row)
         self._target.forward([Segment(row, tag.token_ids[:-1], num_logits=0)])
         self._target.cache.append(row, len(tag.token_ids) - 1)
-        self._put(0.3 * number * self._away_s, name, tag.open(self._depth))
+        self._put(0.3 * number * self._spec.forward_s(1, 1), name, tag.open(self._depth))
+
+    def _decode_plainly(self, event: _Event) -> None:
+        """A token, and then another one, or the hub is asked again."""
+        target = self._targets[event.target]
+        target.tag.token_ids += self._verified(event.target, [])
+        if event.at_s >= target.ask_again_s:
+            self._put(event.at_s, event.target, target.tag.open(self._depth))
+        else:
+            self._put(event.at_s + self._spec.forward_s(1, 1), event.target, None)
 
     def _verified(self, name: SessionId, chain: Sequence[int]) -> list[int]:
-        """The accepted tokens of a chain, and one more."""
-        tag, row = self._tags[name]
+        """The accepted tokens of a chain, and one more. They are counted."""
+        tag, row = self._targets[name].tag, self._targets[name].row
         logits = self._target.forward([Segment(row, [tag.token_ids[-1], *chain], num_logits=len(chain) + 1)]).logits
         said: list[int] = logits.argmax(-1).tolist()
         is_right = [drafted == token_id for drafted, token_id in zip(chain, said[:-1], strict=True)]
         num_accepted = is_right.index(False) if False in is_right else len(chain)
         self._target.cache.append(row, num_accepted + 1)
+        self.num_tokens[name] += num_accepted + 1
         return said[: num_accepted + 1]
 
-    def _put(self, at_s: float, name: SessionId, message: Open | Verdict) -> None:
-        heapq.heappush(self._underway, (at_s, next(self._order), name, message))
+    def _put(self, at_s: float, name: SessionId, message: Open | Verdict | None) -> None:
+        heapq.heappush(self._underway, _Event(at_s, next(self._order), name, message))
 
     def _runner(self, spec: SyntheticSpec, num_rows: int) -> SyntheticRunner:
         return SyntheticRunner(

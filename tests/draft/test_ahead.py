@@ -7,12 +7,13 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from draft_toys import ToyStar, ToyTag, logits_after
+from draft_toys import ToyStar, ToyTag, logits_after, reference_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.config import AheadMode
 from starspec.draft.ahead import MARGIN, MAX_PATIENCE, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
+from starspec.draft.scheduler import TagKey
 from starspec.ids import SessionId, TargetId
 from starspec.wire.messages import Proposal
 
@@ -185,6 +186,27 @@ def test_a_session_is_charged_for_a_layer_ahead_that_another_waits_for_and_not_f
     asking = tags[prepared.key.tag if asks_himself else 3 - prepared.key.tag]
     star.hub.handle(SessionId("a"), asking.verdict(asking.told_otherwise(0), NUM_NODES), asked_s)
     assert prepared.ahead_choice._owed_s == pytest.approx(0.0 if asks_himself else 0.75)
+
+
+def test_a_hit_that_waits_for_the_end_of_a_layer_leaves_then_and_says_so() -> None:
+    star = ToyStar("a", run_ahead="chain")
+    tags = {number: ToyTag(number, [number, 2]) for number in (1, 2)}
+    star.say("a", *(tag.open(NUM_NODES) for tag in tags.values()))
+    for _, message in star.drain():
+        assert tags[message.tag].receive(message)
+    star.runner.layer_s = 1.0
+    asker, other = tags.values()
+    as_guessed = reference_chain(asker.token_ids, 2, asker.law, NUM_NODES + 1, 64)
+    other_session = star.hub._sessions[TagKey(SessionId("a"), other.link.tag)]
+    asked_s = star.clock() + 0.25
+    star.hub._rounds.add_layer_ahead([other_session], 1, star.clock(), star.clock() + 1.0)
+    star.clock.advance(1.0)
+    star.hub.handle(SessionId("a"), asker.verdict(as_guessed, NUM_NODES), asked_s)
+    ((_, proposal),) = star.step()
+    assert star.hub.stats.num_hits == 1
+    assert proposal.queue_s == pytest.approx(0.75)
+    assert star.hub._sessions[TagKey(SessionId("a"), asker.link.tag)].in_verification.since_s == star.clock()
+    assert other_session.ahead_choice._owed_s == pytest.approx(0.75)
 
 
 def test_how_long_a_target_lost_sight_of_the_hub_is_no_time_of_a_round() -> None:

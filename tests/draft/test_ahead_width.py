@@ -69,18 +69,26 @@ def test_layers_are_wide_again_when_rows_are_cheap_again() -> None:
     assert width.choose(1) == 12
 
 
-@pytest.mark.parametrize(("row_cost", "gain"), [(0.02, 0.97), (0.1, 1.1), (0.5, 1.25), (1.0, 1.6)])
+@pytest.mark.parametrize(
+    ("row_cost", "gain", "least"), [(0.02, 0.97, 74.0), (0.1, 1.1, 64.0), (0.5, 1.2, 60.5), (1.0, 1.6, 66.0)]
+)
 def test_a_hub_is_never_slower_by_it_and_faster_where_rows_are_dear(
-    row_cost: float, gain: float, monkeypatch: pytest.MonkeyPatch
+    row_cost: float, gain: float, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for its first layers, which are narrow while it learns."""
+    """But for its first layers, which are narrow while it learns.
+
+    Args:
+        gain: over the fixed width.
+        least: tokens a second.
+    """
     monkeypatch.setattr(synthetic, "LOOK_S", 0.0025)  # fewer looks, the same times
     rates = {}
     for kind in ("measured", "fixed"):
         if kind == "fixed":
             monkeypatch.setattr(AheadWidth, "choose", lambda *_: FIXED)
-        rates[kind] = SyntheticStar(1, "outcomes", row_cost=row_cost, alpha=0.832, depth=4).decode(400)
+        rates[kind] = SyntheticStar.amusd(1, "outcomes", row_cost=row_cost, alpha=0.832, depth=4).decode(400)
     assert rates["measured"] >= gain * rates["fixed"]
+    assert rates["measured"] >= least
 
 
 def test_where_rows_are_dear_sessions_take_turns() -> None:
@@ -102,5 +110,7 @@ def test_where_rows_are_dear_sessions_take_turns() -> None:
 
 def test_a_hub_with_several_targets_does_not_lose_by_dear_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "LOOK_S", 0.0025)
-    rates = {mode: SyntheticStar(3, mode, row_cost=1.0, alpha=0.6, depth=4).decode(600) for mode in ("off", "outcomes")}
+    rates = {
+        mode: SyntheticStar.amusd(3, mode, row_cost=1.0, alpha=0.6, depth=4).decode(600) for mode in ("off", "outcomes")
+    }
     assert rates["outcomes"] > rates["off"]

@@ -166,7 +166,7 @@ def test_what_is_drafted_ahead_is_not_room_for_more_targets() -> None:
     found = {}
     modes: tuple[RunAhead, ...] = ("off", "outcomes")
     for run_ahead in modes:
-        star = SyntheticStar(1, run_ahead, row_cost=0.0, alpha=0.9, depth=4)
+        star = SyntheticStar.amusd(1, run_ahead, row_cost=0.0, alpha=0.9, depth=4)
         star.decode(400)
         found[run_ahead] = star.hub.status(star.clock()).stats
     assert found["outcomes"].hit_rate > 0.5

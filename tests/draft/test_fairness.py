@@ -233,6 +233,21 @@ def test_who_is_behind_its_objective_goes_first_until_it_is_met() -> None:
     assert met["b"] > plain["b"], "nothing is free"
 
 
+def test_a_target_whose_proposals_all_come_too_late_is_known_to_be_behind() -> None:
+    star = ToyStar("a", "b", max_batch=1, slo_round_ms={"b": 40.0})
+    star.runner.layer_s = 0.1
+    star.say("a", *(ToyTag(number, [number, 2]).open(8) for number in range(1, 4)))
+    late = ToyTag(1, [1, 2])
+    star.say("b", late.open(4))
+    for _ in range(3):  # it goes on without what it has asked for
+        star.clock.advance(0.08)
+        star.say("b", late.verdict([5], 4))
+    seen = star.hub.status(star.clock()).spokes[TargetId("b")]
+    assert seen.num_proposals == 0
+    assert seen.round.value == pytest.approx(0.08)
+    assert star.hub._sessions[TagKey(SessionId("b"), late.link.tag)].request.is_urgent
+
+
 def test_an_objective_that_is_met_changes_nothing() -> None:
     assert round_s({"a": 1e6}) == round_s({})
 

@@ -278,6 +278,28 @@ def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(
     assert places.ask(SessionId("b"), load, waited_s) == has_room
 
 
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_one_that_is_drafted_for_is_load_though_it_cannot_be_measured(is_busy: bool) -> None:
+    places, known, unknown = Places("n_max"), SessionId("known"), SessionId("unknown")
+    for name in (known, unknown):
+        places._held[name] = _Place(0.0, 0.0)
+    busy = frozenset([known, unknown] if is_busy else [known])
+    load = Load({known: LONG}, {SessionId("b"): 35.0}, busy, COST, max_sessions=1, present=frozenset([known, unknown]))
+    places.review(load, UNKNOWN_S)
+    assert places.ask(SessionId("b"), load, UNKNOWN_S + REVIEW_S) == (not is_busy)
+
+
+@pytest.mark.parametrize(("num_rows", "has_room"), [(2, False), (3, True), (None, True)])
+def test_nobody_is_taken_in_whose_sessions_would_take_the_rows_of_others(num_rows: int | None, has_room: bool) -> None:
+    places, others = Places("n_max"), {SessionId(name): STARSD for name in "ab"}
+    for name in others:
+        places._held[name] = _Place(0.0, 0.0)
+    load = Load(others, {}, frozenset(others), COST, max_sessions=1, num_rows=num_rows)
+    assert places.ask(SessionId("c"), load, 1.0) == has_room
+    places.review(load, 1.0)
+    assert places.num_max == (num_rows or 6)
+
+
 # ---------------------------------------------------------------- in the hub
 
 

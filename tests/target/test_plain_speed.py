@@ -6,7 +6,7 @@ import pytest
 from toy_hub import STEP_S, Star, ToyHub, VirtualClock
 
 from starspec.ids import SessionId
-from starspec.target.plain_speed import MIN_ROUNDS, PERIOD_S, PlainSpeed
+from starspec.target.plain_speed import MIN_ROUNDS, NUM_ROUNDS, PERIOD_S, PlainSpeed
 from starspec.wire.messages import PROTOCOL_VERSION, Ping, TargetToHub, Welcome
 
 PROMPT = list(range(1, 12))
@@ -37,13 +37,39 @@ class StarThatListens(Star):
 def test_nothing_is_known_before_some_rounds_and_one_slow_round_changes_little() -> None:
     speed = PlainSpeed()
     for _ in range(MIN_ROUNDS - 1):
-        assert speed.is_due(0.0)
-        speed.add_round(0.02, 0.0)
-    assert speed.tokens_per_s == 0.0
-    speed.add_round(5.0, 0.0)
-    assert speed.tokens_per_s == pytest.approx(50.0)
-    assert not speed.is_due(PERIOD_S - 1)
-    assert speed.is_due(PERIOD_S)
+        assert speed.is_due(1, 0.0)
+        speed.add_round(0.02, 1, 0.0)
+    assert speed.tokens_per_s(1) == 0.0
+    speed.add_round(5.0, 1, 0.0)
+    assert speed.tokens_per_s(1) == pytest.approx(50.0)
+    assert not speed.is_due(1, PERIOD_S - 1)
+    assert speed.is_due(1, PERIOD_S)
+
+
+def test_a_load_that_has_changed_is_known_as_soon_as_it_is_measured_anew() -> None:
+    speed = PlainSpeed()
+    for _ in range(NUM_ROUNDS):
+        speed.add_round(0.02, 1, 0.0)
+    for number in range(MIN_ROUNDS):
+        assert speed.is_due(1, PERIOD_S), "what is known is a minute old"
+        assert speed.tokens_per_s(1) == pytest.approx(50.0), "and is told until more is known"
+        speed.add_round(0.04, 1, PERIOD_S + number / 100)
+    assert not speed.is_due(1, PERIOD_S)
+    assert speed.tokens_per_s(1) == pytest.approx(25.0)
+
+
+def test_rounds_of_many_say_nothing_of_rounds_of_one() -> None:
+    speed = PlainSpeed()
+    for _ in range(MIN_ROUNDS):
+        speed.add_round(0.05, 16, 0.0)
+    assert speed.tokens_per_s(16) == pytest.approx(20.0)
+    assert speed.tokens_per_s(1) == pytest.approx(20.0), "better than nothing"
+    assert not speed.is_due(20, 0.0), "of nearly as many"
+    assert speed.is_due(1, 0.0)
+    for _ in range(MIN_ROUNDS):
+        speed.add_round(0.02, 1, 0.0)
+    assert speed.tokens_per_s(1) == pytest.approx(50.0)
+    assert speed.tokens_per_s(16) == pytest.approx(20.0)
 
 
 def test_rounds_without_drafts_are_spent_only_where_the_hub_wants_to_know() -> None:

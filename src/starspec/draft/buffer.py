@@ -85,6 +85,11 @@ class RequestBuffer:
         return self._turns.weights
 
     @property
+    def num_rows(self) -> int:
+        """Of the drafter: sessions that keep what is known of them at the same time."""
+        return len(self._holders) + self._drafter.num_free_rows
+
+    @property
     def layer_cost(self) -> LayerCost | None:
         """Of a layer without prompts; None before the first."""
         return self._times.cost

@@ -251,6 +251,8 @@ class DraftHub:
         is_judged = proposal is not None and not is_reopened and proposal.is_judged_by(token_ids, now)
         if proposal is not None and is_judged:
             self._rounds.add_verdict(session, proposal, len(token_ids), now)
+        if session.request is not None and not is_reopened:
+            self._rounds.add_overtaken(session, session.request, now)
         if token_ids:
             self._drafter.reroot(session, token_ids)
             self._ledger.add_wasted(session.num_wasted)
@@ -280,6 +282,7 @@ class DraftHub:
             self._buffer.update(session)
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+        """Args: now: when the request arrived. What is ready leaves when a layer that ran meanwhile has ended."""
         spoke, tag = self._spokes[session.key.session_id], session.key.tag
         spoke.owe(tag, 0)
         session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
@@ -288,8 +291,9 @@ class DraftHub:
         if session.request is not None:
             session.request.is_urgent = spoke.is_behind
             spoke.owe(tag, session.request.budget.num_draft_tokens)
-        if not self._propose_if_ready(session, now) and budget.num_draft_tokens:
+        if budget.num_draft_tokens:
             self._rounds.add_wait(session, now)
+        self._propose_if_ready(session, max(now, self._clock()))
         self._buffer.update(session)
 
     def _run_layer(self, now: float) -> None:

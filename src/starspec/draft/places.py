@@ -12,7 +12,7 @@ alone: whom to take is decided with one margin, whom to let go with another, aft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
 PAUSE_S: Final = 30.0  # and one with tags that asks for nothing for so long: it may pause after proposals too late
 PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
 STAY_S: Final = 5.0  # who has just come is not sent away
-UNKNOWN_S: Final = 5.0  # who cannot be measured for so long, for instance because he asks for nothing, is no load
+UNKNOWN_S: Final = 5.0  # until then one who has come is waited for to be measured; who asks for nothing is then no load
 FORGET_S: Final = 60.0  # what is known of one without a place is then forgotten: its requests may be others now
 LONGEST_FORGET_S: Final = 960.0  # each time that it is sent away it takes twice as long, up to this
 MARGIN: Final = 0.05  # of plain speed: so much more than it to take one in, so much less to let one go
@@ -42,6 +42,7 @@ class Load:
     cost: LayerCost | None  # None: no layer has been drafted yet
     max_sessions: int | None = None  # in one layer; None = all
     present: frozenset[SessionId] = frozenset()  # targets with tags, busy or not
+    num_rows: int | None = None  # sessions that can keep theirs at the same time; None = any number
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class Places:
             return
         measured, leaver = self._measured(load), None
         if measured and load.cost is not None:
-            self.num_max = num_max(measured, load.cost, load.max_sessions, MAX_COUNTED)
+            self.num_max = num_max(measured, load.cost, load.max_sessions, _most(measured, load.num_rows))
             leaver = self._who_should_go(load, load.cost)
         if leaver is None:
             self._losing_since_s = None
@@ -127,18 +128,22 @@ class Places:
         if self._fixed is not None:
             return len(self._held) < self._fixed
         held, cost, measured = self._held.items(), load.cost, self._measured(load)
-        num_new = sum(name not in load.demands and now - place.since_s < UNKNOWN_S for name, place in held)
+        unknown = [place for name, place in held if name not in load.demands]
+        is_known_soon = any(now - place.since_s < UNKNOWN_S for place in unknown)
         if not measured or cost is None:
-            return num_new == 0  # else it will be known soon
+            return not is_known_soon
         # what others gain nothing by says nothing of one that has just come
         worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
         if own is None and not worthy:
-            return num_new == 0
-        served = [*measured, *[typical(worthy or measured)] * num_new]
+            return not is_known_soon
+        num_busy = sum(now - place.used_s < UNKNOWN_S for place in unknown)
+        served = [*measured, *[typical(worthy or measured)] * num_busy]
         if own is None:
             speed = load.plain_tokens_per_s.get(target, 0.0) or typical(worthy).plain_tokens_per_s
             own = expected(worthy, speed)
+        if load.num_rows is not None and _num_sessions([*served, own]) > load.num_rows:
+            return False  # rows would go round, and every round begin with reading what went with them
         if not gains(own, served, cost, load.max_sessions, MARGIN):
             return False
         return not any(
@@ -166,6 +171,18 @@ class Places:
         """What a target asked for when it had a place, unless that was long ago."""
         past = self._past.get(target)
         return load.demands.get(target) if past is not None and now - past.left_s < past.forget_s else None
+
+
+def _num_sessions(demands: Sequence[Demand]) -> float:
+    return sum(each.num_sessions for each in demands)
+
+
+def _most(measured: Sequence[Demand], num_rows: int | None) -> int:
+    """Targets that N_max is looked for among: as many like these as have rows, at least those that are there."""
+    if num_rows is None:
+        return MAX_COUNTED
+    num_fitting = int(num_rows * len(measured) / _num_sessions(measured))
+    return min(MAX_COUNTED, max(len(measured), num_fitting))
 
 
 def _is_worth_it(demand: Demand, load: Load, cost: LayerCost) -> bool:

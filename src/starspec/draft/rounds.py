@@ -48,11 +48,16 @@ class Rounds:
         self._ledger.add_ahead(start_s, end_s, len(sessions), num_nodes)
 
     def add_wait(self, asking: DraftSession, arrived_s: float) -> None:
-        """A request came then, and nothing was ready. If a layer ahead was running, its other sessions are charged."""
+        """A request came then. If it waited for the end of a layer ahead, the layer's other sessions are charged."""
         waited_s = self._ahead_until_s - arrived_s
         for session in self._ahead if waited_s > 0.0 else ():
             if session is not asking:  # his own round shows it
                 session.ahead_choice.charge(waited_s / len(self._ahead))
+
+    def add_overtaken(self, session: DraftSession, request: DraftRequest, now: float) -> None:
+        """The target went on without the proposal that it had asked for: a round, and one that was too long for it."""
+        began_s = request.arrived_s if request.began_s is None else request.began_s
+        self._spokes[session.key.session_id].add_round(now - began_s)
 
     def add_proposal(self, session: DraftSession, request: DraftRequest, tree: DraftTree, now: float) -> None:
         """It answers the request now, and ends the round that the last proposal began."""

@@ -90,6 +90,7 @@ class Spokes:
         """Say what is known of how many targets there may be. Effects: the statistics."""
         load = self._load()
         demands = [demand for name, demand in load.demands.items() if name in load.busy]
+        stats.num_full = 0
         if demands and load.cost is not None:
             one = typical(demands)
             service_s = one.num_layers * load.cost.alone_s
@@ -114,4 +115,5 @@ class Spokes:
             self._buffer.layer_cost,
             self._buffer.max_sessions,
             frozenset(key.session_id for key in self._sessions),
+            self._buffer.num_rows,
         )

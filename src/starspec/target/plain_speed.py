@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 NUM_ROUNDS: Final = 5  # plain rounds that are remembered: the last ones
 MIN_ROUNDS: Final = 3  # until then nothing is known
 PERIOD_S: Final = 60.0  # load changes: what is older is to be measured anew
 
 
+class _Round(NamedTuple):
+    at_s: float
+    seconds: float
+
+
 class PlainSpeed:
-    """Measured from rounds without a draft: those that came by themselves, and one now and then on purpose."""
+    """Measured from rounds without a draft: those that came by themselves, and some now and then on purpose.
+
+    How long a round takes depends on how many sequences share it, so each size is measured apart, within a factor of
+    two.
+    """
 
     def __init__(self) -> None:
-        self._rounds: deque[float] = deque(maxlen=NUM_ROUNDS)  # seconds
-        self._measured_s = float("-inf")
+        self._rounds: dict[int, deque[_Round]] = defaultdict(lambda: deque(maxlen=NUM_ROUNDS))  # by size
+        self._last_known = 0.0
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Of one sequence; 0 = not known."""
-        return 1.0 / median(self._rounds) if len(self._rounds) >= MIN_ROUNDS else 0.0
+    def tokens_per_s(self, num_sequences: int) -> float:
+        """Of one sequence, of so many in a round; until that is known as it was last; 0 = not known at all."""
+        rounds = self._rounds[_size(num_sequences)]
+        if len(rounds) >= MIN_ROUNDS:
+            self._last_known = 1.0 / median(each.seconds for each in rounds)
+        return self._last_known
 
-    def add_round(self, verify_s: float, now: float) -> None:
-        """A round without a draft took so long."""
-        self._rounds.append(verify_s)
-        self._measured_s = now
+    def add_round(self, verify_s: float, num_sequences: int, now: float) -> None:
+        """A round of so many sequences without a draft took so long. What was measured long before it is forgotten."""
+        rounds = self._rounds[_size(num_sequences)]
+        self.tokens_per_s(num_sequences)  # what was known of it is told until there is enough again
+        while rounds and now - rounds[0].at_s >= PERIOD_S:
+            rounds.popleft()
+        rounds.append(_Round(now, verify_s))
 
-    def is_due(self, now: float) -> bool:
-        """Whether the next round should go without drafts, to be measured."""
-        return len(self._rounds) < MIN_ROUNDS or now - self._measured_s >= PERIOD_S
+    def is_due(self, num_sequences: int, now: float) -> bool:
+        """Whether the next round, of so many sequences, should go without drafts, to be measured."""
+        rounds = self._rounds[_size(num_sequences)]
+        return sum(now - each.at_s < PERIOD_S for each in rounds) < MIN_ROUNDS
+
+
+def _size(num_sequences: int) -> int:
+    return num_sequences.bit_length()

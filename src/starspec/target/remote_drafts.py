@@ -77,7 +77,8 @@ class RemoteDrafts:
         self._is_declined = False  # the hub had no room for the last tag that it was told of
         self._ask_again_s = 0.0  # then: it asked to hear of no other before
         self._plain_speed = PlainSpeed()
-        self._is_plain_round = False  # nobody has a draft in the round that runs
+        self._num_in_round = 0  # sequences of the round that runs ...
+        self._is_plain_round = False  # ... of which nobody has a draft
         self._feature_terms = WantedFeatures()  # of the hub found last: it may come back
         self._is_waiting = False  # in `_await`: what arrives now has just arrived
 
@@ -118,6 +119,7 @@ class RemoteDrafts:
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self.poll()
+        self._num_in_round = len(batch)
         trees = [EMPTY_TREE] * len(batch) if self._is_to_be_measured else self._collect(batch)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
@@ -160,8 +162,8 @@ class RemoteDrafts:
     def note_round(self, round_s: float, verify_s: float) -> None:
         self._deadline.note_round(round_s, verify_s)
         if self._is_plain_round:
-            self._plain_speed.add_round(verify_s, self._clock())
-            self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s
+            self._plain_speed.add_round(verify_s, self._num_in_round, self._clock())
+        self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s(self._num_in_round)
 
     def poll(self) -> None:
         for message in self._transport.receive(0.0):
@@ -171,7 +173,7 @@ class RemoteDrafts:
         self._stats.degraded_s = self._hub.lost_s(now)
         if self._transport.is_connected and now >= self._next_ping_s:
             self._next_ping_s = now + PING_INTERVAL_S
-            self._transport.send([Ping(next(self._ping_numbers), self._plain_speed.tokens_per_s)])
+            self._transport.send([Ping(next(self._ping_numbers), self._stats.plain_tokens_per_s)])
 
     def shutdown(self) -> None:
         self._transport.close()
@@ -186,7 +188,7 @@ class RemoteDrafts:
         """Whether a round without drafts is due: the hub wants to know what this target can do without it."""
         welcome = self._transport.welcome
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
-        return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._clock())
+        return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
 
     # ---------------------------------------------------------------- waiting
 
