@@ -74,7 +74,7 @@ def test_what_a_field_means_that_is_left_out_is_said() -> None:
     tables = message_tables()
     assert "| `shape` | `TreeShape` or nil | nil | None: a chain |" in tables
     assert '| `method` | "coupled", "rejection" | "coupled" |' in tables
-    assert "| `logit_bias` | dict | {} |" in tables
+    assert "| `logit_bias` | {int: float} | {} |" in tables
     assert "| `include_stop_str_in_output` | bool | false |" in tables
     assert "| `stats` | `RequestStats` or nil | nil |" in tables
     assert "| `acceptance` | `AcceptanceStats` | all defaults |" in tables

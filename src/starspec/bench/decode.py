@@ -10,11 +10,11 @@ from starspec.config import BatchingConfig, TargetConfig
 from starspec.errors import OurBug
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner
-from starspec.observe.trace import Trace
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import RequestStats, TargetStats
 from starspec.target.drafts import Drafts
 from starspec.target.engine import TargetEngine
+from starspec.tracing import Tracer
 from starspec.wire.messages import RequestSpec
 
 MAX_QUEUED = 1 << 20  # requests: an offline run submits all it has at once
@@ -58,7 +58,7 @@ def make_engine(
     *,
     batching: BatchingConfig | None = None,
     max_num_seqs: int | None = None,
-    trace: Trace | None = None,
+    trace: Tracer | None = None,
 ) -> TargetEngine:
     """An engine for measuring: nothing in it is bounded but the runner's rows.
 

@@ -14,7 +14,7 @@ from starspec.draft.drafter import Drafter, Growth
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftSession
 from starspec.ids import Epoch, SessionId, Tag
-from starspec.models.runner import ModelRunner, Segment
+from starspec.models.runner import BatchRunner, Segment
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import Open
@@ -45,7 +45,7 @@ class StepSeconds:
 
 
 def time_steps(
-    target: ModelRunner,
+    target: BatchRunner,
     drafter: Drafter,
     feature_layers: Sequence[int] = (),
     *,
@@ -131,7 +131,7 @@ def _layer(drafter: Drafter, session: DraftSession) -> None:
     drafter.grow([Growth(session, 1)])
 
 
-def _step(target: ModelRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
+def _step(target: BatchRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
     segment = Segment(row, [TOKEN_ID] * num_tokens, num_logits=num_tokens)
     logits = target.forward([segment], feature_layers).logits
     logits.max(dim=-1).indices.tolist()

@@ -15,7 +15,6 @@ from starspec.errors import ConfigError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.load import load_runner
-from starspec.models.locate import is_synthetic
 from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import AcceptanceStats, TargetStats
@@ -72,14 +71,12 @@ class Workbench:
     @property
     def numerics_report(self) -> str:
         """What was found out about this machine's kernels when the target was loaded."""
-        if is_synthetic(self.config.model):
-            return "a synthetic model is exact"
-        return str(getattr(self.runner, "numerics_report", "unknown"))
+        return self.runner.numerics_report
 
     @property
     def promises_equality(self) -> bool:
         """Whether these settings promise the same tokens with and without drafts, whatever the batch."""
-        return is_synthetic(self.config.model) or getattr(self.runner, "is_invariant", False)
+        return self.runner.is_invariant
 
     def drafts(self, speculative: SpeculativeConfig | None) -> Drafts:
         """Drafts for this target, of a hub in this process. Raises: as local_drafts. Effects: loads a draft model."""

@@ -69,7 +69,7 @@ class PackedRunner(ABC):
         self._num_heads = num_heads
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
-        self.numerics_report = FAST_NUMERICS
+        self.numerics_report = FAST_NUMERICS  # set by the numerics probe, too
         self.reading = Reading.FAST  # of the cache; set by the numerics probe
 
     @property

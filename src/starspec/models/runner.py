@@ -60,7 +60,8 @@ class BatchRunner(Protocol):
     """A causal LM over rows of a cache: the seam between a target's engine and its model.
 
     `forward` writes keys and values of the new tokens behind each row's committed length and commits nothing: the
-    caller commits with `cache.commit` or rolls back by doing nothing.
+    caller commits with `cache.commit` or rolls back by doing nothing. Behind `max_model_len` tokens a row has room for
+    a whole proposal (MAX_DRAFT_TOKENS).
     """
 
     @property
@@ -69,10 +70,21 @@ class BatchRunner(Protocol):
     @property
     def cache(self) -> SequenceRows: ...
 
+    @property
+    def numerics_report(self) -> str:
+        """What is known of whether a token's bits depend on what it is batched with, in words."""
+        ...
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether it was shown that they do not."""
+        ...
+
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run the model over the new tokens of several rows.
 
         Args:
+            segments: of different rows. A target's have no `num_forwarded`: it forwards whole proposals.
             feature_layers: hidden states that are wanted, as Hugging Face counts them: i is what enters layer i, L
                 what the final norm gives. They are copies of what is computed anyway.
         Raises: CacheRangeError if a segment does not fit its row; ValueError if the model has no such features.

@@ -100,6 +100,14 @@ class SyntheticRunner:
     def cache(self) -> RaggedCache:
         return self._cache
 
+    @property
+    def numerics_report(self) -> str:
+        return "a synthetic model is exact"
+
+    @property
+    def is_invariant(self) -> bool:
+        return True
+
     def forward(
         self,
         segments: Sequence[Segment],

@@ -27,7 +27,7 @@ from starspec.target.scheduler import Continuous, FixedBatches, Scheduler
 def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) -> BatchRunner:
     """The runner as a batching method needs it: itself, or its layers over padded rectangles.
 
-    Raises: ConfigError if the runner has no layers.
+    Raises: ConfigError if there are no layers in this process.
     """
     if batching.method == "ragged":
         return runner

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
@@ -14,13 +14,13 @@ from starspec.length.policy import make_policy
 from starspec.models.load import load_runner
 from starspec.models.runner import BatchRunner
 from starspec.models.vocabulary import load_tokenizer
-from starspec.observe.trace import Trace
 from starspec.speculation.stats import TargetStats
 from starspec.target.batching import lay_out
 from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.target.server import TargetServer
+from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.serving import ServingServer
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 def build_server(
-    config: TargetConfig, model: ModelConfig, speculative: SpeculativeConfig | None, trace: Trace | None = None
+    config: TargetConfig, model: ModelConfig, speculative: SpeculativeConfig | None, trace: Tracer | None = None
 ) -> TargetServer:
     """Bind the serving port, load the model, and make the server that joins them.
 
@@ -41,9 +41,8 @@ def build_server(
     serving = ServingServer(config.host, config.port, keys, config.insecure)
     try:
         tokenizer = load_tokenizer(model.model)
-        loaded = load_runner(model)
         stats = TargetStats()
-        runner = lay_out(loaded, config.batching, stats.batch)
+        runner = load_target(model, config.batching, stats)
         drafts = make_drafts(config, speculative, runner, tokenizer, stats)
     except BaseException:
         serving.close()
@@ -54,10 +53,15 @@ def build_server(
         rows=runner.cache.num_rows,
         cache_mib=round(runner.cache.num_bytes / 2**20),
         batching=config.batching.method,
-        numerics=getattr(loaded, "numerics_report", "exact"),
+        numerics=runner.numerics_report,
     )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
     return TargetServer(config, engine, serving)
+
+
+def load_target(model: ModelConfig, batching: BatchingConfig, stats: TargetStats) -> BatchRunner:
+    """Load the model of a target, laid out for its batches. Raises: as `load_runner` and `lay_out`."""
+    return lay_out(load_runner(model), batching, stats.batch)
 
 
 def make_drafts(

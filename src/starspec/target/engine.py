@@ -10,7 +10,6 @@ from starspec.config import TargetConfig
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, Segment
-from starspec.observe.trace import Trace
 from starspec.speculation.stats import TargetStats
 from starspec.target.batching import make_scheduler
 from starspec.target.detokenize import Decodes, Detokenizer
@@ -18,6 +17,7 @@ from starspec.target.drafts import Drafts
 from starspec.target.round import RoundRunner
 from starspec.target.scheduler import Candidate, ScheduleSnapshot, StepPlan
 from starspec.target.sequence import Emitted, Finish, SequenceState, TargetSequence
+from starspec.tracing import Tracer
 from starspec.wire.messages import Emission, RequestSpec
 
 RATE_WINDOW_S = 5.0
@@ -38,7 +38,7 @@ class TargetEngine:
         stats: TargetStats,
         clock: Callable[[], float] = time.monotonic,
         *,
-        trace: Trace | None = None,
+        trace: Tracer | None = None,
     ) -> None:
         self.runner = runner
         self.drafts = drafts

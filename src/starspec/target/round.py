@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from starspec.models.runner import BatchRunner, ForwardOutput, Segment
-from starspec.observe.trace import Trace
 from starspec.speculation.logprobs import top_logprobs
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import DraftTree
@@ -16,6 +15,7 @@ from starspec.speculation.verify import TreeVerdict, verify_trees
 from starspec.target.batching import roll_back
 from starspec.target.drafts import Drafts
 from starspec.target.sequence import Emitted, TargetSequence
+from starspec.tracing import Tracer
 from starspec.wire.messages import Emission, TokenLogprob
 
 
@@ -27,7 +27,7 @@ class RoundRunner:
     drafts: Drafts
     stats: TargetStats
     clock: Callable[[], float]
-    trace: Trace | None = None
+    trace: Tracer | None = None
     is_even: bool = False  # whether all sequences of a batch commit as many tokens as the one that accepted fewest
 
     def run(self, batch: Sequence[TargetSequence]) -> list[Emission]:
