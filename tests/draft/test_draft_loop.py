@@ -112,14 +112,14 @@ def test_a_message_that_breaks_the_hub_costs_its_own_tag_only(star: LoopStar, mo
     link, hit, spared = star.connect("one"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
     link.send([hit.open(1), spared.open(1)])
     guesses = {message.tag: message.token_ids for message in link.receive(1.0)}
-    reroot = star.hub._drafter.reroot
+    note_commit = star.hub._drafter.note_commit
 
-    def broken_for_one(session: object, token_ids: list[int]) -> None:
+    def broken_for_one(session: object, *what: object) -> None:
         if session.key.tag == 1:
             raise RuntimeError("a bug of ours")
-        reroot(session, token_ids)
+        note_commit(session, *what)
 
-    monkeypatch.setattr(star.hub._drafter, "reroot", broken_for_one)
+    monkeypatch.setattr(star.hub._drafter, "note_commit", broken_for_one)
     link.send([hit.verdict(guesses[1], 1), spared.verdict(guesses[2], 1)])
     replies: list[HubToTarget] = []
     while messages := link.receive(1.0):

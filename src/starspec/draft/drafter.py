@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from starspec.draft.growing_tree import Survivors
 from starspec.draft.session import DraftSession
-from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Features
 
 
@@ -86,12 +86,17 @@ class Drafter(Protocol):
         """Nodes that may be forwarded now for the proposal after the one in verification; 0 if that is never of use."""
         ...
 
-    def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
-        """Owe the session a proposal, or none; `session.ask`, and what follows for the tree."""
+    def note_request(self, session: DraftSession) -> None:
+        """The session is owed another proposal now, or none. Effects: row and tree, if they are of no use for it."""
         ...
 
-    def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
-        """Commit the tokens of a verdict, and keep of row and tree what is still true."""
+    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:
+        """The session has committed the tokens of a verdict; these are its last ones.
+
+        Args:
+            survivors: what of the tree's K/V is still true.
+        Effects: the row keeps that, or less; then the tree is cleared.
+        """
         ...
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from starspec.cache.features import from_bytes
 from starspec.draft.drafter import Growth
-from starspec.draft.grow import Point, guess_children
+from starspec.draft.growing_tree import Survivors
+from starspec.draft.guess import Point, guess_children
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.models.eagle import EagleHead
 from starspec.models.runner import Segment
-from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Features
 
 FEATURE_WINDOW: Final = 256  # positions: what a tag's features are kept for, at both ends
@@ -116,16 +116,14 @@ class EagleDrafter:
     def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  without a verdict's features: worse (ADR 20)
         return 0
 
-    def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
-        session.ask(budget, now)
-        if budget.num_draft_tokens and session.tree.is_rooted and session.tree.opinion != session.opinion:
+    def note_request(self, session: DraftSession) -> None:
+        if session.is_asked_otherwise:
             self._forget_tree(session)
             if session.row is not None:  # the root's logits are gone: its slot is read anew
                 self._cache.truncate(session.row, self._cache.lengths[session.row] - 1)
                 self._close_hole(session)
 
-    def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
-        session.reroot(token_ids)
+    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
         self._forget_tree(session)  # it stood on guessed features
 
     def check_integrity(self, sessions: Iterable[DraftSession]) -> None:

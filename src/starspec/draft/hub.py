@@ -254,7 +254,7 @@ class DraftHub:
         if session.request is not None and not is_reopened:
             self._rounds.add_overtaken(session, session.request, now)
         if token_ids:
-            self._drafter.reroot(session, token_ids)
+            self._drafter.note_commit(session, token_ids, session.reroot(token_ids))
             self._ledger.add_wasted(session.num_wasted)
         if not is_judged:
             session.in_verification = None  # its target was away, or went its own ways: no time of a round
@@ -287,7 +287,8 @@ class DraftHub:
         spoke.owe(tag, 0)
         session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
         self.stats.num_rationed += session.is_rationed
-        self._drafter.ask(session, budget, now)
+        session.ask(budget, now)
+        self._drafter.note_request(session)
         if session.request is not None:
             session.request.is_urgent = spoke.is_behind
             spoke.owe(tag, session.request.budget.num_draft_tokens)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from starspec.cache.rows import RowPool
 from starspec.draft.drafter import Growth
+from starspec.draft.growing_tree import Survivors
 from starspec.draft.session import DraftSession
 from starspec.errors import OurBug, PeerProtocolError
-from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
 from starspec.wire.messages import Features
 
@@ -68,12 +68,10 @@ class NgramDrafter:
     def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  a lookup takes no time
         return 0
 
-    def ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
-        session.ask(budget, now)
+    def note_request(self, session: DraftSession) -> None:
         session.is_exhausted = False
 
-    def reroot(self, session: DraftSession, token_ids: list[int]) -> None:
-        session.reroot(token_ids)
+    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
         session.tree.clear()  # with more tokens to look up there may be a better guess
         if session.row is not None:
             self._index(session).append(token_ids)

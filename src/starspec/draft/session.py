@@ -210,6 +210,11 @@ class DraftSession:
         """Whether its target wants drafts of it: one is owed, or in verification."""
         return self.request is not None or self.in_verification is not None
 
+    @property
+    def is_asked_otherwise(self) -> bool:
+        """Whether the tree has grown by another opinion than the one that is asked for now."""
+        return self.request is not None and self.tree.is_rooted and self.tree.opinion != self.opinion
+
     def ask(self, budget: DraftBudget, now: float) -> None:
         """Owe a proposal from now on, or none. Replaces what was owed before.
 
