@@ -263,9 +263,10 @@ class ToyStar:
         for target in targets:
             self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
 
-    def say(self, target: str, *messages: Open | Verdict | Close) -> None:
+    def say(self, target: str, *messages: Open | Verdict | Close, arrived_s: float | None = None) -> None:
+        """Args: arrived_s: while a layer ran; None = now."""
         for message in messages:
-            self.hub.handle(SessionId(target), message, self.clock())
+            self.hub.handle(SessionId(target), message, self.clock() if arrived_s is None else arrived_s)
             self.hub.check_integrity()
 
     def step(self, is_in_vain: Callable[[], bool] | None = None) -> list[tuple[str, HubToTarget]]:

@@ -92,6 +92,7 @@ class Life(RuleBasedStateMachine):
         self.epochs: dict[TagKey, Epoch] = {}
         self.torn: set[ToyTag] = set()  # tags of which a message was lost on the way to the hub
         self.overtaken: list[tuple[str, ToyTag, Verdict]] = []  # these messages
+        self.arrived_s = 0.0  # the last message
 
     @initialize(layer_s=st.sampled_from((0.0, 0.01, 0.9)))
     def begin(self, layer_s: float) -> None:
@@ -123,6 +124,18 @@ class Life(RuleBasedStateMachine):
         name, tag = self._tag(seed)
         if tag.link.is_held:
             self._send(name, tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted))
+
+    @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
+    @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
+    def verdict_while_a_layer_runs(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
+        """The hub gives the layer up if the verdict makes it worthless, and takes the verdict in when it has ended."""
+        name, tag = self._tag(seed)
+        if not tag.link.is_held:
+            return
+        verdict = tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted)
+        for other, message in self.star.step(is_in_vain=lambda: self.star.hub.is_in_vain([(SessionId(name), verdict)])):
+            self._receive(other, message)
+        self._send(name, verdict)
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, wanted=wanted)
@@ -270,8 +283,11 @@ class Life(RuleBasedStateMachine):
         }
 
     def _send(self, name: str, message: object) -> None:
+        """Some messages have arrived while a layer ran, one after the other."""
+        ago_s = self.star.runner.layer_s * (len(self.sent) % 3) / 3
+        self.arrived_s = max(self.arrived_s, self.star.clock() - ago_s)
         self.sent.append((name, message))
-        self.star.say(name, message)
+        self.star.say(name, message, arrived_s=self.arrived_s)
 
     def _target(self, seed: int) -> str:
         return sorted(self.tags)[seed % len(self.tags)]
