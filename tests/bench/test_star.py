@@ -63,8 +63,10 @@ def test_a_small_star_is_served_and_counted() -> None:
     assert {
         "closed_form_error_max",
         "closed_form_error_worst_turn",
+        "nominal_error_max",
         "per_target_n1_vs_off",
         "min_per_target_vs_plain",
+        "min_per_target_vs_plain_worst_turn",
     } <= report.ratios.keys()
     assert report.ratios["served_weight_3_vs_weight_1"] > 2
 

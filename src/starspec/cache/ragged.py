@@ -37,7 +37,7 @@ class RaggedCache(SequenceRows):
     """Keys and values of `num_rows` sequences of different lengths, allocated once.
 
     Args:
-        num_layers: L; 0 makes a cache that only counts (a runner without weights).
+        num_layers: L; 0 makes a cache that only counts.
         num_rows: B, sequences held at once.
         max_len: S, slots of a row: tokens of the longest sequence plus the drafts behind it.
         num_kv_heads: H.

@@ -40,7 +40,7 @@ class FixedLength:
         asked = snapshot.num_steps_asked
         budget = self.budget if asked is None else self.budget.with_steps(asked)
         num_steps = snapshot.max_remaining_tokens - 1
-        return budget.limited(num_draft_tokens=budget.num_draft_tokens, num_steps=num_steps)
+        return budget.limited(num_steps=num_steps)
 
 
 @dataclass(frozen=True, slots=True)

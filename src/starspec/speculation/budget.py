@@ -69,9 +69,9 @@ class DraftBudget:
         """The same width at another depth: a chain of so many tokens; a tree with no more nodes, as deep as fits."""
         if self.is_chain:
             return DraftBudget.chain(num_steps, self.p_min)
-        return replace(self, num_steps=num_steps).limited(num_draft_tokens=self.num_draft_tokens, num_steps=num_steps)
+        return replace(self, num_steps=num_steps).limited()
 
-    def limited(self, *, num_draft_tokens: int, num_steps: int) -> DraftBudget:
+    def limited(self, *, num_draft_tokens: int = MAX_FORWARDED, num_steps: int = MAX_FORWARDED) -> DraftBudget:
         """No more nodes and no deeper than this, nor than what fits (MAX_FORWARDED); nothing below 0."""
         nodes = max(0, min(self.num_draft_tokens, num_draft_tokens))
         steps = max(0, min(self.num_steps, num_steps, nodes, 1 + MAX_FORWARDED // self.top_k))

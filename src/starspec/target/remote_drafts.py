@@ -303,7 +303,7 @@ class RemoteDrafts:
         budget = draft_budget(sequence, self._policy, num_sequences)
         if welcome is None:
             return budget
-        return budget.limited(num_draft_tokens=welcome.max_draft_tokens, num_steps=budget.num_steps)
+        return budget.limited(num_draft_tokens=welcome.max_draft_tokens)
 
     def _open(self, state: HubTag) -> list[TargetToHub]:
         """Returns: what tells the hub of the tag; nothing while no draft is wanted of it."""

@@ -71,6 +71,7 @@ class StarRow:
     tokens_per_s_per_target: float  # O_i, mean
     tokens_per_s_lowest: float  # O_i of the target that got least
     vs_plain: float | None  # that, against what so many targets are without drafts
+    vs_plain_turns: list[float]  # of each turn
     proposals_per_s: float  # R_q, of the hub
     proposals_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z of one target just before; one at a time
     vs_closed_form: float | None  # R_q against that
@@ -202,6 +203,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
     forms = [_closed_form(each[ALONE]) for each in repeats] if is_single else []
     said = [each.rounds_per_s(num_targets) for each in forms]
     followed = [each[service].proposals_per_s / rate for each, rate in zip(repeats, said, strict=False)]
+    gained = [each[service].lowest / each[PLAIN].lowest for each in repeats] if has_plain else []
     paper = point.PAPER.get(num_targets) if service in (SINGLE, FULL) else None
     return StarRow(
         service=service,
@@ -209,7 +211,8 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         tokens_per_s=served.tokens_per_s,
         tokens_per_s_per_target=served.mean,
         tokens_per_s_lowest=served.lowest,
-        vs_plain=median(each[service].lowest / each[PLAIN].lowest for each in repeats) if has_plain else None,
+        vs_plain=median(gained) if gained else None,
+        vs_plain_turns=gained,
         proposals_per_s=served.proposals_per_s,
         proposals_per_s_closed_form=median(said) if said else None,
         vs_closed_form=median(followed) if followed else None,
@@ -240,6 +243,9 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
     ratios = {
         "closed_form_error_max": max(abs(row.vs_closed_form - 1) for row in rows if row.vs_closed_form),
         "closed_form_error_worst_turn": max(abs(each - 1) for each in turns),
+        "nominal_error_max": max(  # with what this machine adds to S and Z
+            abs(row.proposals_per_s / row.proposals_per_s_nominal - 1) for row in rows if row.proposals_per_s_nominal
+        ),
     }
     saturated = next((row for row in rows if row.service == SINGLE and row.load >= SATURATED), None)
     if saturated is not None and saturated.num_full is not None:
@@ -249,7 +255,9 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
             ratios[f"system_n{row.num_targets}_vs_one_at_a_time"] = row.vs_one_at_a_time
             if row.num_targets == 1:
                 ratios |= {"per_target_n1_vs_off": row.vs_one_at_a_time, "load_n1": row.load}
-    ratios["min_per_target_vs_plain"] = _lowest(row for row in rows if row.service in WITH_ADMISSION)
+    admitted = [row for row in rows if row.service in WITH_ADMISSION]
+    ratios["min_per_target_vs_plain"] = _lowest(admitted)
+    ratios["min_per_target_vs_plain_worst_turn"] = min(each for row in admitted for each in row.vs_plain_turns)
     ratios["without_admission_min_per_target_vs_plain"] = _lowest(row for row in rows if row.service == SINGLE)
     light, heavy = (each.num_rounds for each in weighted.targets)
     ratios["served_weight_3_vs_weight_1"] = heavy / light
