@@ -19,25 +19,33 @@ from starspec.config import HubConfig, RunAhead
 from starspec.draft.grow import CausalDrafter
 from starspec.draft.hub import DraftHub
 from starspec.draft.loop import HubLoop
-from starspec.ids import SessionId, TargetId
+from starspec.ids import Epoch, SessionId, TargetId
 from starspec.models.runner import Segment
 from starspec.models.synthetic import SyntheticRunner
 from starspec.models.synthetic_spec import SyntheticSpec
 from starspec.speculation.law import TokenLaw
 from starspec.wire.channel import VirtualClock
 from starspec.wire.messages import HubToTarget, Open, Ping, Pong, Proposal, Verdict
+from starspec.wire.session import TagState
 from starspec.wire.transport import Arrival, HubTransportStats
 
 MAX_LEN = 8192
 PROMPT = [10, 11, 12]
 JITTER = 0.05  # of the time that a target is away
+MANY = 16  # targets; more than these begin closer together
+
+
+class _Deadline(NamedTuple):
+    """Until then the proposal that was asked for is waited for."""
+
+    epoch: Epoch
 
 
 class _Event(NamedTuple):
     at_s: float
     order: int
     target: SessionId
-    message: Open | Verdict | None  # None: a token of plain decoding
+    message: Open | Verdict | _Deadline | None  # None: a token of plain decoding
 
 
 class _SyntheticTarget:
@@ -57,6 +65,8 @@ class SyntheticStar:
         draft, target: one language, and what their forwards take.
         depth: of the chains; 0 = targets decode plainly, and ask for nothing.
         link_s: of the time that a target is away, what is not verification.
+        deadline_s: after so long a target goes on without the proposal that it has asked for; None = never.
+        num_rows: of the draft; None = one for each target.
     """
 
     def __init__(
@@ -68,19 +78,23 @@ class SyntheticStar:
         target: SyntheticSpec,
         depth: int,
         link_s: float = 0.0,
+        deadline_s: float | None = None,
+        num_rows: int | None = None,
     ) -> None:
         self.stats = HubTransportStats()
         self.clock = VirtualClock()
         self.num_tokens: Counter[SessionId] = Counter()  # emitted
-        self._spec, self._depth, self._link_s = target, depth, link_s
+        self._spec, self._depth, self._link_s, self._deadline_s = target, depth, link_s, deadline_s
+        self.num_late = 0  # rounds that went on without a proposal
         self._target = self._runner(replace(target, step_ms=0.0), num_targets)
-        self.hub = DraftHub(CausalDrafter(self._runner(draft, num_targets)), self.clock, config)
+        self.hub = DraftHub(CausalDrafter(self._runner(draft, num_rows or num_targets)), self.clock, config)
         self._loop = HubLoop(self.hub, self, self.clock)
         self._underway: list[_Event] = []
         self._order, self._dice = count(), Random(5)
         self._targets: dict[SessionId, _SyntheticTarget] = {}
         for number in range(num_targets):
-            self._begin(SessionId(f"t{number}"), number)
+            begin_s = 0.3 * number * target.forward_s(1, 1) / max(1.0, num_targets / MANY)
+            self._begin(SessionId(f"t{number}"), number, begin_s)
 
     @classmethod
     def amusd(cls, num_targets: int, run_ahead: RunAhead, *, row_cost: float, alpha: float, depth: int) -> Self:
@@ -120,6 +134,8 @@ class SyntheticStar:
             event = heapq.heappop(self._underway)
             if event.message is None:
                 self._decode_plainly(event)
+            elif isinstance(event.message, _Deadline):
+                self._go_on_without(event.target, event.message)
             else:
                 arrived.append(Arrival(event.target, TargetId(event.target), event.message, event.at_s))
         return arrived
@@ -144,14 +160,15 @@ class SyntheticStar:
     def close(self) -> None:
         pass
 
-    def _begin(self, name: SessionId, number: int) -> None:
+    def _begin(self, name: SessionId, number: int, at_s: float) -> None:
         self.hub.join(name, TargetId(name), self._spec.vocab)
         self.hub.handle(name, Ping(1, 1.0 / self._spec.forward_s(1, 1)), self.clock())
-        tag, row = ToyTag(1, [*PROMPT, 20 + number], TokenLaw(temperature=0.0)), self._target.cache.lease()
+        prompt = [*PROMPT, 20 + number % 400, *[20] * (number // 400)]  # each is another
+        tag, row = ToyTag(1, prompt, TokenLaw(temperature=0.0)), self._target.cache.lease()
         self._targets[name] = _SyntheticTarget(tag, row)
         self._target.forward([Segment(row, tag.token_ids[:-1], num_logits=0)])
         self._target.cache.append(row, len(tag.token_ids) - 1)
-        self._put(0.3 * number * self._spec.forward_s(1, 1), name, tag.open(self._depth))
+        self._put(at_s, name, tag.open(self._depth))
 
     def _decode_plainly(self, event: _Event) -> None:
         """A token, and then another one, or the hub is asked again."""
@@ -161,6 +178,14 @@ class SyntheticStar:
             self._put(event.at_s, event.target, target.tag.open(self._depth))
         else:
             self._put(event.at_s + self._spec.forward_s(1, 1), event.target, None)
+
+    def _go_on_without(self, name: SessionId, deadline: _Deadline) -> None:
+        """A token of plain decoding, unless the proposal has come. What comes meanwhile is too late."""
+        tag = self._targets[name].tag
+        if (tag.link.state, tag.link.epoch) == (TagState.DRAFTING, deadline.epoch):
+            self.num_late += 1
+            verdict = tag.verdict(self._verified(name, []), self._depth)
+            self._put(self.clock() + self._spec.forward_s(1, 1), name, verdict)
 
     def _verified(self, name: SessionId, chain: Sequence[int]) -> list[int]:
         """The accepted tokens of a chain, and one more. They are counted."""
@@ -175,6 +200,9 @@ class SyntheticStar:
 
     def _put(self, at_s: float, name: SessionId, message: Open | Verdict | None) -> None:
         heapq.heappush(self._underway, _Event(at_s, next(self._order), name, message))
+        if message is not None and self._deadline_s is not None:
+            deadline = _Deadline(message.epoch)
+            heapq.heappush(self._underway, _Event(at_s + self._deadline_s, next(self._order), name, deadline))
 
     def _runner(self, spec: SyntheticSpec, num_rows: int) -> SyntheticRunner:
         return SyntheticRunner(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from draft_toys import ToyStar, ToyTag, by_paths
+from synthetic_star import SyntheticStar
 
+from starspec.config import HubConfig
 from starspec.ids import SessionId
+from starspec.models.synthetic_spec import SyntheticSpec
 from starspec.wire.messages import Proposal
 
 NUM_TAGS, NUM_ROWS, NUM_ROUNDS = 1000, 100, 3
@@ -64,3 +68,24 @@ def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_read_again_to_its_end(
             assert tag.receive(proposal)
             assert proposal.token_ids == tag.expected(2)
             star.say(name, tag.verdict([7], 2))
+
+
+def test_a_thousand_targets_with_deadlines_go_on_and_get_what_a_hub_with_rows_for_a_hundred_can_draft() -> None:
+    """Most verdicts overtake their proposals, and most rows are somebody else's by the next request."""
+    spec = SyntheticSpec(vocab=512, alpha=0.8, step_ms=20.0)
+    star = SyntheticStar(
+        NUM_TAGS,
+        HubConfig(run_ahead="outcomes", max_tags=NUM_TAGS),
+        draft=replace(spec, role="draft", step_ms=1.0, per_sequence=0.02),
+        target=spec,
+        depth=4,
+        deadline_s=0.05,
+        num_rows=NUM_ROWS,
+    )
+    star.run(0.2)
+    before, rates = star.hub.stats.num_proposals, star.run(0.3)
+    star.hub.check_integrity()
+    assert star.num_late > NUM_TAGS
+    assert min(rates.values()) >= 1 / (0.05 + 0.02) - 2 / 0.3, "a token a deadline and a forward, at the least"
+    assert star.hub.stats.num_proposals > before
+    assert star.hub.stats.num_evictions > 0
