@@ -76,6 +76,28 @@ async def heard(server: ServingServer) -> list[tuple[bytes, object]]:
     return await asyncio.to_thread(server.receive, PATIENCE_S)
 
 
+async def test_what_a_target_says_just_before_it_goes_is_heard_before_its_end(
+    server: ServingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both come between the client's look at its messages and its look at the connection."""
+    async with client_of(server) as client:
+        client.send(SUBMIT)
+        ((peer, _), *_) = await heard(server)
+        notice = client._notice
+
+        def notice_after_the_end() -> None:
+            if not server._is_closed:
+                server.send(peer, [emission(1)])
+                server.close()
+                assert zmq.Socket.shadow(client._monitor.underlying).poll(PATIENCE_S * 1e3)
+            notice()
+
+        monkeypatch.setattr(client, "_notice", notice_after_the_end)
+        assert await client.receive() == emission(1)
+        with pytest.raises(PeerLost):
+            await asyncio.wait_for(client.receive(), PATIENCE_S)
+
+
 async def test_a_request_goes_in_and_its_emissions_come_out_in_order(server: ServingServer) -> None:
     async with client_of(server) as client:
         client.send(SUBMIT)

@@ -37,6 +37,7 @@ class ServingClient:
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
+        self._socket.immediate = 0  # else libzmq drops what had come of a connection that ends; see `_renew`
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
         if keys is not None:
             keys.secure_client(self._socket, target_key)
@@ -48,6 +49,7 @@ class ServingClient:
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
         self._arrived: deque[TargetToGateway] = deque()
         self._is_broken = False  # the target does not read: the connection is given up
+        self._is_lost = False  # the connection broke, and nobody has been told
         self._is_refused = False  # said so already
         self._is_closed = False
         self.endpoint = endpoint
@@ -66,19 +68,23 @@ class ServingClient:
         assert isinstance(sent, asyncio.Future)
         if sent.exception() is not None:
             self._is_broken, self.is_connected = True, False
-            self._socket.disconnect(self.endpoint)  # its event wakes `receive`
-            connect(self._socket, self.endpoint)
+            self._renew()  # its event wakes `receive`
 
     async def receive(self) -> TargetToGateway:
         """The next message, whenever it comes.
 
-        Raises: PeerLost once each time the connection breaks; what was in flight is gone.
+        Raises: PeerLost once each time the connection breaks, after all that had come until then.
         """
         while True:
+            self._notice()  # before reading: what a target said before it went has arrived when its end is noticed
             self._read()
             if self._arrived:
                 return self._arrived.popleft()
-            self._notice()
+            if self._is_lost:
+                self._is_lost = False
+                if not self.is_connected:
+                    self._renew()
+                raise PeerLost(f"the connection to the target at {self.endpoint} broke")
             await self._poller.poll()
 
     def close(self) -> None:
@@ -91,6 +97,11 @@ class ServingClient:
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
 
+    def _renew(self) -> None:
+        """Begin the connection anew, without what is queued: whoever is found next is to hear nothing of before."""
+        self._socket.disconnect(self.endpoint)
+        connect(self._socket, self.endpoint)
+
     def _read(self) -> None:
         for frames in _waiting(self._socket):
             try:
@@ -99,8 +110,9 @@ class ServingClient:
                 self.num_frames_rejected += 1
 
     def _notice(self) -> None:
-        """Follow the connection. Raises: PeerLost if it broke."""
-        is_lost, self._is_broken = self._is_broken, False
+        """Follow the connection."""
+        self._is_lost |= self._is_broken
+        self._is_broken = False
         for frames in _waiting(self._monitor):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -112,10 +124,8 @@ class ServingClient:
                         "a target refuses this gateway's key, or has none: keys must be given on both sides",
                         endpoint=self.endpoint,
                     )
-                is_lost |= self.is_connected
+                self._is_lost |= self.is_connected
                 self.is_connected = False
-        if is_lost:
-            raise PeerLost(f"the connection to the target at {self.endpoint} broke")
 
 
 def _waiting(socket: zmq.asyncio.Socket) -> list[list[bytes]]:
