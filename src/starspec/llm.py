@@ -24,7 +24,7 @@ from starspec.models.vocabulary import load_tokenizer, prompt_ids_of_chat
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.speculation.stats import RequestStats, TargetStats
-from starspec.target.build import load_target
+from starspec.target.build import load_batch_runner
 from starspec.target.engine import TargetEngine
 from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
 
@@ -102,7 +102,7 @@ class LLM:
         config = _model_config(model, target_config.num_rows, model_options)
         self.tokenizer = load_tokenizer(model)
         self.stats = TargetStats()
-        runner = load_target(config, batching, self.stats)
+        runner = load_batch_runner(config, batching, self.stats)
         drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)

@@ -55,7 +55,6 @@ class _SyntheticTarget:
         self.tag = tag
         self.row = row
         self.ask_again_s = 0.0
-        self.num_declined = 0
 
 
 class SyntheticStar:
@@ -63,7 +62,7 @@ class SyntheticStar:
 
     Args:
         draft, target: one language, and what their forwards take.
-        depth: of the chains; 0 = targets decode plainly, and ask for nothing.
+        depth: of the chains.
         link_s: of the time that a target is away, what is not verification.
         deadline_s: after so long a target goes on without the proposal that it has asked for; None = never.
         num_rows: of the draft; None = one for each target.
@@ -108,11 +107,6 @@ class SyntheticStar:
         target = SyntheticSpec(role="target", alpha=alpha, step_ms=25.0)
         return cls(num_targets, HubConfig(run_ahead=run_ahead), draft=draft, target=target, depth=depth)
 
-    @property
-    def num_declined(self) -> int:
-        """Times that the hub had no place for a target."""
-        return sum(each.num_declined for each in self._targets.values())
-
     def decode(self, num_tokens: int) -> float:
         """Returns: tokens a second of all targets, until so many are there."""
         while self.num_tokens.total() < num_tokens:
@@ -147,7 +141,6 @@ class SyntheticStar:
                 continue
             assert isinstance(message, Proposal)
             if message.retry_after_s:
-                target.num_declined += 1
                 target.ask_again_s = self.clock() + message.retry_after_s
                 target.tag.link.lose()
                 self._put(self.clock() + self._spec.forward_s(1, 1), session_id, None)

@@ -245,7 +245,9 @@ def test_a_target_whose_proposals_all_come_too_late_is_known_to_be_behind() -> N
     seen = star.hub.status(star.clock()).spokes[TargetId("b")]
     assert seen.num_proposals == 0
     assert seen.round.value == pytest.approx(0.08)
-    assert star.hub._sessions[TagKey(SessionId("b"), late.link.tag)].request.is_urgent
+    request = star.hub._sessions[TagKey(SessionId("b"), late.link.tag)].request
+    assert request.is_urgent
+    assert request.num_layers == 0, "nothing of what was drafted for it is left"
 
 
 def test_an_objective_that_is_met_changes_nothing() -> None:

@@ -66,11 +66,13 @@ def test_running_ahead_makes_a_single_target_faster_and_leaves_the_hub_no_idle_t
 def test_with_admission_nobody_is_slower_than_alone_and_nobody_flaps(num_targets: int, service: str) -> None:
     star = starsd(num_targets, SERVICES[service])
     star.run(SETTLED_S)
-    num_places = star.hub.status(star.clock()).stats.num_places
-    rates = star.run(5 * SECONDS)
-    assert min(rates.values()) >= 0.98 * 1e3 / point.PLAIN_MS, "a token more or less at the ends"
-    assert star.hub.status(star.clock()).stats.num_places == num_places
-    assert num_places == num_targets or service == ADMITTED
+    held = set(star.hub._spokes._places._held)
+    assert len(held) == num_targets or service == ADMITTED
+    rates = []
+    for _ in range(5):
+        rates.append(star.run(SECONDS))
+        assert set(star.hub._spokes._places._held) == held
+    assert min(mean(each[name] for each in rates) for name in rates[0]) >= 0.98 * 1e3 / point.PLAIN_MS, "at the ends"
 
 
 def test_drafting_that_does_not_wait_beats_waiting_by_as_much_as_amusd_says() -> None:

@@ -300,6 +300,17 @@ def test_nobody_is_taken_in_whose_sessions_would_take_the_rows_of_others(num_row
     assert places.num_max == (num_rows or 6)
 
 
+def test_not_even_where_those_who_are_there_gain_nothing() -> None:
+    places, hot = Places("n_max"), replace(STARSD, num_tokens=1.0)
+    others = {SessionId(name): hot for name in "ab"}
+    for name in others:
+        places._held[name] = _Place(0.0, 0.0)
+    load = Load(others, {}, frozenset(others), COST, max_sessions=1, num_rows=2)
+    assert places.ask(SessionId("c"), replace(load, num_rows=3), 1.0)
+    places.leave(SessionId("c"))
+    assert not places.ask(SessionId("c"), load, 1.0)
+
+
 # ---------------------------------------------------------------- in the hub
 
 

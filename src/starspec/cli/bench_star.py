@@ -37,7 +37,7 @@ SlowMotion = Annotated[
     float,
     typer.Option(
         min=1.0,
-        max=100.0,
+        max=16.0,
         help="The modelled forwards take so many times as long, and so does the run; rates and times are told in "
         "modelled time, so that what a slow or busy machine adds counts that much less.",
         rich_help_panel=MEASURE,

@@ -269,8 +269,8 @@ Weights = Annotated[
 SloRoundMs = Annotated[
     str | None,
     typer.Option(
-        help="Longest rounds that targets are to have, proposal to proposal, in milliseconds, NAME=MS,...: whose are "
-        "longer goes before all others when not all can grow.",
+        help="Longest rounds that targets are to have, proposal to proposal or to a verdict that had to do without, in "
+        "milliseconds, NAME=MS,...: whose are longer goes before all others when not all can grow.",
         show_default=NONE_GIVEN,
         rich_help_panel=LIMITS,
     ),

@@ -287,12 +287,15 @@ class DraftHub:
         spoke.owe(tag, 0)
         session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
         self.stats.num_rationed += session.is_rationed
+        overtaken = session.request
         session.ask(budget, now)
         self._drafter.note_request(session)
         if session.request is not None:
+            if overtaken is not None:  # what is left of its layers was waited for, and not drafted ahead
+                session.request.num_layers = min(overtaken.num_layers, session.num_known)
             session.request.is_urgent = spoke.is_behind
             spoke.owe(tag, session.request.budget.num_draft_tokens)
-        if budget.num_draft_tokens:
+        if budget.num_draft_tokens and not session.is_rationed:
             self._rounds.add_wait(session, now)
         self._propose_if_ready(session, max(now, self._clock()))
         self._buffer.update(session)

@@ -135,15 +135,15 @@ class Places:
         # what others gain nothing by says nothing of one that has just come
         worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
-        if own is None and not worthy:
-            return not is_known_soon
         num_busy = sum(now - place.used_s < UNKNOWN_S for place in unknown)
         served = [*measured, *[typical(worthy or measured)] * num_busy]
+        if load.num_rows is not None and _num_sessions([*served, own or typical(measured)]) > load.num_rows:
+            return False  # rows would go round, and every round begin with reading what went with them
+        if own is None and not worthy:
+            return not is_known_soon
         if own is None:
             speed = load.plain_tokens_per_s.get(target, 0.0) or typical(worthy).plain_tokens_per_s
             own = expected(worthy, speed)
-        if load.num_rows is not None and _num_sessions([*served, own]) > load.num_rows:
-            return False  # rows would go round, and every round begin with reading what went with them
         if not gains(own, served, cost, load.max_sessions, MARGIN):
             return False
         return not any(

@@ -222,12 +222,10 @@ class DraftSession:
         """
         max_draft_tokens = 0 if self.is_rationed else self._limits.max_draft_tokens
         fitting = budget.limited(num_draft_tokens=max_draft_tokens, num_steps=self.room)
-        overtaken, self.request = self.request, None
+        self.request = None
         if budget.num_draft_tokens:
             began_s = None if self.in_verification is None else self.in_verification.since_s
             self.request = DraftRequest(fitting, now, began_s)
-            if overtaken is not None and not overtaken.has_prefill:
-                self.request.num_layers = overtaken.num_layers  # what is known by them is part of this proposal
         self.in_verification = None
         if self.request is not None:
             self.opinion = self._opinion(fitting)

@@ -99,7 +99,7 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_wasted_nodes", "Of these, those in vain: ruled out, or lost.", lambda h: h.stats.num_wasted_nodes),
     Hub("hub_saved_seconds", "Seconds of layers that were there when asked for.", lambda h: h.stats.saved_s),
     Hub("hub_outcomes", "Verdicts that asked for a proposal.", lambda h: h.stats.num_outcomes),
-    Hub("hub_hits", "Of these, those that were answered at once.", lambda h: h.stats.num_hits),
+    Hub("hub_hits", "Of these, those whose proposal was ready when they came.", lambda h: h.stats.num_hits),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
     Hub("hub_leases_expired", "Targets silent for longer than their lease.", lambda h: h.stats.num_leases_expired),
 )
@@ -120,7 +120,7 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_row_fill", "Share of the leased rows that tokens take; the rest is unused.", lambda h: h.stats.row_fill),
     Hub("hub_places", "Targets drafted for, where not all may be.", lambda h: h.stats.num_places),
     Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
-    Hub("hub_n_max", "N_max: targets that can all gain; 0 = not known.", lambda h: h.stats.num_max),
+    Hub("hub_n_max", "N_max: targets that can all gain, and have rows; 0 = not known.", lambda h: h.stats.num_max),
     Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
 )
 
@@ -137,5 +137,9 @@ SPOKE_GAUGES: Final[tuple[Spoke, ...]] = (
     Spoke("hub_target_acceptance_length", "Tokens of its speculative rounds.", lambda s: s.acceptance_length),
     Spoke("hub_target_queue_seconds", "Arrival of its requests to their first layers.", lambda s: s.queue.value),
     Spoke("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
-    Spoke("hub_target_round_seconds", "From a proposal to the session's next.", lambda s: s.round.value),
+    Spoke(
+        "hub_target_round_seconds",
+        "A proposal to the session's next, or to a verdict without.",
+        lambda s: s.round.value,
+    ),
 )

@@ -225,7 +225,7 @@ class HubStats:
     num_wasted_nodes: int = 0  # of these, those that the next verdict ruled out, or that were lost before it came
     saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
     num_outcomes: int = 0  # verdicts that asked for a proposal, and might have it
-    num_hits: int = 0  # of these, those that were answered at once
+    num_hits: int = 0  # of these, those whose proposal was ready when they came
     num_frames_rejected: int = 0
     num_leases_expired: int = 0
     load: float = 0.0  # layers / (layers + T_idle) over the last seconds; the loop's own time is in neither

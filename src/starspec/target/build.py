@@ -42,7 +42,7 @@ def build_server(
     try:
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
-        runner = load_target(model, config.batching, stats)
+        runner = load_batch_runner(model, config.batching, stats)
         drafts = make_drafts(config, speculative, runner, tokenizer, stats)
     except BaseException:
         serving.close()
@@ -59,7 +59,7 @@ def build_server(
     return TargetServer(config, engine, serving)
 
 
-def load_target(model: ModelConfig, batching: BatchingConfig, stats: TargetStats) -> BatchRunner:
+def load_batch_runner(model: ModelConfig, batching: BatchingConfig, stats: TargetStats) -> BatchRunner:
     """Load the model of a target, laid out for its batches. Raises: as `load_runner` and `lay_out`."""
     return lay_out(load_runner(model), batching, stats.batch)
 

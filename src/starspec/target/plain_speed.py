@@ -25,22 +25,26 @@ class PlainSpeed:
 
     def __init__(self) -> None:
         self._rounds: dict[int, deque[_Round]] = defaultdict(lambda: deque(maxlen=NUM_ROUNDS))  # by size
-        self._last_known = 0.0
+        self._known: dict[int, float] = {}  # size -> tokens a second; what was measured last comes last
 
     def tokens_per_s(self, num_sequences: int) -> float:
-        """Of one sequence, of so many in a round; until that is known as it was last; 0 = not known at all."""
-        rounds = self._rounds[_size(num_sequences)]
-        if len(rounds) >= MIN_ROUNDS:
-            self._last_known = 1.0 / median(each.seconds for each in rounds)
-        return self._last_known
+        """Of one sequence, of so many in a round; of those measured last, until that is known; 0 = nothing is known."""
+        last = next(reversed(self._known.values()), 0.0)
+        return self._known.get(_size(num_sequences), last)
 
     def add_round(self, verify_s: float, num_sequences: int, now: float) -> None:
-        """A round of so many sequences without a draft took so long. What was measured long before it is forgotten."""
-        rounds = self._rounds[_size(num_sequences)]
-        self.tokens_per_s(num_sequences)  # what was known of it is told until there is enough again
+        """A round of so many sequences without a draft took so long.
+
+        What was measured long before it is forgotten; what is known of it by that stays until there is enough again.
+        """
+        size = _size(num_sequences)
+        rounds = self._rounds[size]
         while rounds and now - rounds[0].at_s >= PERIOD_S:
             rounds.popleft()
         rounds.append(_Round(now, verify_s))
+        if len(rounds) >= MIN_ROUNDS:
+            self._known.pop(size, None)
+            self._known[size] = 1.0 / median(each.seconds for each in rounds)
 
     def is_due(self, num_sequences: int, now: float) -> bool:
         """Whether the next round, of so many sequences, should go without drafts, to be measured."""

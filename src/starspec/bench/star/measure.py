@@ -217,7 +217,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         proposals_per_s_closed_form=median(said) if said else None,
         vs_closed_form=median(followed) if followed else None,
         vs_closed_form_turns=followed,
-        proposals_per_s_nominal=point.NOMINAL.rounds_per_s(num_targets) if is_single else None,
+        proposals_per_s_nominal=point.nominal(served.slow_motion).rounds_per_s(num_targets) if is_single else None,
         num_full=median_low(each.num_full for each in forms) if forms else None,
         vs_one_at_a_time=_gain(repeats) if service == FULL else None,
         tokens_per_round=served.tokens_per_round,

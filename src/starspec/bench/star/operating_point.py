@@ -79,3 +79,8 @@ class ClosedForm:
 
 
 NOMINAL: Final = ClosedForm(DEPTH * LAYER_MS, RETURN_MS)  # S(d) = d t_s (eq. 5)
+
+
+def nominal(slow_motion: float) -> ClosedForm:
+    """In modelled time: of Z, the wire alone is not modelled, and takes its own time however slowly that passes."""
+    return ClosedForm(NOMINAL.service_ms, RETURN_MS - LINK_MS + LINK_MS / slow_motion)

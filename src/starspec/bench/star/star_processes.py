@@ -38,7 +38,7 @@ from starspec.wire.zmq_target import ZmqTarget
 
 IDLE_WAIT_S = 0.05
 CONNECT_S = 30.0
-DEADLINE_S = 5.0  # a proposal later than this would be a fault, not a measurement
+DEADLINE_S = 5.0  # of modelled time: a proposal later than this would be a fault, not a measurement
 MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there are few
 
 
@@ -157,7 +157,7 @@ def attached(name: str, runner: BatchRunner, tokenizer: Any, endpoint: str, turn
     hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
     transport, stats = ZmqTarget(endpoint, hello), TargetStats()
     policy = FixedLength(DraftBudget.chain(turn.num_draft_tokens))
-    drafts = RemoteDrafts(transport, policy, stats, deadline_s=DEADLINE_S)
+    drafts = RemoteDrafts(transport, policy, stats, deadline_s=DEADLINE_S * turn.slow_motion)
     trace = Trace(name) if turn.trace_folder else None
     engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)
     try:
