@@ -16,7 +16,7 @@ from table_star import law_of_answers, make_plain, make_star
 
 from starspec.bench.decode import Job, decode
 from starspec.config import BatchingConfig
-from starspec.draft import grow
+from starspec.draft import guess
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.drawing import DrawnChildren
 from starspec.speculation.law import TokenLaw
@@ -103,8 +103,8 @@ def test_a_hub_that_lies_about_its_law_is_believed_here_and_nowhere_else(monkeyp
         draft, confidences = draw_children(*args, **options)  # type: ignore[arg-type]
         return DrawnChildren(replace(draft, probs=(1 / len(draft.probs),) * len(draft.probs)), confidences)
 
-    draw_children = grow.draw_children
-    monkeypatch.setattr(grow, "draw_children", lie)
+    draw_children = guess.draw_children
+    monkeypatch.setattr(guess, "draw_children", lie)
     assert p_value(answers_of(make_star(BUDGETS["tree"], 4, "rejection").engine, LAWS["free"]), LAWS["free"]) < 1e-12
     coupled = make_star(BUDGETS["tree"], 4, "coupled").engine
     assert answers_of(coupled, LAWS["free"], num=200) == answers_of(make_plain(4), LAWS["free"], num=200)
