@@ -70,7 +70,7 @@ def test_layers_are_wide_again_when_rows_are_cheap_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_cost", "gain", "least"), [(0.02, 0.97, 74.0), (0.1, 1.1, 64.0), (0.5, 1.2, 60.5), (1.0, 1.6, 66.0)]
+    ("row_cost", "gain", "least"), [(0.02, 0.97, 74.0), (0.1, 1.1, 64.0), (0.5, 1.25, 59.0), (1.0, 1.6, 66.0)]
 )
 def test_a_hub_is_never_slower_by_it_and_faster_where_rows_are_dear(
     row_cost: float, gain: float, least: float, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +86,7 @@ def test_a_hub_is_never_slower_by_it_and_faster_where_rows_are_dear(
     for kind in ("measured", "fixed"):
         if kind == "fixed":
             monkeypatch.setattr(AheadWidth, "choose", lambda *_: FIXED)
-        rates[kind] = SyntheticStar.amusd(1, "outcomes", row_cost=row_cost, alpha=0.832, depth=4).decode(400)
+        rates[kind] = SyntheticStar.amusd(1, "outcomes", row_cost=row_cost, alpha=0.832, depth=4).decode(1200)
     assert rates["measured"] >= gain * rates["fixed"]
     assert rates["measured"] >= least
 

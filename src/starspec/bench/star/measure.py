@@ -46,8 +46,8 @@ class StarPlan:
     num_repeats: int = 3
     warm_up_s: float = 1.0
     admission_s: float = 4.0  # warm-up of hubs with admission: within it those whom they admit are admitted
-    seconds: float = 3.0  # of a turn, at least ...
-    target_seconds: float = 12.0  # ... and for all targets together: rounds differ by chance, and one target has few
+    seconds: float = 4.0  # of a turn, at least ...
+    target_seconds: float = 24.0  # ... and for all targets together: rounds differ by chance, and one target has few
     slow_motion: float = 1.0
 
     @property
@@ -55,7 +55,7 @@ class StarPlan:
         return self.num_repeats * (len(self.num_targets) * (len(SERVICES) - 1) + 1) + 1
 
 
-QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, seconds=4.0, target_seconds=8.0)
+QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, target_seconds=8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
