@@ -20,11 +20,12 @@ from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, Specula
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
+from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer, prompt_ids_of_chat
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.speculation.stats import RequestStats, TargetStats
-from starspec.target.build import load_batch_runner
+from starspec.target.batching import lay_out
 from starspec.target.engine import TargetEngine
 from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
 
@@ -102,7 +103,7 @@ class LLM:
         config = _model_config(model, target_config.num_rows, model_options)
         self.tokenizer = load_tokenizer(model)
         self.stats = TargetStats()
-        runner = load_batch_runner(config, batching, self.stats)
+        runner = lay_out(load_runner(config), batching, self.stats.batch)
         drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)

@@ -74,14 +74,6 @@ class _WatchedRunner:
     def cache(self) -> SequenceRows:
         return self._runner.cache
 
-    @property
-    def numerics_report(self) -> str:
-        return self._runner.numerics_report
-
-    @property
-    def is_invariant(self) -> bool:
-        return self._runner.is_invariant
-
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         output = self._runner.forward(segments, feature_layers)
         if len(output.logits):

@@ -53,14 +53,6 @@ class PaddedRunner:
     def cache(self) -> PaddedCache:
         return self._cache
 
-    @property
-    def numerics_report(self) -> str:
-        return "padded rectangles: a token's bits may depend on the batch"
-
-    @property
-    def is_invariant(self) -> bool:
-        return False
-
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """As `BatchRunner.forward`. Effects: may also move keys and values of its rows into another rectangle."""

@@ -70,16 +70,6 @@ class BatchRunner(Protocol):
     @property
     def cache(self) -> SequenceRows: ...
 
-    @property
-    def numerics_report(self) -> str:
-        """What is known of whether a token's bits depend on what it is batched with, in words."""
-        ...
-
-    @property
-    def is_invariant(self) -> bool:
-        """Whether it was shown that they do not."""
-        ...
-
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run the model over the new tokens of several rows.
 
@@ -98,6 +88,16 @@ class ModelRunner(BatchRunner, Protocol):
 
     @property
     def cache(self) -> RaggedCache: ...
+
+    @property
+    def numerics_report(self) -> str:
+        """What is known of whether a token's bits depend on what it is batched with, in words."""
+        ...
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether it was shown that they do not."""
+        ...
 
     def forward(
         self,

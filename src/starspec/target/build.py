@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
@@ -42,7 +42,8 @@ def build_server(
     try:
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
-        runner = load_batch_runner(model, config.batching, stats)
+        loaded = load_runner(model)
+        runner = lay_out(loaded, config.batching, stats.batch)
         drafts = make_drafts(config, speculative, runner, tokenizer, stats)
     except BaseException:
         serving.close()
@@ -53,15 +54,10 @@ def build_server(
         rows=runner.cache.num_rows,
         cache_mib=round(runner.cache.num_bytes / 2**20),
         batching=config.batching.method,
-        numerics=runner.numerics_report,
+        numerics=loaded.numerics_report,
     )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
     return TargetServer(config, engine, serving)
-
-
-def load_batch_runner(model: ModelConfig, batching: BatchingConfig, stats: TargetStats) -> BatchRunner:
-    """Load the model of a target, laid out for its batches. Raises: as `load_runner` and `lay_out`."""
-    return lay_out(load_runner(model), batching, stats.batch)
 
 
 def make_drafts(
