@@ -47,7 +47,7 @@ def test_synchronous_speculation_at_its_best_length_is_as_fast_as_in_the_paper(c
 
 @pytest.mark.system
 def test_a_small_star_is_served_and_counted() -> None:
-    plan = StarPlan(num_targets=(1, 2), num_repeats=1, warm_up_s=0.3, admission_s=0.3, seconds=0.7, target_seconds=0.0)
+    plan = StarPlan(num_targets=(1, 2), num_repeats=1, warm_up_s=0.3, admission_s=0.3, seconds=1.5, target_seconds=0.0)
     report = measure_star(plan, lambda _: None)
     assert [(row.num_targets, row.service) for row in report.rows] == [
         *((1, service) for service in ("plain", "one at a time", "full")),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from draft_toys import VOCAB_SIZE, ToyStar, ToyTag
@@ -15,6 +18,7 @@ from test_draft_scheduler import snapshots, view
 from starspec.draft.fairness import QUANTUM, Turns, _FairLine, choose_fairly, jains_index
 from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey
 from starspec.ids import SessionId, Tag, TargetId
+from starspec.wire.session import TagState
 
 CHUNK = 16
 
@@ -287,3 +291,41 @@ def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain
     assert star.hub.status(star.clock()).stats.fairness == pytest.approx(jains_index(shares))
     star.clock.advance(60.0)
     assert star.hub.status(star.clock()).stats.fairness == 1.0
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"weights": {"b": 3.0}},
+    {"scheduling": "fifo"},
+    {"weights": {"b": 3.0}, "slo_round_ms": {"a": 1e-3}},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@given(
+    num_tags=st.lists(st.integers(1, 3), min_size=2, max_size=3),
+    depths=st.lists(st.integers(2, 5), min_size=3, max_size=3),
+    max_batch=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
+    limits: dict[str, Any], num_tags: list[int], depths: list[int], max_batch: int, seed: int
+) -> None:
+    names = "abc"[: len(num_tags)]
+    star = ToyStar(*names, num_rows=12, max_batch=max_batch, **limits)
+    tags = {
+        (name, tag): ToyTag(tag, [tag, 3]) for name, most in zip(names, num_tags, strict=True) for tag in range(most)
+    }
+    wanted = dict(zip(tags, itertools.cycle(depths)))
+    for key, tag in tags.items():
+        star.say(key[0], tag.open(wanted[key]))
+    chance, buffer, num_met = random.Random(seed), star.hub._buffer, 0
+    for _ in range(60):
+        for name, message in star.step() if star.hub.has_work else ():
+            assert tags[name, message.tag].receive(message)
+        star.hub.check_integrity()  # compares the choices, and what they are charged
+        num_met += 0 < len(buffer._settled) < buffer.num_waiting
+        for key, tag in tags.items():
+            if tag.link.state is not TagState.DRAFTING and chance.random() < 0.3:
+                star.clock.advance(0.01)
+                star.say(key[0], tag.verdict([tag.proposal.token_ids[0], 1], wanted[key]))
+    assert num_met or len(tags) <= max_batch

@@ -204,9 +204,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.star.hub.has_work)
     @rule()
     def drain(self) -> None:
-        while replies := self.star.drain():
-            for name, message in replies:
+        while self.star.hub.has_work:
+            for name, message in self.star.step():
                 self._receive(name, message)
+            self.rows_are_never_more_than_tags()
         for _, tag in self._open_tags():
             assert tag.link.state is not TagState.DRAFTING or tag in self.torn
 
@@ -219,6 +220,9 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def rows_are_never_more_than_tags(self) -> None:
         self.star.hub.check_integrity()
+        buffer = self.star.hub._buffer
+        if 0 < len(buffer._settled) < len(buffer._waiting):
+            self._meets("a layer that goes on while others wait")
         assert self.star.num_leased <= min(NUM_ROWS, len(self._open_tags()))
 
     def teardown(self) -> None:
@@ -337,6 +341,7 @@ class LifeWithPromises(Life):
     """As above, where one target is always behind its objective and another soon beyond its rate."""
 
     run_ahead = "outcomes"
+    must_meet = "a layer that goes on while others wait"
     limits: ClassVar[dict[str, Any]] = {
         "max_batch": 1,
         "slo_round_ms": {"t2": 1e-3},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MaxBatch
@@ -51,7 +51,7 @@ class RequestBuffer:
         self._in_flight: list[DraftSession] = []
         self._ahead: list[Growth] = []  # of the layer in flight, if nobody waits for it
         self._times, self._limit, self._width = LayerTimes(), BatchLimit(), AheadWidth()
-        self._is_settled = False  # all who wait were in the last layer, none with a prompt, and will be in the next
+        self._settled: Sequence[DraftSession] = ()  # who grew in the last layer and will in the next; () = unknown
 
     @property
     def owes_growth(self) -> bool:
@@ -105,7 +105,7 @@ class RequestBuffer:
 
         Effects: a session that can never grow again gives its row back.
         """
-        self._is_settled = False
+        self._settled = ()
         if not session.room:
             self._free(session)
         if self._is_due(session):
@@ -119,7 +119,7 @@ class RequestBuffer:
 
     def remove(self, session: DraftSession) -> None:
         """Forget the session and free its row."""
-        self._is_settled = False
+        self._settled = ()
         self._free(session)
         self._waiting.pop(session.key, None)
         self._preparing.pop(session.key, None)
@@ -139,9 +139,8 @@ class RequestBuffer:
         self._drafter.grow(growths)
         for session in self._in_flight:
             session.is_read |= session.tree.is_rooted
-        # one that was to take a prompt over may have lost it to one that was leased its source before
-        have_read = all(session.tree.is_rooted for session in self._in_flight)
-        self._is_settled = len(growths) == len(self._waiting) and not layer.has_prefill and have_read
+        if not self._settled and not layer.has_prefill:
+            self._settled = self._who_goes_on()
         return layer, self._in_flight
 
     def run_ahead(self, is_in_vain: Callable[[], bool] | None = None) -> int:
@@ -181,7 +180,8 @@ class RequestBuffer:
             before = self.max_sessions
             self._limit.add(len(layer.portions), seconds)
             self._width.add(sum(portion.num_tokens for portion in layer.portions), seconds)
-            self._is_settled = self._is_settled and before == self.max_sessions
+            if before != self.max_sessions:
+                self._settled = ()
 
     def note_time_ahead(self, num_nodes: int, seconds: float) -> None:
         """A layer ahead, of so many nodes, took so long: how wide others are follows that."""
@@ -202,7 +202,7 @@ class RequestBuffer:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
         if any(session.in_verification is None for session in self._preparing.values()):
             raise OurBug(f"{list(self._preparing)} are prepared for verdicts, and not all will get one")
-        if self._is_settled and self._choose_layer() != self._choose(self._snapshot()):
+        if self._settled and self._choose_layer() != self._choose(self._snapshot()):
             raise OurBug(f"{self._choose_layer()} is not the layer that the scheduler would choose")
 
     def _is_due(self, session: DraftSession) -> bool:
@@ -210,10 +210,32 @@ class RequestBuffer:
 
     def _choose_layer(self) -> tuple[Layer, Turns]:
         """The scheduler's choice, taken from the last layer where that is the same."""
-        if not self._is_settled:
+        if not self._settled:
             return self._choose(self._snapshot())
-        waiting = self._waiting.values()
-        return Layer(tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in waiting)), self._turns
+        layer = Layer(tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in self._settled))
+        if not self._is_fair or len(self._settled) == len(self._waiting):
+            return layer, self._turns
+        taken = zip(self._settled, layer.portions, strict=True)
+        return layer, self._turns.charged(portion for session, portion in taken if not session.is_urgent)
+
+    def _who_goes_on(self) -> Sequence[DraftSession]:
+        """After a layer without prompts: those who will be in the next one if nothing happens before it.
+
+        Returns: the sessions in flight, in the order of the next layer; () if others may come before one of them.
+        """
+        # one that was to take a prompt over may have lost it to one that was leased its source before
+        if not all(session.tree.is_rooted for session in self._in_flight):
+            return ()
+        line = list(self._waiting.values())
+        if len(self._in_flight) < len(line):
+            if len(self._in_flight) != self.max_sessions:
+                return ()
+            if self._is_fair:  # who comes before all turns, in this order
+                begun = [session for session in line if session.is_begun and not session.is_urgent]
+                line = [session for session in line if session.is_urgent] + begun
+            line = line[: self.max_sessions]
+        in_flight = {session.key for session in self._in_flight}
+        return line if in_flight == {session.key for session in line} else ()
 
     def _choose(self, snapshot: LayerSnapshot) -> tuple[Layer, Turns]:
         """By turns, if it matters: who takes nothing from anybody owes nothing."""
@@ -238,16 +260,15 @@ class RequestBuffer:
     def _view(self, session: DraftSession) -> SessionView:
         num_missing = self._drafter.num_missing(session)
         is_prefill = num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST)
-        request = session.request
         return SessionView(
             session.key,
             session.row is not None,
             num_missing,
             is_prefill,
             session.last_used_s,
-            is_delayed=request is not None and request.has_prefill,
-            is_begun=request is not None and request.started_s is not None,
-            is_urgent=request is not None and request.is_urgent,
+            is_delayed=session.request is not None and session.request.has_prefill,
+            is_begun=session.is_begun,
+            is_urgent=session.is_urgent,
             next_block=session.next_block(len(session.token_ids) - num_missing) if is_prefill else None,
         )
 

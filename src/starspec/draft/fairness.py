@@ -38,6 +38,13 @@ class Turns:
         weights = {each: weight for each, weight in self.weights.items() if each != session_id}
         return Turns(weights, {each: credit for each, credit in self.credits.items() if each != session_id})
 
+    def charged(self, portions: Iterable[Portion]) -> Turns:
+        """Targets that have had their turn go on in another layer; all of them are in the round."""
+        left = dict(self.credits)
+        for portion in portions:
+            left[portion.key.session_id] -= portion.cost
+        return Turns(self.weights, left)
+
 
 def choose_fairly(snapshot: LayerSnapshot, turns: Turns) -> tuple[Layer, Turns]:
     """Choose the next layer by turns. As `choose_layer`, but for the order of the line.

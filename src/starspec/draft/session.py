@@ -143,6 +143,16 @@ class DraftSession:
         return max(0, min(self._limits.max_len - len(self.token_ids), self._limits.max_draft_tokens))
 
     @property
+    def is_begun(self) -> bool:
+        """Whether a layer was drafted for what it waits for."""
+        return self.request is not None and self.request.started_s is not None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it waits for a target that is behind its latency objective."""
+        return self.request is not None and self.request.is_urgent
+
+    @property
     def prefix_names(self) -> Sequence[PrefixName]:
         """Names of what may be shared of the committed tokens, shortest first; none if nothing may."""
         return self._prefixes.of(self.token_ids)
