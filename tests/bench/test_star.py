@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from starspec.bench import stolen as stolen_time
 from starspec.bench.datasets import own_prompts
-from starspec.bench.star import async_pair, measure
+from starspec.bench.star import async_pair, measure, serving
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.async_pair import (
     CASES,
@@ -23,6 +24,7 @@ from starspec.bench.star.real_pair import PairPlan, measure_real_pair
 from starspec.bench.star.serving import Served
 from starspec.bench.star.star_processes import TargetTimes, Turn
 from starspec.bench.star.traces import GIVEN_UP, HUB, LAYER, VERIFY, read_trace
+from starspec.bench.stolen import StolenTime
 from starspec.config import HubConfig, ModelConfig
 from starspec.models.synthetic_spec import parse_synthetic
 from starspec.speculation.stats import HubStats
@@ -132,3 +134,27 @@ def test_a_pair_of_any_models_decodes_the_same_requests_with_each_setting(tmp_pa
         assert (row.hit_rate > 0) == (row.run_ahead != "off")
     assert report.ratios.keys() == {"chain_vs_off", "outcomes_vs_off"}
     assert {each.name for each in tmp_path.iterdir()} == {"off.json", "chain.json", "outcomes.json", "traces.png"}
+
+
+def test_a_disturbed_turn_is_served_again_and_the_quietest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stolen = iter([0.01, 0.3, 0.2, 0.01, 0.3, 0.1, 0.2, 0.4, 0.5])
+    monkeypatch.setattr(serving, "serve_turn", lambda *_: serving.Served(HubStats(), [], stolen=next(stolen)))
+    spare = serving.SpareTurns(5)
+
+    def serve() -> float:
+        return spare.serve(None, None, None, 1, None).stolen  # type: ignore[arg-type]
+
+    assert (serve(), spare.num_left) == (0.01, 5)
+    assert (serve(), spare.num_left) == (0.01, 3)
+    assert (serve(), spare.num_left) == (0.1, 0), "three more, at most"
+    assert (serve(), spare.num_left) == (0.5, 0), "none left to spare"
+
+
+def test_stolen_time_is_the_share_of_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(stolen_time, "_STAT", stat)
+    assert StolenTime().share == 0, "where the system does not say"
+    stat.write_text("cpu  100 10 20 400 5 1 2 30 7 3\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    stolen = StolenTime()
+    stat.write_text("cpu  130 10 20 420 5 1 2 80 9 3\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    assert stolen.share == pytest.approx(0.5)

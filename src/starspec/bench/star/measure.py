@@ -12,7 +12,7 @@ from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.greedy import NUM_TAGS, run_greedy
-from starspec.bench.star.serving import Served, StarTargets, serve_turn
+from starspec.bench.star.serving import Served, SpareTurns, StarTargets
 from starspec.bench.star.star_processes import Turn
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig
@@ -48,6 +48,8 @@ class StarPlan:
     admission_s: float = 4.0  # warm-up of hubs with admission: within it those whom they admit are admitted
     seconds: float = 4.0  # of a turn, at least ...
     target_seconds: float = 24.0  # ... and for all targets together: rounds differ by chance, and one target has few
+    of_one_seconds: float = 4.0  # of one target's turn for S and Z: its rounds take the same time, whatever is accepted
+    num_spare_turns: int = 60  # for those that other guests of the machine disturb
     slow_motion: float = 1.0
 
     @property
@@ -55,7 +57,7 @@ class StarPlan:
         return self.num_repeats * (len(self.num_targets) * (len(SERVICES) - 1) + 1) + 1
 
 
-QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, target_seconds=8.0)
+QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, target_seconds=8.0, num_spare_turns=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class StarRow:
     tokens_per_s_lowest: float  # O_i of the target that got least
     vs_plain: float | None  # that, against what so many targets are without drafts
     vs_plain_turns: list[float]  # of each turn
+    stolen_turns: list[float]  # of each turn: share of the machine's time that its other guests took
     proposals_per_s: float  # R_q, of the hub
     proposals_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z of one target just before; one at a time
     vs_closed_form: float | None  # R_q against that
@@ -100,18 +103,24 @@ def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
     Raises: PeerLost if a process dies or hangs.
     """
     rows: list[StarRow] = []
+    spare = SpareTurns(plan.num_spare_turns)
     with StarTargets(max(plan.num_targets), _model(point.target_model(plan.slow_motion))) as targets:
         for num_targets in plan.num_targets:
-            repeats = [_serve_all(plan, targets, num_targets, seed, advance) for seed in range(plan.num_repeats)]
+            repeats = [_serve_all(plan, targets, num_targets, seed, spare, advance) for seed in range(plan.num_repeats)]
             rows += [_row(service, num_targets, repeats) for service in repeats[0] if service != ALONE]
     advance(WEIGHTED)
-    weighted = _serve_by_weight(plan)
+    weighted = _serve_by_weight(plan, spare)
     rows.append(_row(WEIGHTED, len(WEIGHTS), [{WEIGHTED: weighted}]))
-    return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes(plan.slow_motion))
+    return Report(collect_provenance(), rows, _ratios(rows, weighted), _notes(plan, spare))
 
 
 def _serve_all(
-    plan: StarPlan, targets: StarTargets, num_targets: int, seed: int, advance: Callable[[str], None]
+    plan: StarPlan,
+    targets: StarTargets,
+    num_targets: int,
+    seed: int,
+    spare: SpareTurns,
+    advance: Callable[[str], None],
 ) -> dict[str, Served]:
     """Every service once, one soon after the other, with the same requests."""
     served = {}
@@ -121,15 +130,16 @@ def _serve_all(
             continue
         advance(f"{num_targets} targets, {service}")
         num_served = 1 if service == ALONE else num_targets
+        seconds = plan.of_one_seconds if service == ALONE else max(plan.seconds, plan.target_seconds / num_targets)
         turn = Turn(
             num_draft_tokens=0 if service == PLAIN else point.DEPTH,
             warm_up_s=(plan.warm_up_s if config.admission == "off" else plan.admission_s) * plan.slow_motion,
-            seconds=max(plan.seconds, plan.target_seconds / num_targets) * plan.slow_motion,
+            seconds=seconds * plan.slow_motion,
             seed=seed,
             slow_motion=plan.slow_motion,
         )
         draft = _model(point.draft_model(plan.slow_motion), num_served)
-        served[service] = serve_turn(draft, config, targets, num_served, turn)
+        served[service] = spare.serve(draft, config, targets, num_served, turn)
     return served
 
 
@@ -165,7 +175,7 @@ def _model(name: str, num_rows: int = 1) -> ModelConfig:
     return ModelConfig(model=name, num_rows=num_rows, max_model_len=MAX_MODEL_LEN, num_threads=1)
 
 
-def _serve_by_weight(plan: StarPlan) -> Served:
+def _serve_by_weight(plan: StarPlan, spare: SpareTurns) -> Served:
     """Two targets that always wait, at a hub that serves one session at a time."""
     with StarTargets(len(WEIGHTS), _model(point.target_model(plan.slow_motion)), run_greedy) as targets:
         draft = _model(point.draft_model(plan.slow_motion), len(WEIGHTS) * NUM_TAGS)
@@ -175,15 +185,16 @@ def _serve_by_weight(plan: StarPlan) -> Served:
             seconds=2 * plan.seconds * plan.slow_motion,
             slow_motion=plan.slow_motion,
         )
-        return serve_turn(draft, HubConfig(port=0, max_batch=1, weights=WEIGHTS), targets, len(WEIGHTS), turn)
+        return spare.serve(draft, HubConfig(port=0, max_batch=1, weights=WEIGHTS), targets, len(WEIGHTS), turn)
 
 
-def _notes(slow_motion: float) -> dict[str, object]:
+def _notes(plan: StarPlan, spare: SpareTurns) -> dict[str, object]:
     return {
         "synthetic": True,
-        "slow_motion": slow_motion,
-        "draft": point.draft_model(slow_motion),
-        "target": point.target_model(slow_motion),
+        "slow_motion": plan.slow_motion,
+        "served_again": plan.num_spare_turns - spare.num_left,
+        "draft": point.draft_model(plan.slow_motion),
+        "target": point.target_model(plan.slow_motion),
         "depth": point.DEPTH,
         "nominal": point.NOMINAL,
         "n_full": point.NOMINAL.num_full,
@@ -200,6 +211,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
     """Of every repeat, what each service was like in it."""
     served = sorted((each[service] for each in repeats), key=lambda each: each.tokens_per_s)[len(repeats) // 2]
     is_single, has_plain = service == SINGLE, PLAIN in repeats[0]
+    compared = (service, ALONE) if is_single else (service,)
     forms = [_closed_form(each[ALONE]) for each in repeats] if is_single else []
     said = [each.rounds_per_s(num_targets) for each in forms]
     followed = [each[service].proposals_per_s / rate for each, rate in zip(repeats, said, strict=False)]
@@ -213,6 +225,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         tokens_per_s_lowest=served.lowest,
         vs_plain=median(gained) if gained else None,
         vs_plain_turns=gained,
+        stolen_turns=[max(each[name].stolen for name in compared) for each in repeats],
         proposals_per_s=served.proposals_per_s,
         proposals_per_s_closed_form=median(said) if said else None,
         vs_closed_form=median(followed) if followed else None,
@@ -255,6 +268,7 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
             ratios[f"system_n{row.num_targets}_vs_one_at_a_time"] = row.vs_one_at_a_time
             if row.num_targets == 1:
                 ratios |= {"per_target_n1_vs_off": row.vs_one_at_a_time, "load_n1": row.load}
+    ratios["stolen_worst_turn"] = max(each for row in rows for each in row.stolen_turns)
     admitted = [row for row in rows if row.service in WITH_ADMISSION]
     ratios["min_per_target_vs_plain"] = _lowest(admitted)
     ratios["min_per_target_vs_plain_worst_turn"] = min(each for row in admitted for each in row.vs_plain_turns)
