@@ -254,6 +254,37 @@ def test_a_target_whose_proposals_all_come_too_late_is_known_to_be_behind() -> N
     assert request.num_layers == 0, "nothing of what was drafted for it is left"
 
 
+def test_the_round_after_a_proposal_that_came_too_late_counts_as_the_others_do() -> None:
+    """Else a target that is late now and then would seem to be late always, and go before all."""
+    star = ToyStar("a", slo_round_ms={"a": 60.0})
+    star.runner.layer_s = 0.01
+    tag = ToyTag(1, [1, 2])
+    star.say("a", tag.open(1))
+    for _ in range(20):
+        [(_, proposal)] = star.drain()
+        assert tag.receive(proposal)
+        star.clock.advance(0.03)
+        star.say("a", tag.verdict([5], 1))
+        star.clock.advance(0.05)
+        star.say("a", tag.verdict([5], 1))  # without what it has asked for, 80 ms after the last proposal
+    seen = star.hub.status(star.clock()).spokes[TargetId("a")]
+    assert seen.round.of_all == pytest.approx((0.08 + 0.01) / 2, rel=0.05)
+
+
+def test_layers_of_a_proposal_that_came_too_late_were_waited_for_and_spare_nothing() -> None:
+    star = ToyStar("a", run_ahead="outcomes")
+    star.runner.layer_s = 0.01
+    tag = ToyTag(1, [1, 2])
+    star.say("a", tag.open(4))
+    for _ in range(3):
+        assert star.step() == []
+    session = star.hub._sessions[TagKey(SessionId("a"), tag.link.tag)]
+    star.say("a", tag.verdict([tag.expected(1)[0]], 4))
+    assert session.request.num_layers == 2, "of three, what follows the first guess"
+    star.drain()
+    assert star.hub.stats.saved_s == 0
+
+
 def test_an_objective_that_is_met_changes_nothing() -> None:
     assert round_s({"a": 1e6}) == round_s({})
 

@@ -87,5 +87,5 @@ def test_a_thousand_targets_with_deadlines_go_on_and_get_what_a_hub_with_rows_fo
     star.hub.check_integrity()
     assert star.num_late > NUM_TAGS
     assert min(rates.values()) >= 1 / (0.05 + 0.02) - 2 / 0.3, "a token a deadline and a forward, at the least"
-    assert star.hub.stats.num_draft_tokens - before > NUM_TAGS
+    assert star.hub.stats.num_draft_tokens - before >= 8 * NUM_TAGS
     assert star.hub.stats.num_evictions > 0

@@ -48,7 +48,7 @@ def test_one_at_a_time_is_what_the_papers_equations_say(num_targets: int) -> Non
     assert proposals_per_s == pytest.approx(point.NOMINAL.rounds_per_s(num_targets), rel=0.05)
 
 
-@pytest.mark.parametrize(("num_targets", "gain"), [(6, 1.45), (8, 1.8), (16, 3.0)])
+@pytest.mark.parametrize(("num_targets", "gain"), [(6, 1.65), (8, 2.2), (16, 4.0)])
 def test_batches_and_run_ahead_serve_so_much_more_than_one_at_a_time(num_targets: int, gain: float) -> None:
     assert tokens_per_s(num_targets, FULL) >= gain * tokens_per_s(num_targets, SINGLE)
 
@@ -56,7 +56,7 @@ def test_batches_and_run_ahead_serve_so_much_more_than_one_at_a_time(num_targets
 def test_running_ahead_makes_a_single_target_faster_and_leaves_the_hub_no_idle_time() -> None:
     without, ahead = starsd(1, SERVICES[SINGLE]), starsd(1, SERVICES[FULL])
     rates = [sum(star.run(4 * SECONDS).values()) for star in (without, ahead)]
-    assert rates[1] >= 1.15 * rates[0]
+    assert rates[1] >= 1.18 * rates[0]
     assert ahead.hub.status(ahead.clock()).stats.load >= 0.95
 
 
@@ -86,4 +86,4 @@ def test_drafting_that_does_not_wait_beats_waiting_by_as_much_as_amusd_says() ->
         gains["chain"].append(best(case.alpha, "chain", (MAX_LENGTH,)) / synchronous)
         gains["outcomes"].append(best(case.alpha, "outcomes", (1, 2, 3, 4)) / synchronous)
     assert mean(gains["chain"]) >= 1.22, "1.236 of many tokens; with real processes, whose waits cost more, 1.25"
-    assert mean(gains["outcomes"]) >= 1.29
+    assert mean(gains["outcomes"]) >= 1.45

@@ -311,6 +311,25 @@ def test_not_even_where_those_who_are_there_gain_nothing() -> None:
     assert not places.ask(SessionId("c"), load, 1.0)
 
 
+@pytest.mark.parametrize(("num_rows", "has_room"), [(2, False), (3, True), (None, True)])
+def test_not_even_where_those_who_are_there_cannot_be_measured(num_rows: int | None, has_room: bool) -> None:
+    places, others = Places("n_max"), [SessionId(name) for name in "ab"]
+    for name in others:
+        places._held[name] = _Place(0.0, 0.0)
+    load = Load({}, {}, frozenset(others), COST, max_sessions=1, num_rows=num_rows)
+    assert places.ask(SessionId("c"), load, UNKNOWN_S + 1.0) == has_room
+
+
+def test_n_max_counts_targets_all_of_whose_sessions_have_rows() -> None:
+    places, wide = Places("n_max"), replace(STARSD, num_sessions=8.0)
+    places._held |= {SessionId(name): _Place(0.0, 0.0) for name in "ab"}
+    load = Load(dict.fromkeys(places._held, wide), {}, frozenset(places._held), COST, max_sessions=None, num_rows=8)
+    places.review(load, 1.0)
+    assert places.num_max == 1
+    places.review(replace(load, num_rows=16), 2.0)
+    assert places.num_max == 2
+
+
 # ---------------------------------------------------------------- in the hub
 
 

@@ -117,6 +117,24 @@ def test_each_number_of_the_hub_is_exposed_under_its_name_alone(metric: str, fie
     assert changed == {(f"starspec_{metric}", (("draft", "tiny"),)): 7}
 
 
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [
+        ("hub_t_s_seconds", "t_s"),
+        ("hub_service_seconds", "service"),
+        ("hub_queue_seconds", "queue"),
+        ("hub_sessions_per_layer", "sessions_per_layer"),
+    ],
+)
+def test_each_mean_of_the_hub_is_exposed_under_its_name_alone(metric: str, field: str) -> None:
+    stats = HubStats()
+    without = scrape(StatusSnapshot(hub=HubStatus("tiny", stats)))
+    getattr(stats, field).add(7.0)
+    with_it = scrape(StatusSnapshot(hub=HubStatus("tiny", stats)))
+    changed = {key: with_it[key] for key in with_it if with_it[key] != without[key]}
+    assert changed == {(f"starspec_{metric}", (("draft", "tiny"),)): 7}
+
+
 def test_another_prefix_makes_vllm_dashboards_find_the_counters() -> None:
     read = scrape(StatusSnapshot((target("a", [(4, 2)]),)), prefix="vllm:")
     assert read["vllm:spec_decode_num_accepted_tokens_total", (("target", "a"),)] == 2

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Traces = Annotated[
     Path | None,
     typer.Option(
-        help="Also write traces of a few turns, for Chrome or Perfetto, and a picture of them to this folder.",
+        help="Also write traces of a few turns, at full speed, for Chrome or Perfetto, and a picture of them to this "
+        "folder.",
         show_default="no traces",
         rich_help_panel=MEASURE,
     ),

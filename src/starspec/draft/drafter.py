@@ -95,7 +95,7 @@ class Drafter(Protocol):
 
         Args:
             survivors: what of the tree's K/V is still true.
-        Effects: the row keeps that, or less; then the tree is cleared.
+        Effects: the row keeps that, or less; if less, the tree is cleared, too.
         """
         ...
 

@@ -251,14 +251,15 @@ class DraftHub:
         is_judged = proposal is not None and not is_reopened and proposal.is_judged_by(token_ids, now)
         if proposal is not None and is_judged:
             self._rounds.add_verdict(session, proposal, len(token_ids), now)
-        if session.request is not None and not is_reopened:
+        is_overtaken = session.request is not None and not is_reopened
+        if session.request is not None and is_overtaken:
             self._rounds.add_overtaken(session, session.request, now)
         if token_ids:
             self._drafter.note_commit(session, token_ids, session.reroot(token_ids))
             self._ledger.add_wasted(session.num_wasted)
         if not is_judged:
             session.in_verification = None  # its target was away, or went its own ways: no time of a round
-        self._ask(session, budget, now)
+        self._ask(session, budget, now, overtakes=is_overtaken)
         if budget.num_draft_tokens and not session.is_rationed and session.room:
             self._ledger.add_outcome(is_hit=session.request is None)
 
@@ -281,14 +282,14 @@ class DraftHub:
             self._drafter.learn(session, message)
             self._buffer.update(session)
 
-    def _ask(self, session: DraftSession, budget: DraftBudget, now: float) -> None:
+    def _ask(self, session: DraftSession, budget: DraftBudget, now: float, *, overtakes: bool = False) -> None:
         """Args: now: when the request arrived. What is ready leaves when a layer that ran meanwhile has ended."""
         spoke, tag = self._spokes[session.key.session_id], session.key.tag
         spoke.owe(tag, 0)
         session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
         self.stats.num_rationed += session.is_rationed
         overtaken = session.request
-        session.ask(budget, now)
+        session.ask(budget, now, overtakes=overtakes)
         self._drafter.note_request(session)
         if session.request is not None:
             if overtaken is not None:  # what is left of its layers was waited for, and not drafted ahead

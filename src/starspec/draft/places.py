@@ -131,7 +131,7 @@ class Places:
         unknown = [place for name, place in held if name not in load.demands]
         is_known_soon = any(now - place.since_s < UNKNOWN_S for place in unknown)
         if not measured or cost is None:
-            return not is_known_soon
+            return not is_known_soon and (load.num_rows is None or len(load.busy) < load.num_rows)
         # what others gain nothing by says nothing of one that has just come
         worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
@@ -178,11 +178,11 @@ def _num_sessions(demands: Sequence[Demand]) -> float:
 
 
 def _most(measured: Sequence[Demand], num_rows: int | None) -> int:
-    """Targets that N_max is looked for among: as many like these as have rows, at least those that are there."""
+    """Targets that N_max is looked for among: as many like these as have rows, at least one."""
     if num_rows is None:
         return MAX_COUNTED
     num_fitting = int(num_rows * len(measured) / _num_sessions(measured))
-    return min(MAX_COUNTED, max(len(measured), num_fitting))
+    return min(MAX_COUNTED, max(1, num_fitting))
 
 
 def _is_worth_it(demand: Demand, load: Load, cost: LayerCost) -> bool:

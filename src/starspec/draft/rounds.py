@@ -55,12 +55,12 @@ class Rounds:
                 session.ahead_choice.charge(waited_s / len(self._ahead))
 
     def add_overtaken(self, session: DraftSession, request: DraftRequest, now: float) -> None:
-        """The target went on without the proposal that it had asked for: a round, and one that was too long for it."""
+        """The target went on without the proposal that it had asked for: a round nevertheless."""
         began_s = request.arrived_s if request.began_s is None else request.began_s
         self._spokes[session.key.session_id].add_round(now - began_s)
 
     def add_proposal(self, session: DraftSession, request: DraftRequest, tree: DraftTree, now: float) -> None:
-        """It answers the request now, and ends the round that the last proposal began."""
+        """It answers the request now, and ends the round that the last proposal began, or a verdict without one."""
         queue_s, service_s = request.times(now)
         spoke = self._spokes[session.key.session_id]
         self._ledger.add_proposal(now, session.key.session_id, tree.num_draft_tokens)
@@ -75,9 +75,9 @@ class Rounds:
             )
         if not tree.num_draft_tokens:
             return
-        round_s = None if request.began_s is None else now - request.began_s
-        if round_s is not None:
-            spoke.add_round(round_s)
+        began_s = request.arrived_s if request.overtakes else request.began_s
+        if began_s is not None:
+            spoke.add_round(now - began_s)
         if request.has_prefill:
             return
         num_spared = (
@@ -86,6 +86,6 @@ class Rounds:
         self._stats.saved_s += num_spared * self._stats.t_s.value
         # were there more targets, nothing would run ahead, and these layers would be waited for
         spoke.add_layers(request.num_layers + num_spared)
-        if round_s is not None:
+        if request.began_s is not None:
             num_emitted = session.pace.emitted(tree.num_draft_tokens) if request.budget.is_chain else 1.0
-            session.ahead_choice.add_round(num_emitted, round_s)
+            session.ahead_choice.add_round(num_emitted, now - request.began_s)

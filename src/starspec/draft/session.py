@@ -42,6 +42,7 @@ class DraftRequest:
     budget: DraftBudget
     arrived_s: float
     began_s: float | None = None  # its round: when the proposal before was made; None if there was none to verify
+    overtakes: bool = False  # the proposal before was asked for and not waited for: this round begins with asking
     started_s: float | None = None  # start of its first layer
     has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
     num_layers: int = 0  # of its service
@@ -225,17 +226,20 @@ class DraftSession:
         """Whether the tree has grown by another opinion than the one that is asked for now."""
         return self.request is not None and self.tree.is_rooted and self.tree.opinion != self.opinion
 
-    def ask(self, budget: DraftBudget, now: float) -> None:
+    def ask(self, budget: DraftBudget, now: float, *, overtakes: bool = False) -> None:
         """Owe a proposal from now on, or none. Replaces what was owed before.
 
         Without draft tokens in it, if `is_rationed`.
+
+        Args:
+            overtakes: the target did without what was owed.
         """
         max_draft_tokens = 0 if self.is_rationed else self._limits.max_draft_tokens
         fitting = budget.limited(num_draft_tokens=max_draft_tokens, num_steps=self.room)
         self.request = None
         if budget.num_draft_tokens:
             began_s = None if self.in_verification is None else self.in_verification.since_s
-            self.request = DraftRequest(fitting, now, began_s)
+            self.request = DraftRequest(fitting, now, began_s, overtakes)
         self.in_verification = None
         if self.request is not None:
             self.opinion = self._opinion(fitting)

@@ -83,7 +83,7 @@ class Spoke:
         self._layers.add(num_layers)
 
     def add_round(self, seconds: float) -> None:
-        """From a proposal to the next one of the same session, or to the verdict that did without."""
+        """From a proposal, or a verdict that did without, to the session's next one of either kind."""
         self.stats.round.add(seconds)
 
     def add_verdict(self, num_tokens: int, return_s: float) -> None:

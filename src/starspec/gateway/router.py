@@ -63,7 +63,7 @@ class TargetLink(Protocol):
     async def receive(self) -> TargetToGateway:
         """The next message, whenever it comes.
 
-        Raises: PeerLost once each time the connection breaks; what was in flight is gone.
+        Raises: PeerLost once each time the connection breaks, after all that had come until then.
         """
         ...
 

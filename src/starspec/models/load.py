@@ -13,7 +13,7 @@ from starspec.errors import ConfigError, ModelError
 from starspec.models.foreign import reading
 from starspec.models.locate import folder_name, is_synthetic, locate
 from starspec.models.packed import PackedRunner
-from starspec.models.runner import ModelInfo, ModelRunner
+from starspec.models.runner import LoadedRunner, ModelInfo
 from starspec.models.soundness import check_finite, check_length, check_rope_in
 from starspec.models.support import check_class, check_config, model_length, plain_attention
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer
@@ -21,7 +21,7 @@ from starspec.models.vocabulary import eos_token_ids, load_tokenizer
 DEFAULT_MAX_MODEL_LEN = 4096  # tokens: the cache is sized by it, and few requests are longer
 
 
-def load_runner(config: ModelConfig) -> ModelRunner:
+def load_runner(config: ModelConfig) -> LoadedRunner:
     """Load a model and give it a cache.
 
     Returns: a runner whose cache's `num_bytes` states the memory that its rows can come to use.
@@ -44,7 +44,7 @@ def load_runner(config: ModelConfig) -> ModelRunner:
     return _make_runner(model, config, folder, _info(model, config, folder, max_model_len))
 
 
-def _make_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> ModelRunner:
+def _make_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
     from starspec.models.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
     from starspec.models.fused import FusedRunner, why_not_fused  # noqa: PLC0415
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415

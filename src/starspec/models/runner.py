@@ -89,16 +89,6 @@ class ModelRunner(BatchRunner, Protocol):
     @property
     def cache(self) -> RaggedCache: ...
 
-    @property
-    def numerics_report(self) -> str:
-        """What is known of whether a token's bits depend on what it is batched with, in words."""
-        ...
-
-    @property
-    def is_invariant(self) -> bool:
-        """Whether it was shown that they do not."""
-        ...
-
     def forward(
         self,
         segments: Sequence[Segment],
@@ -112,4 +102,18 @@ class ModelRunner(BatchRunner, Protocol):
             is_in_vain: asked again and again while the forward runs; once it says yes the forward ends there.
         Raises: ForwardGivenUp then.
         """
+        ...
+
+
+class LoadedRunner(ModelRunner, Protocol):
+    """What `load_runner` returns: it says what is known of its bits."""
+
+    @property
+    def numerics_report(self) -> str:
+        """What is known of whether a token's bits depend on what it is batched with, in words."""
+        ...
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether it was shown that they do not."""
         ...

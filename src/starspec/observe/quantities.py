@@ -139,7 +139,7 @@ SPOKE_GAUGES: Final[tuple[Spoke, ...]] = (
     Spoke("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
     Spoke(
         "hub_target_round_seconds",
-        "A proposal to the session's next, or to a verdict without.",
+        "A proposal, or a verdict that did without, to the session's next.",
         lambda s: s.round.value,
     ),
 )

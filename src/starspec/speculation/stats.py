@@ -254,7 +254,7 @@ class SpokeStats:
     num_accepted_tokens: int = 0  # of those, without the target's own last tokens
     queue: Mean = field(default_factory=Mean)  # arrival of a request to its first layer
     return_time: Mean = field(default_factory=Mean)  # Z = t_c + t_v (eq. 6): a proposal to its verdict
-    round: Mean = field(default_factory=Mean)  # a proposal of a session to its next, or to a verdict without one
+    round: Mean = field(default_factory=Mean)  # a session's proposal, or verdict that did without, to its next
 
     @property
     def acceptance_length(self) -> float:

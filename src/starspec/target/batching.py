@@ -27,12 +27,14 @@ from starspec.target.scheduler import Continuous, FixedBatches, Scheduler
 def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) -> BatchRunner:
     """The runner as a batching method needs it: itself, or its layers over padded rectangles.
 
-    Raises: ConfigError if there are no layers in this process.
+    Raises: ConfigError if the method is not ragged, and the runner none of our own layers' in this process.
     """
     if batching.method == "ragged":
         return runner
     if not isinstance(runner, PackedRunner):
-        raise ConfigError(f"batching '{batching.method}' needs a model with weights, not {runner.info.name}")
+        raise ConfigError(
+            f"batching '{batching.method}' needs a model whose layers run in this process, not {runner.info.name}"
+        )
     return PaddedRunner(runner, stats)
 
 

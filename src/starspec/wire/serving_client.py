@@ -98,7 +98,11 @@ class ServingClient:
             self._context.term()
 
     def _renew(self) -> None:
-        """Begin the connection anew, without what is queued: whoever is found next is to hear nothing of before."""
+        """Begin the connection anew, without what is queued: whoever is found next is to hear nothing of before.
+
+        A target that is back before its end was noticed may hear what was sent meanwhile. Whoever is told of the end by
+        `receive` takes back what it had asked for.
+        """
         self._socket.disconnect(self.endpoint)
         connect(self._socket, self.endpoint)
 

@@ -39,14 +39,6 @@ class TimedRunner:
     def cache(self) -> RaggedCache:
         return self._runner.cache
 
-    @property
-    def numerics_report(self) -> str:
-        return self._runner.numerics_report
-
-    @property
-    def is_invariant(self) -> bool:
-        return self._runner.is_invariant
-
     def forward(
         self,
         segments: Sequence[Segment],
