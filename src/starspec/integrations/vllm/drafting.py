@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.draft_length import DraftLength
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
-from starspec.integrations.vllm.pace import Pace
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.speculation.ngram import NgramIndex
@@ -24,8 +24,8 @@ MAX_CATCH_UP: Final = 4096  # tokens that n-gram indexes take in in one step: a 
 class _Drafted:
     """What is kept of a request besides its tokens."""
 
-    pace: Pace
-    is_by_hub: bool  # whose drafts the pace is of
+    length: DraftLength
+    is_by_hub: bool  # whose drafts the length is told by
     num_drafted: int = 0  # tokens handed to vLLM in the last step
     index: NgramIndex | None = None
 
@@ -86,10 +86,10 @@ class StepDrafter:
         """How long a draft the row is worth, after what came of its last one."""
         state = self._drafted.get(row.request)
         if state is None or state.is_by_hub != self._hub.is_here:  # what n-grams achieve says nothing of a hub
-            pace = Pace(self._max_draft_tokens, is_fixed=not self._settings.adaptive)
-            state = self._drafted[row.request] = _Drafted(pace, self._hub.is_here)
-        state.pace.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
-        return max(0, min(state.pace.choose(), self._max_model_len - len(row.request) - 1))
+            length = DraftLength(self._max_draft_tokens, is_fixed=not self._settings.adaptive)
+            state = self._drafted[row.request] = _Drafted(length, self._hub.is_here)
+        state.length.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
+        return max(0, min(state.length.choose(), self._max_model_len - len(row.request) - 1))
 
     def _propose(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
         drafts = self._hub.draft(wanted)

@@ -10,8 +10,8 @@ PROBE_EVERY: Final = 16  # steps without a draft until one is tried again
 PROBE_TOKENS: Final = 2
 
 
-class Pace:
-    """One request's draft length.
+class DraftLength:
+    """How long one request's next draft is to be.
 
     Args:
         max_tokens: longest draft.
