@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_draft_scheduler import snapshots, view
 
+from starspec.config import MaxBatch
 from starspec.draft.fairness import QUANTUM, Turns, _FairLine, choose_fairly, jains_index
 from starspec.draft.scheduler import LayerSnapshot, SessionView, TagKey
 from starspec.ids import SessionId, Tag, TargetId
@@ -322,6 +323,38 @@ def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain
     assert star.hub.status(star.clock()).stats.fairness == pytest.approx(jains_index(shares))
     star.clock.advance(60.0)
     assert star.hub.status(star.clock()).stats.fairness == 1.0
+
+
+def share(num_rows: int, max_batch: MaxBatch, weight: float, prompt_len: int) -> float:
+    """Draft tokens of a target of so much weight, by those of one of weight 1; each has 8 tags that always wait."""
+    weights = {} if weight == 1.0 else {"heavy": weight}
+    limits = {"max_batch": max_batch, "weights": weights, "prefill_chunk": 4000}  # what was lost is read in one layer
+    star = ToyStar("heavy", "light", num_rows=num_rows, max_len=4000, max_tags=16, **limits)
+    star.runner.layer_s = 0.001
+    tags = {(name, tag): ToyTag(tag, [tag] * prompt_len) for name in ("heavy", "light") for tag in range(8)}
+    for (name, _), tag in tags.items():
+        star.say(name, tag.open(4))
+    got: Counter[str] = Counter()
+    while got.total() < 2_000:
+        for name, message in star.step():
+            assert tags[name, message.tag].receive(message)
+            got[name] += len(message.token_ids)
+            star.say(name, tags[name, message.tag].verdict([7], 4))
+    return got["heavy"] / got["light"]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "max_batch", "prompt_len"),
+    [(4, "auto", 40), (4, 1, 4), (4, 1, 40), (8, 4, 4), (8, 4, 40), (14, 4, 40)],
+)
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_weights_hold_where_rows_are_short(num_rows: int, max_batch: MaxBatch, prompt_len: int, weight: float) -> None:
+    """Who loses rows to others must read its past again; it is neither passed over for that nor charged for it."""
+    assert share(num_rows, max_batch, weight, prompt_len) == pytest.approx(weight, abs=0.05 * weight)
+
+
+def test_with_rows_for_almost_all_the_heavier_target_grows_in_every_layer() -> None:
+    assert share(12, "auto", 3.0, 40) == pytest.approx(8 / 4, rel=0.05), "more would leave rows idle"
 
 
 LIMITS: list[dict[str, Any]] = [

@@ -270,6 +270,7 @@ class RequestBuffer:
             is_begun=session.is_begun,
             is_urgent=session.is_urgent,
             next_block=session.next_block(len(session.token_ids) - num_missing) if is_prefill else None,
+            is_past=not session.tree.is_rooted,
         )
 
     def _begin(self, portion: Portion, layer: Layer, now: float) -> Growth:
@@ -277,13 +278,13 @@ class RequestBuffer:
         self._in_flight.append(session)
         if session.row is None:
             self._drafter.lease(session)
-            session.is_read = False
             self._holders[session.key] = session
         session.begin(now, layer.has_prefill)
         return Growth(session, portion.num_tokens)
 
     def _free(self, session: DraftSession) -> None:
         session.num_wasted = session.num_ahead
+        session.is_read = False
         self._drafter.free(session)
         self._holders.pop(session.key, None)
 

@@ -42,6 +42,7 @@ class SessionView:
     is_begun: bool = False  # it was in a layer for its request
     is_urgent: bool = False  # its target's rounds were longer than they are to be
     next_block: bytes | None = None  # of a prompt, what it reads next: equal for those who read the same
+    is_past: bool = False  # what it misses was committed; else it is a layer of its tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,15 @@ class LayerSnapshot:
     max_sessions: int | None = None  # in one layer; None = all that wait
 
     @property
+    def num_places(self) -> int:
+        """Sessions that may be in the layer: each needs a row."""
+        num_rows = self.num_free_rows + len(self.idle) + sum(each.has_row for each in self.waiting)
+        return num_rows if self.max_sessions is None else min(num_rows, self.max_sessions)
+
+    @property
     def is_contended(self) -> bool:
         """Whether some must wait because others do not."""
-        if self.max_sessions is not None and len(self.waiting) > self.max_sessions:
-            return True
-        return sum(not each.has_row for each in self.waiting) > self.num_free_rows + len(self.idle)
+        return len(self.waiting) > self.num_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,14 @@ class Portion:
     key: TagKey
     num_tokens: int
     is_prefill: bool
+    is_past: bool = False  # they were committed: the prompt, a verdict, or what went with a row
 
     @property
     def cost(self) -> int:
-        """Draft tokens that its target is charged. Of a prompt all that counts is the place in the layer."""
-        return 1 if self.is_prefill else self.num_tokens
+        """Draft tokens that its target is charged. Of the past all that counts is the place in the layer: who lost a
+        row to others is not to pay for it, too.
+        """
+        return 1 if self.is_past else self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +145,17 @@ def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
     line = line or FirstComeLine(snapshot.waiting)
     rows, prompts = _Rows(snapshot, line.foreseen()), _PromptTokens(snapshot)
     portions: list[Portion] = []
+    num_places = snapshot.num_places
     for session in line:
         rows.pass_by(session)
         num_tokens = prompts.left_for(session) if session.is_prefill else session.num_missing
         if num_tokens and rows.take(session):
-            portions.append(Portion(session.key, num_tokens, session.is_prefill))
+            portions.append(Portion(session.key, num_tokens, session.is_prefill, session.is_past))
             line.charge(portions[-1])
             if session.is_prefill:
                 prompts.take(session, num_tokens)
-            if len(portions) == snapshot.max_sessions:
-                break
+            if len(portions) == num_places:
+                break  # whose turn it would be now keeps it
     return Layer(tuple(portions), tuple(rows.evicted))
 
 

@@ -111,7 +111,7 @@ class DraftSession:
         self.tree = GrowingTree(opened.law.end_token_ids)
         self.features = FeatureTail(limits.feature_window)
         self.row: int | None = None
-        self.is_read = False  # once since it got its row, this held all that had been committed
+        self.is_read = False  # its row has held, at some time, all that had been committed
         self.request: DraftRequest | None = None
         self.in_verification: InVerification | None = None
         self.pace = Pace()
