@@ -158,3 +158,18 @@ def test_stolen_time_is_the_share_of_all_cores(tmp_path: Path, monkeypatch: pyte
     stolen = StolenTime()
     stat.write_text("cpu  130 10 20 420 5 1 2 80 9 3\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
     assert stolen.share == pytest.approx(0.5)
+
+
+def test_the_equations_are_told_by_the_target_that_was_alone() -> None:
+    def served(queue_s: float, service_s: float, num_proposals: int, num_targets: int) -> Served:
+        hub = HubStats()
+        hub.queue.add(queue_s)
+        hub.service.add(service_s)
+        times = TargetTimes(3 * num_proposals, num_proposals, num_proposals, seconds=1.0, wait_s=0.0, link_s=0.0)
+        return Served(hub, [times] * num_targets)
+
+    turns = {measure.ALONE: served(0.001, 0.009, 25, 1), measure.SINGLE: served(0.02, 0.01, 22, 4)}  # S 10 ms, Z 30 ms
+    row = measure._row(measure.SINGLE, 4, [turns])
+    assert row.proposals_per_s_closed_form == pytest.approx(100.0)
+    assert row.vs_closed_form == pytest.approx(0.88)
+    assert row.num_full == 4

@@ -142,6 +142,39 @@ def test_off_saves_and_wastes_nothing() -> None:
     assert (stats.num_ahead_nodes, stats.num_wasted_nodes, stats.saved_s) == (0, 0, 0.0)
 
 
+def proposed(star: ToyStar, tag: ToyTag) -> None:
+    """Step until the tag has its proposal, and no further."""
+    while not (replies := star.step()):
+        pass
+    assert tag.receive(replies[0][1])
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 2, 3])
+def test_what_is_saved_is_the_layers_that_ran_ahead_and_were_of_use(num_ahead: int) -> None:
+    star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2])
+    star.runner.layer_s = LAYER_S
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)  # a chain that may be told in part: of one token
+    for _ in range(num_ahead):
+        assert star.step() == []
+    star.say("a", tag.verdict(tag.expected(1), NUM_NODES))
+    proposed(star, tag)
+    assert star.hub.stats.num_ahead_nodes == num_ahead
+    assert star.hub.stats.saved_s == pytest.approx(num_ahead * LAYER_S)
+
+
+def test_what_is_left_of_a_proposal_that_was_not_used_was_waited_for() -> None:
+    """A target that goes on without its proposal, and says what was guessed, leaves the rest of it true."""
+    star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2])
+    star.runner.layer_s = LAYER_S
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    assert len(tag.proposal.token_ids) > 1
+    star.say("a", tag.verdict([tag.proposal.token_ids[0]], NUM_NODES))
+    proposed(star, tag)
+    assert (star.hub.stats.num_ahead_nodes, star.hub.stats.saved_s) == (0, 0.0)
+
+
 def in_verification(**options: int) -> tuple[ToyStar, ToyTag]:
     """A hub with a tag whose verdict is to come, and as much drafted ahead of that as is of use."""
     star, tag = ToyStar("a", run_ahead="chain", **options), ToyTag(1, [1, 2])

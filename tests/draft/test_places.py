@@ -17,6 +17,7 @@ from starspec.draft.places import (
     KEEP_S,
     MARGIN,
     PATIENCE_S,
+    PAUSE_S,
     REVIEW_S,
     STAY_S,
     UNKNOWN_S,
@@ -320,6 +321,22 @@ def test_not_even_where_those_who_are_there_cannot_be_measured(num_rows: int | N
     assert places.ask(SessionId("c"), load, UNKNOWN_S + 1.0) == has_room
 
 
+def test_of_a_crowd_as_many_are_taken_in_at_once_as_are_measured() -> None:
+    places, comers = Places("n_max"), [SessionId(f"t{number}") for number in range(12)]
+    measured: dict[SessionId, Demand] = {}
+    num_held = []
+    for now in range(4):
+        load = Load(dict(measured), {}, frozenset(measured), COST, max_sessions=None)
+        for name in comers:
+            places.ask(name, load, float(now))
+        num_held.append(places.num_held)
+        measured = dict.fromkeys(places._held, STARSD)
+    assert num_held == [1, 2, 4, 8]
+    assert not places.ask(SessionId("more"), replace(load, demands=dict(list(measured.items())[:4])), 3.0)
+    later = replace(load, demands=dict(list(measured.items())[:4]))
+    assert places.ask(SessionId("more"), later, 3.0 + UNKNOWN_S), "who cannot be measured keeps nobody out for long"
+
+
 def test_n_max_counts_targets_all_of_whose_sessions_have_rows() -> None:
     places, wide = Places("n_max"), replace(STARSD, num_sessions=8.0)
     places._held |= {SessionId(name): _Place(0.0, 0.0) for name in "ab"}
@@ -358,7 +375,7 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
     star.hub._spokes._places.leave(SessionId("a"))
-    assert star.hub._spokes._places.ask(SessionId("somebody"), star.hub._spokes._load(), star.clock())
+    assert star.hub._spokes._places.ask(SessionId("somebody"), star.hub._spokes._load(star.clock()), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()
@@ -392,6 +409,22 @@ def test_a_target_that_wants_no_drafts_any_more_gives_its_place_up_and_takes_non
     assert star.hub.status(star.clock()).stats.num_places == 0
 
 
+def test_a_target_that_never_answers_a_proposal_does_not_keep_its_place_for_ever() -> None:
+    star = ToyStar("a", "b", admission=1)
+    silent, waiting = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
+    star.say("a", silent.open())
+    assert silent.receive(star.drain()[0][1])
+    while True:
+        star.clock.advance(1.0)
+        star.say("b", waiting.open())
+        assert waiting.receive(star.drain()[0][1])
+        if waiting.proposal.token_ids:
+            break
+        waiting.link.lose()
+        assert star.clock() < 3 * PAUSE_S
+    assert star.clock() > PAUSE_S, "it may have much to read, or a request that vLLM has set aside"
+
+
 def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
     star = ToyStar("a", "b", admission="n_max", max_batch=1, max_len=200)
     star.runner.layer_s = 0.01
@@ -406,7 +439,7 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
         star.say("a", tag.verdict(tag.told_otherwise(1), 4))
         for _, message in star.drain():
             assert not isinstance(message, Proposal) or tag.receive(message)
-    demand = star.hub._spokes._load().demands[SessionId("a")]
+    demand = star.hub._spokes._load(star.clock()).demands[SessionId("a")]
     assert demand.return_s == pytest.approx(0.03)
     assert 3.0 < demand.num_layers <= 4.0, "what survived a verdict is not drafted again"
     assert demand.num_tokens == 2
@@ -427,4 +460,4 @@ def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none
         star.clock.advance(0.1)
         star.say("a", *(tag.verdict(tag.told_otherwise(1), 4) for tag in tags.values()))
     star.say("a", *(tag.close() for tag in tags.values()))
-    assert star.hub._spokes._load().demands[SessionId("a")].num_sessions == pytest.approx(4.0)
+    assert star.hub._spokes._load(star.clock()).demands[SessionId("a")].num_sessions == pytest.approx(4.0)

@@ -182,7 +182,7 @@ class DraftHub:
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
         self._ledger.refresh(now, self._buffer.weights, self._buffer.waiting_targets)
-        self._spokes.count(self.stats)
+        self._spokes.count(self.stats, now)
         held = [len(session.token_ids) for session in self._sessions.values() if session.row is not None]
         self.stats.num_rows_leased, self.stats.num_rows_free = len(held), self._drafter.num_free_rows
         self.stats.row_fill = sum(held) / (len(held) * self._drafter.max_len) if held else 0.0

@@ -38,7 +38,7 @@ class Load:
 
     demands: Mapping[SessionId, Demand]  # of targets that have had enough rounds
     plain_tokens_per_s: Mapping[SessionId, float]  # of targets that have said it
-    busy: frozenset[SessionId]  # targets that are drafted for, or have a proposal in verification
+    busy: frozenset[SessionId]  # targets that are drafted for, or have had a proposal to verify within PAUSE_S
     cost: LayerCost | None  # None: no layer has been drafted yet
     max_sessions: int | None = None  # in one layer; None = all
     present: frozenset[SessionId] = frozenset()  # targets with tags, busy or not
@@ -129,9 +129,11 @@ class Places:
             return len(self._held) < self._fixed
         held, cost, measured = self._held.items(), load.cost, self._measured(load)
         unknown = [place for name, place in held if name not in load.demands]
-        is_known_soon = any(now - place.since_s < UNKNOWN_S for place in unknown)
+        num_known_soon = sum(now - place.since_s < UNKNOWN_S for place in unknown)
+        if num_known_soon >= max(1, len(measured)):
+            return False  # of a crowd, as many at once as are measured: what a few rounds of one say is not much
         if not measured or cost is None:
-            return not is_known_soon and (load.num_rows is None or len(load.busy) < load.num_rows)
+            return load.num_rows is None or len(load.busy) < load.num_rows
         # what others gain nothing by says nothing of one that has just come
         worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
@@ -140,13 +142,11 @@ class Places:
         if load.num_rows is not None and _num_sessions([*served, own or typical(measured)]) > load.num_rows:
             return False  # rows would go round, and every round begin with reading what went with them
         if own is None and not worthy:
-            return not is_known_soon
+            return not num_known_soon
         if own is None:
             speed = load.plain_tokens_per_s.get(target, 0.0) or typical(worthy).plain_tokens_per_s
             own = expected(worthy, speed)
-        if not gains(own, served, cost, load.max_sessions, MARGIN):
-            return False
-        return not any(
+        return gains(own, served, cost, load.max_sessions, MARGIN) and not any(
             _is_worth_it(each, load, cost) for each in losers([*served, own], cost, load.max_sessions, MARGIN)
         )
 

@@ -80,9 +80,8 @@ class Rounds:
             spoke.add_round(now - began_s)
         if request.has_prefill:
             return
-        num_spared = (
-            max(0, max(tree.depths, default=0) - request.num_layers) if session.ahead_choice.mode != "off" else 0
-        )
+        # a layer has a node at least; what else was there already was drafted for the proposal before, and waited for
+        num_spared = max(0, min(max(tree.depths, default=0) - request.num_layers, session.num_kept_ahead))
         self._stats.saved_s += num_spared * self._stats.t_s.value
         # were there more targets, nothing would run ahead, and these layers would be waited for
         spoke.add_layers(request.num_layers + num_spared)

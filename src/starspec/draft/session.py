@@ -117,6 +117,7 @@ class DraftSession:
         self.pace = Pace()
         self.ahead_choice = ahead
         self.is_rationed = False  # the target has had its share: the next proposal is to be empty
+        self.num_kept_ahead = 0  # nodes forwarded ahead that the last verdict left true
         self.num_wasted = 0  # nodes forwarded ahead that the last verdict ruled out, or that went with the row
         self.opinion = NO_DRAFT.opinion  # what is asked about each node
         self.last_used_s = now
@@ -216,10 +217,10 @@ class DraftSession:
             return False
         return message.token_ids[: len(self.token_ids)] == self.token_ids
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether its target wants drafts of it: one is owed, or in verification."""
-        return self.request is not None or self.in_verification is not None
+    def is_asking(self, since_s: float) -> bool:
+        """Whether its target wants drafts of it: one is owed, or in verification since then or later."""
+        proposal = self.in_verification
+        return self.request is not None or (proposal is not None and proposal.since_s >= since_s)
 
     @property
     def is_asked_otherwise(self) -> bool:
@@ -280,13 +281,13 @@ class DraftSession:
     def reroot(self, token_ids: list[int]) -> Survivors:
         """Commit what the target committed. Returns: what of the tree's K/V is still true.
 
-        Effects: `token_ids`, `tree`, `num_wasted`, the counts. Does not touch the row.
+        Effects: `token_ids`, `tree`, `num_kept_ahead`, `num_wasted`, the counts. Does not touch the row.
         """
         num_forwarded = len(self.tree.forwarded)
         survivors = self.tree.reroot(token_ids)
         first_ahead = num_forwarded if self.in_verification is None else self.in_verification.num_forwarded
-        num_used = sum(slot >= first_ahead for slot in (*survivors.path, *survivors.kept))
-        self.num_wasted = max(0, num_forwarded - first_ahead - num_used)
+        self.num_kept_ahead = sum(slot >= first_ahead for slot in (*survivors.path, *survivors.kept))
+        self.num_wasted = max(0, num_forwarded - first_ahead - self.num_kept_ahead)
         self.token_ids += token_ids
         if self.is_drawn:
             self._dice = dice_after(self._dice, token_ids)

@@ -11,7 +11,7 @@ from starspec.config import HubConfig
 from starspec.draft.ahead import AheadChoice
 from starspec.draft.buffer import RequestBuffer
 from starspec.draft.capacity import num_full, typical
-from starspec.draft.places import Load, Places
+from starspec.draft.places import PAUSE_S, Load, Places
 from starspec.draft.rate_limit import TokenBucket
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftSession
@@ -77,18 +77,18 @@ class Spokes:
         """Whether the target is drafted for: it may ask for it with every tag that is to get draft tokens."""
         if self._places is None or self._places.is_held(session_id):
             return True
-        return bool(budget.num_draft_tokens) and self._places.ask(session_id, self._load(), now)
+        return bool(budget.num_draft_tokens) and self._places.ask(session_id, self._load(now), now)
 
     def review(self, now: float) -> None:
         """Take back places that others need more, if it is time to look."""
         if self._places is not None and self._places.is_review_due(now):
             for session_id, num_tags in Counter(key.session_id for key in self._sessions).items():
                 self._spokes[session_id].note_sessions(num_tags)
-            self._places.review(self._load(), now)
+            self._places.review(self._load(now), now)
 
-    def count(self, stats: HubStats) -> None:
+    def count(self, stats: HubStats, now: float) -> None:
         """Say what is known of how many targets there may be. Effects: the statistics."""
-        load = self._load()
+        load = self._load(now)
         demands = [demand for name, demand in load.demands.items() if name in load.busy]
         stats.num_full = 0
         if demands and load.cost is not None:
@@ -106,12 +106,12 @@ class Spokes:
             for name, spoke in self._spokes.items()
         }
 
-    def _load(self) -> Load:
+    def _load(self, now: float) -> Load:
         demands = {name: spoke.demand() for name, spoke in self._spokes.items()}
         return Load(
             {name: demand for name, demand in demands.items() if demand is not None},
             {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
-            frozenset(key.session_id for key, session in self._sessions.items() if session.is_asking),
+            frozenset(key.session_id for key, session in self._sessions.items() if session.is_asking(now - PAUSE_S)),
             self._buffer.layer_cost,
             self._buffer.max_sessions,
             frozenset(key.session_id for key in self._sessions),
