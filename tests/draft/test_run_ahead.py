@@ -138,6 +138,18 @@ def test_a_layer_that_a_verdict_leads_to_goes_on() -> None:
     assert star.hub.stats.num_hits == 1
 
 
+def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:
+    star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    old = tag.verdict(tag.told_otherwise(0), NUM_NODES)
+    star.say("a", old)
+    proposed(star, tag)
+    num_before = star.hub.stats.num_ahead_nodes
+    star.step(is_in_vain=lambda: star.hub.is_in_vain([(SessionId("a"), old)]))
+    assert star.hub.stats.num_ahead_nodes > num_before
+
+
 def test_a_layer_goes_on_while_it_is_of_use_to_anybody() -> None:
     star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
     for tag in tags:

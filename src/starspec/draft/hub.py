@@ -157,8 +157,15 @@ class DraftHub:
 
     def is_in_vain(self, news: Iterable[tuple[SessionId, TargetToHub]]) -> bool:
         """Whether nothing of the layer that runs ahead is of use once these messages are handled."""
-        about_tags = [(name, message) for name, message in news if isinstance(message, Open | Verdict | Close)]
-        return self._buffer.is_in_vain({TagKey(name, message.tag): message for name, message in about_tags})
+        about_tags = [
+            (TagKey(name, message.tag), message)
+            for name, message in news
+            if isinstance(message, Open | Verdict | Close)
+        ]
+        held = [(key, message) for key, message in about_tags if key in self._sessions]
+        return self._buffer.is_in_vain(  # a stale message will change nothing
+            {key: message for key, message in held if message.epoch > self._sessions[key].link.epoch}
+        )
 
     def abandon_layer(self, now: float) -> None:
         """After `step` raised: drop the sessions of that layer, and ask their targets to open them anew.
