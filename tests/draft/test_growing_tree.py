@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import exp, log
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starspec.draft import growing_tree
 from starspec.draft.growing_tree import Children, GrowingTree, Guess
 from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.node_draft import Drawing, NodeDraft
@@ -49,6 +51,44 @@ def paths(tree: DraftTree) -> list[Path]:
 def drafts(tree: DraftTree) -> dict[Path, NodeDraft]:
     """What was drawn, by path."""
     return {(() if node == ROOT else paths(tree)[node]): draft for node, draft in tree.drafts.items()}
+
+
+def to_prepare_slowly(
+    tree: GrowingTree, prefix: Path, budget: DraftBudget, proposed: list[int], num_nodes: int
+) -> list[int]:
+    """`GrowingTree.to_prepare` by its definition: each time, below every outcome, from the first layer on."""
+    nodes = range(len(tree.token_ids))
+    paths = {node: tuple(tree.path(node)) for node in nodes}
+    below = {node: [child for child in nodes if tree.parent(child) == node] for node in tree.expanded}
+    confidences = {
+        node: {guess.token_id: guess.log_confidence for guess in children((*prefix, *path[:-1]), 10).guesses}[path[-1]]
+        for node, path in paths.items()
+    }
+    scores = {ROOT: 0.0}
+    for node in nodes:
+        scores[node] = scores[tree.parent(node)] + confidences[node]
+
+    def missing_below(root: int) -> list[int]:
+        likeness: dict[int, float] = {}
+        layer = [root]
+        for _ in range(budget.num_steps):
+            if unknown := [node for node in layer if node not in below]:
+                return unknown
+            reached = [child for node in layer for child in below[node][: budget.top_k]]
+            for child in reached:
+                likeness[child] = likeness.get(tree.parent(child), 0.0) + confidences[child]
+            likely = sorted(likeness, key=likeness.__getitem__, reverse=True)[: budget.num_draft_tokens]
+            hopeful = [node for node in reached if node in likely and exp(likeness[node]) >= budget.p_min]
+            open_ended = [node for node in hopeful if tree.token_ids[node] != END]
+            layer = sorted(open_ended, key=likeness.__getitem__, reverse=True)[: budget.top_k]
+        return []
+
+    ends = [ROOT, *proposed]
+    missing = {node: [node] for node in ends if node not in below}
+    missing |= {root: missing_below(root) for node in ends for root in below.get(node, ()) if root not in proposed}
+    outcomes = sorted((root for root in missing if tree.token_ids[root] != END), key=lambda root: (-scores[root], root))
+    chosen = [node for root in outcomes for node in missing[root]][:num_nodes]
+    return sorted(chosen, key=lambda node: len(paths[node]))
 
 
 doubts = st.sampled_from((0.0, 0.0, 0.1, 0.5))  # p_min
@@ -222,3 +262,49 @@ def test_what_follows_a_part_of_a_chain_is_prepared_from_where_that_part_ends() 
         root, *below = path[num_right:] or [0]
         for depth, token_id in enumerate(below):
             assert token_id == guesses((*proposed[:num_right], root, *below[:depth]))[0], "one chain for each outcome"
+
+
+@settings(max_examples=300)
+@given(budgets, budgets, st.integers(2, 5), st.data())
+def test_what_is_prepared_is_what_looking_below_every_outcome_anew_chooses(
+    budget: DraftBudget, other: DraftBudget, width: int, data: st.DataObject
+) -> None:
+    tree, prefix = GrowingTree([END]), ()
+
+    def expand(nodes: list[int]) -> None:
+        for node in nodes:
+            tree.expand(node, children((*prefix, *tree.path(node)), max(width, budget.top_k)), budget.opinion)
+
+    for _ in range(3):
+        while nodes := tree.to_forward(budget):
+            expand(nodes)
+        proposed = tree.proposed(budget)
+        proposed = proposed[: data.draw(st.integers(0, len(proposed)), label="a beginning")]
+        for _ in range(data.draw(st.integers(1, 6), label="layers")):
+            num_nodes = data.draw(st.integers(0, 9), label="nodes")
+            nodes = tree.to_prepare(budget, proposed, num_nodes)
+            assert nodes == to_prepare_slowly(tree, prefix, budget, proposed, num_nodes)
+            expand([node for node in nodes if data.draw(st.booleans(), label="expanded")])
+            if data.draw(st.booleans(), label="and asked for otherwise"):
+                nodes = tree.to_prepare(other, proposed[:1], num_nodes)
+                assert nodes == to_prepare_slowly(tree, prefix, other, proposed[:1], num_nodes)
+                expand(tree.to_forward(other))
+        known = data.draw(st.sampled_from([tuple(tree.path(node)) for node in range(len(tree.token_ids))]))
+        verdict = known[: data.draw(st.integers(1, len(known)))]
+        tree.reroot(verdict)
+        prefix, budget = (*prefix, *verdict), data.draw(st.sampled_from([budget, other]))
+
+
+def test_to_find_what_to_prepare_no_layer_is_walked_twice() -> None:
+    budget = DraftBudget(20, 5, 3)
+    tree, num_prepared = GrowingTree(), 0
+    grow(tree, (), budget)
+    proposed = tree.proposed(budget)
+    num_known = len(tree.expanded) - len(tree.expanded & {ROOT, *proposed})
+    with mock.patch.object(growing_tree, "_likeliest", wraps=growing_tree._likeliest) as walked:
+        while num_prepared < 200 and (nodes := tree.to_prepare(budget, proposed, 4)):
+            num_prepared += len(nodes)
+            for node in nodes:
+                tree.expand(node, children(tuple(tree.path(node)), budget.top_k), budget.opinion)
+    assert num_prepared >= 200
+    assert walked.call_count <= num_known + num_prepared

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence, Set
 from math import exp
+from operator import itemgetter
 from typing import NamedTuple
 
 from starspec.errors import OurBug
@@ -33,12 +35,46 @@ class Survivors(NamedTuple):
     kept: list[int]  # these belong to nodes below the new root
 
 
-class _Walk(NamedTuple):
-    """What a walk along the layers found."""
+class _Walk:
+    """Along EAGLE-2's layers below a node, as far as they are known; goes on from there when more is known.
 
-    budget: DraftBudget
-    scores: dict[int, float]  # nodes with their log-confidences, layer by layer
-    to_expand: list[int]  # nodes that must be expanded to go on
+    What is expanded stays as it is until a verdict, so no layer is walked twice.
+    """
+
+    def __init__(self, budget: DraftBudget, start: int) -> None:
+        self.budget = budget
+        self.scores: dict[int, float] = {}  # nodes with their log-confidences below `start`, layer by layer
+        self.to_expand = [start]  # of the layer that was reached
+        self.num_layers = 0  # behind it
+
+
+class _Outcome(NamedTuple):
+    """A node that is the next root, if a verdict leads to it; or one whose children are such nodes, once known."""
+
+    doubt: float  # minus the log of how likely the path to it is: the likeliest sorts first
+    node: int
+    depth: int
+
+
+class _Outlook:
+    """The outcomes of one proposal below which something may be missing, as far as they were looked at.
+
+    Args:
+        budget: of the proposal that follows.
+        ends: where the guesses that are right may end: the root and what is proposed.
+    """
+
+    def __init__(self, budget: DraftBudget, ends: Set[int]) -> None:
+        self.budget = budget
+        self.ends = ends
+        self.outcomes = [_Outcome(0.0, ROOT, 0)]  # likeliest first
+        self._walks: dict[int, _Walk] = {}
+
+    def walk(self, outcome: _Outcome) -> _Walk:
+        walk = self._walks.get(outcome.node)
+        if walk is None:
+            walk = self._walks[outcome.node] = _Walk(self.budget, outcome.node)
+        return walk
 
 
 class GrowingTree:
@@ -49,9 +85,9 @@ class GrowingTree:
                                                       but none whose children would be too unlikely to be proposed
 
     A node is *expanded* (its children are known) when it has been forwarded, and its K/V then lies in the slots behind
-    the committed prefix. Which nodes are expanded and proposed is computed anew from the root each time, so that the
-    whole proposal is a function of the committed tokens and the budget alone, whatever was grown before; a chain that
-    is handed over in part is a beginning of it.
+    the committed prefix. Which nodes are expanded and proposed is computed from the root, so that the whole proposal
+    is a function of the committed tokens and the budget alone, whatever was grown before; a chain that is handed over
+    in part is a beginning of it.
 
     Args:
         end_token_ids: nothing comes after these.
@@ -70,7 +106,7 @@ class GrowingTree:
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
         self._drafts: dict[int, NodeDraft] = {}  # expanded node -> what its children were drawn from, if they were
-        self._walk: _Walk | None = None  # the last one, while it is true
+        self._forget_walks()
 
     @property
     def is_rooted(self) -> bool:
@@ -88,7 +124,7 @@ class GrowingTree:
 
     def to_forward(self, budget: DraftBudget) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""
-        return self._grown(budget).to_expand
+        return self._go_on(self._from_root(budget))
 
     def segment(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token ids and parents of the forwarded nodes and then of `nodes`, as a `Segment` wants them."""
@@ -120,7 +156,6 @@ class GrowingTree:
         if children.draft is not None:
             self._drafts[node] = children.draft
         self.opinion = opinion
-        self._walk = None
         if node != ROOT:
             self.forwarded.append(node)
 
@@ -144,12 +179,12 @@ class GrowingTree:
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
             tuple(place[self._parents[node]] for node in order),
-            self._told(self._grown(budget).scores, place),
+            self._told(self._grown(budget), place),
         )
 
     def proposed(self, budget: DraftBudget) -> list[int]:
         """The nodes of `best`, in its order."""
-        likely: Mapping[int, float] = self._grown(budget).scores
+        likely: Mapping[int, float] = self._grown(budget)
         if budget.p_proposed:
             likely = {node: score for node, score in likely.items() if exp(score) >= budget.p_proposed}
         if budget.is_chain:
@@ -167,22 +202,33 @@ class GrowingTree:
                         │    └─── e ── f       Then f is worth as much as e: what the path to e is likely.
                         └─── d
 
+        This runs for each session before each layer that runs ahead, and a request may wait for it. So it looks at
+        no more outcomes than it takes nodes of, walks on below them from where it was, and drops what is complete.
+
         Args:
             budget: of what is being verified, and will be asked for next.
-            proposed: what is being verified; since then, the tree may have grown.
+            proposed: what is being verified, a proposal of this tree or the beginning of one; since then, the tree
+                may have grown.
             num_nodes: at most so many.
         Returns: nodes in order of their depth; [] when there is nothing to prepare.
         """
-        ends = [ROOT, *proposed]
-        outcomes = {child for node in ends for child in self._children.get(node, ())}.difference(proposed)
-        scores, depths = self._of_all()
-        missing = {node: [node] for node in ends if node not in self._children}
-        missing |= {root: self._walked(budget, root)[1] for root in outcomes}
-        chosen: list[int] = []
-        for node in sorted(missing, key=lambda node: (-scores[node], node)):
-            if self.token_ids[node] not in self._end_token_ids:
-                chosen += missing[node]
-        return sorted(chosen[:num_nodes], key=depths.__getitem__)
+        outlook = self._outlook_from(budget, frozenset((ROOT, *proposed)))
+        outcomes = outlook.outcomes
+        chosen: list[tuple[int, int]] = []  # depths and nodes
+        place = 0
+        while place < len(outcomes) and len(chosen) < num_nodes:
+            outcome = outcomes[place]
+            if outcome.node in outlook.ends and outcome.node in self._children:
+                self._look_below(outcomes.pop(place), outcomes)
+                continue
+            walk = outlook.walk(outcome)
+            missing = self._go_on(walk)
+            if not missing:
+                del outcomes[place]
+                continue
+            chosen += [(outcome.depth + walk.num_layers, node) for node in missing]
+            place += 1
+        return [node for _, node in sorted(chosen[:num_nodes], key=itemgetter(0))]
 
     def reroot(self, token_ids: Sequence[int]) -> Survivors:
         """Follow committed tokens down the tree; the node that they lead to is the new root.
@@ -213,12 +259,34 @@ class GrowingTree:
         if any(self._parents[node] not in (ROOT, *self.forwarded[:slot]) for slot, node in enumerate(self.forwarded)):
             raise OurBug(f"forwarded {self.forwarded} before their parents")
 
-    def _grown(self, budget: DraftBudget) -> _Walk:
-        """Walk EAGLE-2's layers from the root as far as they are known; once, until something changes."""
-        walk = self._walk
+    def _forget_walks(self) -> None:
+        """Nodes have other numbers now."""
+        self._root_walk: _Walk | None = None  # the last one from the root
+        self._outlook: _Outlook | None = None  # the last one
+
+    def _from_root(self, budget: DraftBudget) -> _Walk:
+        walk = self._root_walk
         if walk is None or (walk.budget is not budget and walk.budget != budget):
-            walk = self._walk = _Walk(budget, *self._walked(budget))
+            walk = self._root_walk = _Walk(budget, ROOT)
         return walk
+
+    def _grown(self, budget: DraftBudget) -> Mapping[int, float]:
+        """Nodes of EAGLE-2's layers from the root as far as they are known, with their log-confidences."""
+        walk = self._from_root(budget)
+        self._go_on(walk)
+        return walk.scores
+
+    def _outlook_from(self, budget: DraftBudget, ends: Set[int]) -> _Outlook:
+        outlook = self._outlook
+        if outlook is None or outlook.budget != budget or outlook.ends != ends:
+            outlook = self._outlook = _Outlook(budget, ends)
+        return outlook
+
+    def _look_below(self, end: _Outcome, outcomes: list[_Outcome]) -> None:
+        """Put its children among the outcomes, all of them behind it: nothing is likelier than its ancestors."""
+        for child in self._children[end.node]:
+            if self.token_ids[child] not in self._end_token_ids:
+                insort(outcomes, _Outcome(end.doubt - self._log_confidences[child], child, end.depth + 1))
 
     def _followed(self, token_ids: Sequence[int]) -> list[int]:
         """Nodes that the tokens lead to, one after the other, as far as they are in the tree."""
@@ -237,53 +305,39 @@ class GrowingTree:
             yield node
             node = self._parents[node]
 
-    def _of_all(self) -> tuple[dict[int, float], dict[int, int]]:
-        """Log-confidence of the path to each node, and its depth; the root's are 0."""
-        scores, depths = {ROOT: 0.0}, {ROOT: 0}
-        for node, parent in enumerate(self._parents):  # parents come first
-            scores[node] = scores[parent] + self._log_confidences[node]
-            depths[node] = depths[parent] + 1
-        return scores, depths
+    def _go_on(self, walk: _Walk) -> list[int]:
+        """Walk as far as layers are known. Returns: nodes that must be expanded to go further; [] at the end."""
+        next_layer = self._next_layer if walk.budget.opinion.is_rated else self._next_of_chain
+        while walk.to_expand and walk.num_layers < walk.budget.num_steps:
+            unknown = [node for node in walk.to_expand if node not in self._children]
+            if unknown:
+                return unknown
+            walk.to_expand = next_layer(walk)
+            walk.num_layers += 1
+        return []
 
-    def _walked(self, budget: DraftBudget, root: int = ROOT) -> tuple[dict[int, float], list[int]]:
+    def _next_layer(self, walk: _Walk) -> list[int]:
         """EAGLE-2's rule, less what it expands in vain, and what is too unlikely to be reached.
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
         layers so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
         the drafter is at a loss it is complete after fewer layers.
         """
-        if not budget.opinion.is_rated:
-            return self._walked_chain(budget.num_steps, root)
-        scores: dict[int, float] = {}
-        to_expand = [root]
-        for _ in range(budget.num_steps):
-            unknown = [node for node in to_expand if node not in self._children]
-            if unknown:
-                return scores, unknown
-            layer = [child for node in to_expand for child in self._children[node][: budget.top_k]]
-            for child in layer:
-                scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
-            likely = _likeliest(scores, budget.num_draft_tokens)
-            hopeful = [node for node in layer if node in likely and exp(scores[node]) >= budget.p_min]
-            open_ended = [node for node in hopeful if self.token_ids[node] not in self._end_token_ids]
-            to_expand = sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
-        return scores, []
+        budget, scores = walk.budget, walk.scores
+        layer = [child for node in walk.to_expand for child in self._children[node][: budget.top_k]]
+        for child in layer:
+            scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
+        likely = _likeliest(scores, budget.num_draft_tokens)
+        hopeful = [node for node in layer if node in likely and exp(scores[node]) >= budget.p_min]
+        open_ended = [node for node in hopeful if self.token_ids[node] not in self._end_token_ids]
+        return sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
 
-    def _walked_chain(self, num_steps: int, root: int) -> tuple[dict[int, float], list[int]]:
+    def _next_of_chain(self, walk: _Walk) -> list[int]:
         """The same for the commonest tree: this runs for each session between two layers."""
-        scores: dict[int, float] = {}
-        node = root
-        while len(scores) < num_steps:
-            children = self._children.get(node)
-            if children is None:
-                return scores, [node]
-            if not children:
-                break
-            scores[children[0]] = 0.0
-            node = children[0]
-            if self.token_ids[node] in self._end_token_ids:
-                break
-        return scores, []
+        likeliest = self._children[walk.to_expand[0]][:1]
+        for child in likeliest:
+            walk.scores[child] = 0.0
+        return [child for child in likeliest if self.token_ids[child] not in self._end_token_ids]
 
     def _told(self, walked: Iterable[int], place: Mapping[int, int]) -> dict[int, NodeDraft]:
         """What was drawn below each proposed node, even if no child of it is proposed.
@@ -306,7 +360,7 @@ class GrowingTree:
 
     def _keep_below(self, root: int, slots: dict[int, int]) -> list[int]:
         """Drop all but the nodes below `root`. Returns: their slots, in order."""
-        self._walk = None
+        self._forget_walks()
         new = {root: ROOT}
         for node, parent in enumerate(self._parents):  # parents come first
             if parent in new:
