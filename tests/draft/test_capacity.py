@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_star import SyntheticStar
 
@@ -96,6 +96,31 @@ def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost:
     assert number == 12 or not gain(number + 1)
 
 
+def num_max_one_by_one(found: list[Demand], cost: LayerCost, width: int | None, limit: int) -> int:
+    """`num_max` by its definition."""
+    gaining = [each for each in found if gains(each, [], cost, width, 0.0)]
+    served = [*gaining, *[typical(gaining)] * limit] if gaining else []
+    for count in range(2, min(limit, len(served)) + 1):
+        if losers(served[:count], cost, width, 0.0):
+            return count - 1
+    return limit if gaining else 1
+
+
+def on_the_edge(found: list[Demand], cost: LayerCost, width: int | None, count: int) -> list[Demand]:
+    """The same, with plain speeds that the first so many reach to the last bit if just they are served."""
+    rates = predicted_rates(found[:count], cost, width)
+    return [replace(each, plain_tokens_per_s=rate) for each, rate in zip(found, rates, strict=False)] + found[count:]
+
+
+@settings(max_examples=300)
+@given(st.lists(demands, min_size=1, max_size=20), costs, widths, st.integers(0, 20), st.integers(1, 40))
+def test_n_max_is_what_one_by_one_finds(
+    found: list[Demand], cost: LayerCost, width: int | None, count: int, limit: int
+) -> None:
+    found = on_the_edge(found, cost, width, count) if count else found
+    assert num_max(found, cost, width, limit) == num_max_one_by_one(found, cost, width, limit)
+
+
 @given(st.lists(demands, min_size=1, max_size=6), costs, widths)
 def test_who_loses_is_slower_than_plain_by_the_margin(found: list[Demand], cost: LayerCost, width: int | None) -> None:
     rates = predicted_rates(found, cost, width)
@@ -115,17 +140,18 @@ def test_nobody_is_faster_for_one_target_more(
 ) -> None:
     before = predicted_rates(found, cost, width)
     after = predicted_rates([*found, newcomer], cost, width)
-    assert all(later <= earlier * (1 + 1e-3) for earlier, later in zip(before, after, strict=False))
+    assert all(later <= earlier for earlier, later in zip(before, after, strict=False))
 
 
-@given(st.lists(demands, min_size=1, max_size=6), costs, widths)
+@given(st.lists(demands, min_size=1, max_size=30), costs, widths)
 def test_the_largest_number_of_targets_is_found_with_few_looks(
     found: list[Demand], cost: LayerCost, width: int | None
 ) -> None:
+    """However many are known: a hub that is full looks twice a second."""
     limit = 256
     with mock.patch.object(capacity, "losers", wraps=capacity.losers) as looks:
         largest = num_max(found, cost, width, limit)
-    assert looks.call_count <= len(found) + 9
+    assert looks.call_count <= 9
     gaining = [each for each in found if gains(each, [], cost, width, 0.0)]
     if gaining and largest >= len(gaining):
         supposed = typical(gaining)

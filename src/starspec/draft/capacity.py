@@ -9,9 +9,10 @@ T = max(S + Z, N S), the paper's equations 8 to 10.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, fsum, inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -42,14 +43,17 @@ class Demand:
 def predicted_rates(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None) -> list[float]:
     """Tokens a second of one sequence of each target, if the hub serves exactly these.
 
+    One target more makes none of the others faster, not by a bit: each step from demands to rates is monotone, of
+    floats too, because `fsum` and the operators round to the nearest number. `num_max` searches by halves for that.
+
     Args:
         max_sessions: in one layer, at most.
     """
-    num_sessions = sum(each.num_sessions for each in demands)
+    num_sessions = fsum(each.num_sessions for each in demands)
     width = num_sessions if max_sessions is None else min(num_sessions, max_sessions)
     layer_s, served_once_s = cost.seconds(_sessions_in_a_layer(demands, cost, width)), 0.0
     if width < num_sessions:
-        served_once_s = sum(each.num_sessions * each.num_layers for each in demands) * cost.seconds(width) / width
+        served_once_s = fsum(each.num_sessions * each.num_layers for each in demands) * cost.seconds(width) / width
     return [each.num_tokens / max(each.num_layers * layer_s + each.return_s, served_once_s) for each in demands]
 
 
@@ -81,16 +85,13 @@ def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None
     gaining = [each for each in demands if gains(each, [], cost, max_sessions, 0.0)]
     if not gaining:
         return 1
-    supposed, num_known = typical(gaining), min(len(gaining), limit)
+    supposed = typical(gaining)
 
     def is_too_many(num_targets: int) -> bool:
         served = [*gaining, *[supposed] * (num_targets - len(gaining))][:num_targets]
         return bool(losers(served, cost, max_sessions, 0.0))
 
-    for num_targets in range(2, num_known + 1):
-        if is_too_many(num_targets):
-            return num_targets - 1
-    return num_known + bisect_left(range(num_known + 1, limit + 1), True, key=is_too_many)  # one more helps nobody
+    return 1 + bisect_left(range(2, limit + 1), True, key=is_too_many)  # one more helps nobody: `predicted_rates`
 
 
 def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:
@@ -115,13 +116,20 @@ def typical(demands: Sequence[Demand]) -> Demand:
 
 
 def _sessions_in_a_layer(demands: Sequence[Demand], cost: LayerCost, most: float) -> float:
-    """b: by Little's law, as many as the share of a round that each spends drafting, added up; 1 to `most`."""
+    """b: by Little's law, as many as the share of a round that each spends drafting, added up; 1 to `most`.
+
+    The share d c / (d c + Z) is written so that c stands in it once: then longer layers never make it less. Targets
+    that ask for the same are added up together: where N_max is looked for, most of them are supposed ones.
+    """
+    alike = Counter(
+        (each.num_sessions, each.return_s / each.num_layers if each.num_layers else inf) for each in demands
+    )
+    shares = [(num_sessions * count, away_s) for (num_sessions, away_s), count in alike.items()]
     together = most
     for _ in range(NUM_STEPS):
-        layer_s = cost.seconds(together)
-        drafting = sum(
-            each.num_sessions * each.num_layers * layer_s / (each.num_layers * layer_s + each.return_s)
-            for each in demands
-        )
+        layer_s, before = cost.seconds(together), together
+        drafting = fsum(num_sessions / (1.0 + away_s / layer_s) for num_sessions, away_s in shares)
         together = min(most, max(1.0, drafting))
+        if together == before:
+            break
     return together
