@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from starspec.cache import ragged
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 from starspec.errors import CacheRangeError, ConfigError, NoFreeRow, OurBug
 
@@ -282,3 +283,12 @@ def test_a_budget_in_bytes_is_as_many_rows_as_fit_and_one_for_none_is_a_sentence
         assert RaggedCache.within((num_rows + 1) * row_bytes - 1, *shape).num_bytes == num_rows * row_bytes
     with pytest.raises(ConfigError, match=f"one of {KEY_BLOCK} tokens, drafts included, takes {row_bytes}"):
         RaggedCache.within(row_bytes - 1, *shape)
+
+
+def test_a_budget_above_the_machines_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (2, 5, KEY_BLOCK, 3, 4)
+    row_bytes = RaggedCache(*shape).num_bytes // 5
+    monkeypatch.setattr(ragged, "machine_bytes", lambda: 3 * row_bytes)
+    assert RaggedCache.within(3 * row_bytes, *shape).num_rows == 3
+    with pytest.raises(ConfigError, match=f"more than this machine's memory, {3 * row_bytes} bytes; allow less"):
+        RaggedCache.within(3 * row_bytes + 1, *shape)

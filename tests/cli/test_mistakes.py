@@ -98,6 +98,10 @@ MISTAKES = {
         ("draft", "--draft", "synthetic:role=draft", "--kv-budget", "1KiB", "--port", "0"),
         "a KV budget of 1024 bytes holds no sequence",
     ),
+    "more memory than there is": (
+        ("draft", "--draft", "synthetic:role=draft", "--kv-budget", "999999GiB", "--port", "0"),
+        "a KV budget of 1073740750258176 bytes is more than this machine's memory",
+    ),
     "memory without keys and values": (
         ("draft", "--spec-method", "ngram", "--kv-budget", "1GiB"),
         "--kv-budget is of draft models",

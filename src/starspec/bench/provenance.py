@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 import starspec
+from starspec.cache.machine import machine_bytes
 from starspec.models.locate import is_synthetic, locate
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")
@@ -64,7 +65,7 @@ def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
         cpu=_cpu_name(),
         num_cores=_num_cores(),
         num_threads=torch.get_num_threads(),
-        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        memory_gib=round(machine_bytes() / 2**30, 1),
         devices=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         models={name: hash_model(model) for name, model in (models or {}).items()},
     )

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from starspec.cache.machine import machine_bytes
 from starspec.cache.sequence_rows import SequenceRows, check_increasing
 from starspec.errors import CacheRangeError, ConfigError
 
@@ -82,9 +83,15 @@ class RaggedCache(SequenceRows):
     ) -> RaggedCache:
         """A cache of as many rows as fit into so much memory; of `num_rows` if that is None.
 
-        Raises: ConfigError if not even one row fits.
+        Raises: ConfigError if not even one row fits, or if it is more than the machine has. Of memory that is not the
+            machine's own, as a GPU's, torch says what there is.
         """
         if num_bytes is not None:
+            if torch.device(device).type == "cpu" and num_bytes > machine_bytes():
+                raise ConfigError(
+                    f"a KV budget of {num_bytes} bytes is more than this machine's memory, {machine_bytes()} bytes; "
+                    "allow less"
+                )
             num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
             num_rows = num_bytes // num_row_bytes
             if num_rows < 1:
