@@ -51,6 +51,14 @@ MISTAKES = {
         ("draft", "--spec-method", "ngram", "--weights", "target-0"),
         "--weights must be NAME=NUMBER,..., as in target-0=3,target-1=1, not 'target-0'",
     ),
+    "a weight for nobody": (
+        ("draft", "--spec-method", "ngram", "--weights", "target-0=1, =3"),
+        "--weights must be NAME=NUMBER,..., as in target-0=3,target-1=1, not 'target-0=1, =3'",
+    ),
+    "two weights for one": (
+        ("draft", "--spec-method", "ngram", "--weights", "target-0=5, target-0 =6"),
+        "--weights names 'target-0' twice, in 'target-0=5, target-0 =6': give it one number",
+    ),
     "a weight out of range": (
         ("draft", "--spec-method", "ngram", "--weights", "target-0=0"),
         "the weight of 'target-0' must be 0.01 to 100, got 0",

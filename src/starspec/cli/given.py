@@ -43,16 +43,19 @@ def _numbers(text: str | None, option: str, read: Callable[[str], Number], examp
 
 
 def by_name(text: str | None, option: str) -> dict[str, float]:
-    """What was given as name=3,other=1. Raises: ConfigError naming the option unless it is that."""
+    """What was given as name=3,other=1. Raises: ConfigError naming the option unless it is that, each name once."""
     found: dict[str, float] = {}
     for each in text.split(",") if text else ():
-        name, _, number = each.rpartition("=")
+        name, _, number = (part.strip() for part in each.rpartition("="))
         try:
-            found[name.strip()] = float(number)
+            value = float(number)
         except ValueError:
             name = ""
         if not name:
             raise ConfigError(f"{option} must be NAME=NUMBER,..., as in target-0=3,target-1=1, not '{text}'")
+        if name in found:
+            raise ConfigError(f"{option} names '{name}' twice, in '{text}': give it one number")
+        found[name] = value
     return found
 
 
