@@ -225,7 +225,11 @@ class ToyTag:
 
     def expected_tree(self, max_draft_tokens: int = 8, max_len: int = 64) -> ReferenceTree:
         budget = self.budget.limited(num_draft_tokens=max_draft_tokens, num_steps=max_draft_tokens)
-        return reference_tree(self.token_ids, self.prompt_len, self.law, budget, max_len, self.method)
+        return self.expected_after([], budget, max_len)
+
+    def expected_after(self, accepted: Sequence[int], budget: DraftBudget, max_len: int) -> ReferenceTree:
+        """What a fresh drafter would propose, had its target committed these tokens too."""
+        return reference_tree([*self.token_ids, *accepted], self.prompt_len, self.law, budget, max_len, self.method)
 
     def expected(self, num_draft_tokens: int = 4, max_len: int = 64) -> list[int]:
         return reference_chain(self.token_ids, self.prompt_len, self.law, num_draft_tokens, max_len)

@@ -1,8 +1,9 @@
 """Random lives of many tags: whatever happens, rows are accounted for and each proposal is its own tag's.
 
-A seed is one example of one of the machines below: one random life of a hub with up to three targets, of about
-NUM_STEPS messages, lost messages, repeated messages and layers in virtual time. `LIVES` says how many each setting of
-the hub has; they are MIN_SEEDS or more in all, the same in every run.
+A seed is one example of one of the machines below: one random life of a hub with up to three targets. Some are there
+from the first, with up to six tags; then come up to NUM_STEPS messages, lost messages, repeated messages, rounds of all
+tags and layers in virtual time. `LIVES` says how many each setting of the hub has; they are MIN_SEEDS or more in all,
+the same in every run.
 
 In each of them: epochs never go back, a message that is stale changes nothing, no tag sees another's tokens (a proposal
 is that of a fresh drafter that knows this tag alone), and so what a target emits is what it would emit alone.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -29,8 +31,8 @@ from hypothesis.stateful import (
 
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixNames
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
-from starspec.draft.ahead import NUM_ROUNDS
 from starspec.draft.scheduler import TagKey
+from starspec.draft.session import NUM_OUTCOMES
 from starspec.draft.spoke import MIN_ROUNDS
 from starspec.ids import Epoch, SessionId, TargetId
 from starspec.speculation.budget import DraftBudget
@@ -40,7 +42,6 @@ from starspec.wire.messages import HubToTarget, Proposal, Verdict
 from starspec.wire.session import TagState
 
 MAX_LEN = 40
-NUM_ROWS = 3
 LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
 
 MAX_NODES = 6
@@ -48,10 +49,21 @@ DOUBTS = (0.0, 0.02, 0.3, 1.0)  # p_min
 CHAINS = [DraftBudget.chain(*each) for each in itertools.product(range(6), DOUBTS)]
 TREES = [DraftBudget(*each) for each in itertools.product((1, 2, 4, 6, 9), (1, 2, 3, 4), (2, 3), DOUBTS)]
 
+EVICTION = "an eviction"
+HIT = "a hit"
+AHEAD = "a node drafted ahead"
+IN_PART = "a chain in part"
+OTHERS_WAIT = "a layer that goes on while others wait"
+RATIONED = "a proposal beyond the rate"
+DECLINED = "a tag declined"
+FORECAST = "a forecast"
+TAKEN_OVER = "a prompt taken over"
+
 EVERYTHING = DraftBudget(MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, 4)
 
+BUDGETS = [*CHAINS, *CHAINS, *CHAINS, *TREES]
+wanted = st.sampled_from(BUDGETS)  # one draw: most of an example's time is drawing
 dice = st.integers(0, 2**16)
-wanted = st.sampled_from([*CHAINS, *CHAINS, *CHAINS, *TREES])  # one draw: most of an example's time is drawing
 
 
 class _Known(NamedTuple):
@@ -72,13 +84,14 @@ class Life(RuleBasedStateMachine):
     run_ahead: RunAhead = "off"
     limits: ClassVar[dict[str, Any]] = {}
     max_len: ClassVar[int] = MAX_LEN
-    must_meet: ClassVar[str | None] = None  # what must happen in some life of a kind, or it proves less than it says
+    num_rows: ClassVar[int] = 3
+    must_meet: ClassVar[set[str]] = {EVICTION}  # in some life of a kind, or it proves less than it says
     has_met: ClassVar[set[tuple[type[Life], str]]] = set()
 
     def __init__(self) -> None:
         super().__init__()
         self.star = ToyStar(
-            num_rows=NUM_ROWS,
+            num_rows=self.num_rows,
             max_len=self.max_len,
             prefill_chunk=6,
             max_draft_tokens=MAX_NODES,
@@ -94,9 +107,17 @@ class Life(RuleBasedStateMachine):
         self.overtaken: list[tuple[str, ToyTag, Verdict]] = []  # these messages
         self.arrived_s = 0.0  # the last message
 
-    @initialize(layer_s=st.sampled_from((0.0, 0.01, 0.9)))
-    def begin(self, layer_s: float) -> None:
+    @initialize(
+        layer_s=st.sampled_from((0.0, 0.1, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=dice
+    )
+    def begin(self, layer_s: float, num_targets: int, num_tags: int, seed: int) -> None:
+        """Targets that are there from the first, with more tags than rows in many a life."""
         self.star.runner.layer_s = layer_s
+        for _ in range(num_targets):
+            self.join()
+        chance = random.Random(seed)
+        for _ in range(num_tags):
+            self.open(chance.randrange(2**16), chance.choice(BUDGETS))
 
     # ---------------------------------------------------------------- what targets do
 
@@ -125,6 +146,21 @@ class Life(RuleBasedStateMachine):
         if tag.link.is_held:
             self._send(name, tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted))
 
+    @precondition(lambda self: self._open_tags())
+    @rule(seed=dice, num_rounds=st.integers(1, 2))
+    def go_on(self, seed: int, num_rounds: int) -> None:
+        """What mostly happens: whoever waits for nothing says something, and some layers follow."""
+        chance = random.Random(seed)
+        for _ in range(num_rounds):
+            self.star.clock.advance(chance.choice((0.01, 0.1, 1.0)))
+            for name, tag in self._open_tags():
+                if tag.link.is_held and tag.link.state is not TagState.DRAFTING and chance.random() < 0.7:
+                    ids = self._verdict_ids(tag, chance.randrange(2**16), chance.randint(0, 5), chance.random() < 0.7)
+                    keeps = tag.budget.num_draft_tokens and chance.random() < 0.7
+                    self._send(name, tag.verdict(ids, tag.budget if keeps else chance.choice(BUDGETS)))
+            for _ in range(chance.randint(1, 5)):
+                self._layer()
+
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
     def verdict_while_a_layer_runs(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
@@ -133,8 +169,7 @@ class Life(RuleBasedStateMachine):
         if not tag.link.is_held:
             return
         verdict = tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted)
-        for other, message in self.star.step(is_in_vain=lambda: self.star.hub.is_in_vain([(SessionId(name), verdict)])):
-            self._receive(other, message)
+        self._layer(lambda: self.star.hub.is_in_vain([(SessionId(name), verdict)]))
         self._send(name, verdict)
 
     @precondition(lambda self: self._open_tags())
@@ -191,41 +226,42 @@ class Life(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.star.clock.advance(1.0)
-        for name, message in self.star.step():
-            self._receive(name, message)
+        self._layer()
 
     @precondition(lambda self: self.star.hub.has_work)
     @rule()
     def give_a_layer_up(self) -> None:
         """If it is one that nobody waits for: then nothing has happened."""
-        for name, message in self.star.step(is_in_vain=lambda: True):
-            self._receive(name, message)
+        self._layer(lambda: True)
 
     @precondition(lambda self: self.star.hub.has_work)
     @rule()
     def drain(self) -> None:
         while self.star.hub.has_work:
-            for name, message in self.star.step():
-                self._receive(name, message)
-            self.rows_are_never_more_than_tags()
-        for _, tag in self._open_tags():
-            assert tag.link.state is not TagState.DRAFTING or tag in self.torn
+            self._layer()
+        assert not self._waits()
+
+    @precondition(lambda self: self._waits())
+    @rule()
+    def answer_all(self) -> None:
+        """The same, but what follows their proposals need not be prepared."""
+        while self._waits():
+            assert self.star.hub.has_work
+            self._layer()
 
     @invariant()
     def epochs_never_go_back(self) -> None:
-        known = {key: held.epoch for key, held in self._known().items()}
+        known = {key: session.link.epoch for key, session in self.star.hub._sessions.items()}
         assert all(epoch >= self.epochs.get(key, epoch) for key, epoch in known.items())
         self.epochs |= known
 
     @invariant()
     def rows_are_never_more_than_tags(self) -> None:
         self.star.hub.check_integrity()
-        buffer = self.star.hub._buffer
-        if 0 < len(buffer._settled) < len(buffer._waiting):
-            self._meets("a layer that goes on while others wait")
-        assert self.star.num_leased <= min(NUM_ROWS, len(self._open_tags()))
+        self._look_at_rows()
 
     def teardown(self) -> None:
+        self._note_what_was_met()
         for name in self.tags:
             self.star.hub.leave(SessionId(name), self.star.clock())
         self.star.hub.check_integrity()
@@ -235,7 +271,21 @@ class Life(RuleBasedStateMachine):
     # ---------------------------------------------------------------- the model
 
     def _prompt(self, chance: random.Random) -> list[int]:
-        return chance.choices(range(VOCAB_SIZE), k=chance.randint(1, self.max_len + 2))
+        """Mostly short, so that a proposal comes soon and many can follow."""
+        longest = chance.choice((4, 12, self.max_len + 2))
+        return chance.choices(range(VOCAB_SIZE), k=chance.randint(1, longest))
+
+    def _layer(self, is_in_vain: Callable[[], bool] | None = None) -> None:
+        """One layer of the hub; or what was ready to be sent."""
+        for name, message in self.star.step(is_in_vain):
+            self._receive(name, message)
+        self._look_at_rows()
+
+    def _look_at_rows(self) -> None:
+        buffer = self.star.hub._buffer
+        if 0 < len(buffer._settled) < len(buffer._waiting):
+            self._meets(OTHERS_WAIT)
+        assert self.star.num_leased <= min(self.num_rows, len(self._open_tags()))
 
     def _receive(self, name: str, message: HubToTarget) -> None:
         tag = self.tags[name].get(getattr(message, "tag", -1))
@@ -264,20 +314,36 @@ class Life(RuleBasedStateMachine):
             return
         assert told.nodes <= expected.nodes
         if len(told.nodes) < len(expected.nodes):
-            self._meets("a chain in part")
+            self._meets(IN_PART)
         assert bool(told.nodes) == bool(expected.nodes)
         assert told.drafts.items() <= expected.drafts.items()
 
     def _meets(self, event: str) -> None:
         self.has_met.add((type(self), event))
 
+    def _note_what_was_met(self) -> None:
+        stats = self.star.hub.stats
+        counts = {
+            EVICTION: stats.num_evictions,
+            HIT: stats.num_hits,
+            AHEAD: stats.num_ahead_nodes,
+            DECLINED: stats.num_declined,
+            RATIONED: stats.num_rationed,
+            TAKEN_OVER: stats.num_shared_tokens,
+        }
+        for event, count in counts.items():
+            if count:
+                self._meets(event)
+
     def _verdict_ids(self, tag: ToyTag, seed: int, num_accepted: int, is_lucky: bool) -> list[int]:
-        """Down a random path of the proposal, and then a token that is in the tree too, or any."""
-        paths = sorted(paths_of(tag.proposal)) if tag.proposal else [tuple(tag.expected(1, self.max_len))]
-        path = list(paths[seed % len(paths)]) if paths else []
-        accepted = path[: num_accepted if tag.proposal else 0]
-        following = path[len(accepted) :]
-        return [*accepted, following[0] if is_lucky and following else seed % VOCAB_SIZE]
+        """Down a random path of the proposal, and then a token that the draft thinks likely or likeliest, or any."""
+        paths = sorted(paths_of(tag.proposal)) if tag.proposal else []
+        accepted = list(paths[seed % len(paths)][:num_accepted]) if paths else []
+        if not is_lucky:
+            return [*accepted, seed % VOCAB_SIZE]
+        width = 1 if seed % 3 else NUM_OUTCOMES
+        following = tag.expected_after(accepted, DraftBudget(width, 1, width), self.max_len)
+        return [*accepted, *(random.Random(seed).choice(sorted(following.nodes)) if following.nodes else (0,))]
 
     def _known(self) -> dict[TagKey, _Known]:
         sessions = self.star.hub._sessions
@@ -299,6 +365,10 @@ class Life(RuleBasedStateMachine):
     def _open_tags(self) -> list[tuple[str, ToyTag]]:
         return [(name, tag) for name, tags in self.tags.items() for tag in tags.values()]
 
+    def _waits(self) -> bool:
+        """Whether a tag waits for a proposal, and the hub knows of it."""
+        return any(tag.link.state is TagState.DRAFTING and tag not in self.torn for _, tag in self._open_tags())
+
     def _tag(self, seed: int) -> tuple[str, ToyTag]:
         tags = self._open_tags()
         return tags[seed % len(tags)]
@@ -308,40 +378,48 @@ class LifeAlongTheChain(Life):
     """As above, with a hub that drafts what follows if all is accepted."""
 
     run_ahead = "chain"
-    must_meet = "a chain in part"
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART}
 
 
 class LifeOfOutcomes(Life):
     """As above, with a hub that drafts what follows each likely outcome."""
 
     run_ahead = "outcomes"
-    must_meet = "a chain in part"
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART}
 
 
 class LifeOfTrials(Life):
     """As above, with a hub that tries for each tag whether running ahead pays; here it tries whenever it is told to."""
 
     run_ahead = "auto"
+    must_meet: ClassVar[set[str]] = {EVICTION, AHEAD}
 
-    @precondition(lambda self: self.star.hub._sessions)
+    @precondition(lambda self: self.tags)
     @rule(seed=dice)
     def change_the_mode(self, seed: int) -> None:
-        sessions = list(self.star.hub._sessions.values())
-        for _ in range(1 + seed % NUM_ROUNDS):
-            sessions[seed % len(sessions)].ahead_choice.add_round(1.0, 1.0 + seed % 7)
+        """Of some sessions, and of some that will be opened: as many rounds as that takes."""
+        chance, hub = random.Random(seed), self.star.hub
+        choices = [session.ahead_choice for session in hub._sessions.values()]
+        choices += [hub._spokes[SessionId(name)].ahead_choice for name in self.tags]
+        for choice in chance.sample(choices, chance.randint(1, len(choices))):
+            before = choice.mode
+            while choice.mode == before:
+                choice.add_round(1.0, 1.0 + seed % 7)
 
 
 class LifeInTurns(Life):
     """As above, with room for two sessions in a layer, and one target of more weight than the others."""
 
+    must_meet: ClassVar[set[str]] = {EVICTION, OTHERS_WAIT}
     limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "weights": {"t1": 4.0}}
 
 
 class LifeWithPromises(Life):
-    """As above, where one target is always behind its objective and another soon beyond its rate."""
+    """As above, where one target is always behind its objective, another soon beyond its rate, and rows are two."""
 
+    num_rows = 2
     run_ahead = "outcomes"
-    must_meet = "a layer that goes on while others wait"
+    must_meet: ClassVar[set[str]] = {EVICTION, OTHERS_WAIT, RATIONED}
     limits: ClassVar[dict[str, Any]] = {
         "max_batch": 1,
         "slo_round_ms": {"t2": 1e-3},
@@ -356,6 +434,7 @@ class LifeWithPromises(Life):
 class LifeWithPlaces(Life):
     """As above, where two of three targets are drafted for."""
 
+    must_meet: ClassVar[set[str]] = {EVICTION, DECLINED}
     limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "admission": 2}
 
 
@@ -364,7 +443,7 @@ class LifeWithForetoldPlaces(LifeWithPlaces):
 
     run_ahead = "outcomes"
     limits: ClassVar[dict[str, Any]] = {"max_batch": 1, "admission": "n_max"}
-    must_meet = "a forecast"
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, DECLINED, FORECAST}
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice)
@@ -372,18 +451,18 @@ class LifeWithForetoldPlaces(LifeWithPlaces):
         """As many rounds of one tag as make its target known."""
         name, tag = self._tag(seed)
         for _ in range(2 * MIN_ROUNDS):
-            self.drain()
-            if tag in self.torn or not tag.link.is_held or tag.proposal is None:
+            self.answer_all()
+            if tag in self.torn or not tag.link.is_held:
                 return
             self.star.clock.advance(0.2)
-            self._send(name, tag.verdict(tag.told_otherwise(0), DraftBudget.chain(3)))
+            self._send(name, tag.verdict(tag.told_otherwise(0) if tag.proposal else [0], DraftBudget.chain(3)))
 
     @invariant()
     def whoever_has_a_place_is_there(self) -> None:
         places = self.star.hub._spokes._places
         assert places._held.keys() <= {SessionId(name) for name in self.tags}
         if places.num_max:
-            self._meets("a forecast")
+            self._meets(FORECAST)
 
 
 class LifeOfLikeBeginnings(Life):
@@ -393,6 +472,7 @@ class LifeOfLikeBeginnings(Life):
     """
 
     run_ahead = "outcomes"
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, TAKEN_OVER}
     limits: ClassVar[dict[str, Any]] = {"share_prefixes": "hub"}
     max_len = 80  # five blocks
 
@@ -404,7 +484,7 @@ class LifeOfLikeBeginnings(Life):
     def what_is_known_of_rows_is_what_they_hold(self) -> None:
         """Read back from the toy's cache: the blocks that the index knows, in free rows too."""
         sharing, runner = self.star.hub._drafter._sharing, self.star.runner
-        for row in range(NUM_ROWS):
+        for row in range(self.num_rows):
             known = sharing._index.names(row)
             tokens = runner.cache.keys[0][row, 0, : len(known) * PREFIX_BLOCK, 0].int().tolist()
             assert list(PrefixNames(b"").of(tokens)) == known
@@ -422,7 +502,7 @@ class LifeOfLikeBeginnings(Life):
             self.texts.append(list(self.tags[name][message.tag].token_ids))
 
 
-MIN_SEEDS, NUM_STEPS = 2_300, 30
+MIN_SEEDS, NUM_STEPS = 2_300, 12
 LIVES: dict[type[Life], int] = {
     Life: 400,
     LifeAlongTheChain: 300,
@@ -441,7 +521,7 @@ def test_all_goes_well_in(life: type[Life]) -> None:
     run_state_machine_as_test(
         life, settings=settings(max_examples=LIVES[life], stateful_step_count=NUM_STEPS, deadline=None)
     )
-    assert life.must_meet is None or (life, life.must_meet) in life.has_met
+    assert life.must_meet <= {event for kind, event in life.has_met if kind is life}
 
 
 def test_there_are_as_many_seeds_as_promised() -> None:
