@@ -108,7 +108,7 @@ class Life(RuleBasedStateMachine):
         self.arrived_s = 0.0  # the last message
 
     @initialize(
-        layer_s=st.sampled_from((0.0, 0.1, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=dice
+        layer_s=st.sampled_from((0.0, 0.3, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=dice
     )
     def begin(self, layer_s: float, num_targets: int, num_tags: int, seed: int) -> None:
         """Targets that are there from the first, with more tags than rows in many a life."""
@@ -156,7 +156,7 @@ class Life(RuleBasedStateMachine):
             for name, tag in self._open_tags():
                 if tag.link.is_held and tag.link.state is not TagState.DRAFTING and chance.random() < 0.7:
                     ids = self._verdict_ids(tag, chance.randrange(2**16), chance.randint(0, 5), chance.random() < 0.7)
-                    keeps = tag.budget.num_draft_tokens and chance.random() < 0.7
+                    keeps = tag.budget.num_draft_tokens and chance.random() < 0.9
                     self._send(name, tag.verdict(ids, tag.budget if keeps else chance.choice(BUDGETS)))
             for _ in range(chance.randint(1, 5)):
                 self._layer()
@@ -397,7 +397,7 @@ class LifeOfTrials(Life):
     @precondition(lambda self: self.tags)
     @rule(seed=dice)
     def change_the_mode(self, seed: int) -> None:
-        """Of some sessions, and of some that will be opened: as many rounds as that takes."""
+        """Of some sessions, and of some that will be opened: as many rounds as that takes. Then all go on in it."""
         chance, hub = random.Random(seed), self.star.hub
         choices = [session.ahead_choice for session in hub._sessions.values()]
         choices += [hub._spokes[SessionId(name)].ahead_choice for name in self.tags]
@@ -405,6 +405,8 @@ class LifeOfTrials(Life):
             before = choice.mode
             while choice.mode == before:
                 choice.add_round(1.0, 1.0 + seed % 7)
+        self.go_on(seed, 1)
+        self.drain()
 
 
 class LifeInTurns(Life):
