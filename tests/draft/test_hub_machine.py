@@ -387,6 +387,19 @@ class LifeOfOutcomes(Life):
     run_ahead = "outcomes"
     must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART}
 
+    @precondition(lambda self: self._open_tags())
+    @rule(seed=dice)
+    def likely_outcomes_come_true(self, seed: int) -> None:
+        """Of one tag, each after two layers that may run ahead of it: some of the next chain is there then."""
+        name, tag = self._tag(seed)
+        for _ in range(3):
+            if tag in self.torn or not tag.link.is_held:
+                return
+            self._send(name, tag.verdict(self._verdict_ids(tag, 3 * seed, 0, is_lucky=True), DraftBudget.chain(4)))
+            self.answer_all()
+            for _ in range(2):
+                self._layer()
+
 
 class LifeOfTrials(Life):
     """As above, with a hub that tries for each tag whether running ahead pays; here it tries whenever it is told to."""
