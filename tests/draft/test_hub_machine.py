@@ -461,10 +461,10 @@ class LifeWithForetoldPlaces(LifeWithPlaces):
     must_meet: ClassVar[set[str]] = {EVICTION, HIT, DECLINED, FORECAST}
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice)
-    def work_undisturbed(self, seed: int) -> None:
-        """As many rounds of one tag as make its target known."""
-        name, tag = self._tag(seed)
+    @rule()
+    def work_undisturbed(self) -> None:
+        """As many rounds of the shortest tag as make its target known."""
+        name, tag = min(self._open_tags(), key=lambda each: len(each[1].token_ids))
         for _ in range(2 * MIN_ROUNDS):
             self.answer_all()
             if tag in self.torn or not tag.link.is_held:
