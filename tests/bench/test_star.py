@@ -69,6 +69,7 @@ def test_a_small_star_is_served_and_counted() -> None:
         "per_target_n1_vs_off",
         "min_per_target_vs_plain",
         "min_per_target_vs_plain_worst_turn",
+        "one_at_a_time_n_max_min_per_target_vs_plain",
     } <= report.ratios.keys()
     assert report.ratios["served_weight_3_vs_weight_1"] > 2
 
