@@ -57,7 +57,7 @@ class LayerSnapshot:
     max_sessions: int | None = None  # in one layer; None = all that wait
 
     @property
-    def num_places(self) -> int:
+    def max_portions(self) -> int:
         """Sessions that may be in the layer: each needs a row."""
         num_rows = self.num_free_rows + len(self.idle) + sum(each.has_row for each in self.waiting)
         return num_rows if self.max_sessions is None else min(num_rows, self.max_sessions)
@@ -65,7 +65,7 @@ class LayerSnapshot:
     @property
     def is_contended(self) -> bool:
         """Whether some must wait because others do not."""
-        return len(self.waiting) > self.num_places
+        return len(self.waiting) > self.max_portions
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
     line = line or FirstComeLine(snapshot.waiting)
     rows, prompts = _Rows(snapshot, line.foreseen()), _PromptTokens(snapshot)
     portions: list[Portion] = []
-    num_places = snapshot.num_places
+    max_portions = snapshot.max_portions
     for session in line:
         rows.pass_by(session)
         num_tokens = prompts.left_for(session) if session.is_prefill else session.num_missing
@@ -154,7 +154,7 @@ def choose_layer(snapshot: LayerSnapshot, line: Line | None = None) -> Layer:
             line.charge(portions[-1])
             if session.is_prefill:
                 prompts.take(session, num_tokens)
-            if len(portions) == num_places:
+            if len(portions) == max_portions:
                 break  # whose turn it would be now keeps it
     return Layer(tuple(portions), tuple(rows.evicted))
 
