@@ -33,7 +33,7 @@ def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) ->
         return runner
     if not isinstance(runner, PackedRunner):
         raise ConfigError(
-            f"batching '{batching.method}' needs a model whose layers run in this process, not {runner.info.name}"
+            f"batching '{batching.method}' needs a model with weights in this process, not {runner.info.name}"
         )
     return PaddedRunner(runner, stats)
 
