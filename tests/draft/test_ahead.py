@@ -10,6 +10,7 @@ import pytest
 from draft_toys import ToyStar, ToyTag, logits_after, reference_chain
 from hypothesis import given
 from hypothesis import strategies as st
+from test_run_ahead import proposed
 
 from starspec.config import AheadMode
 from starspec.draft.ahead import MARGIN, MAX_PATIENCE, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
@@ -140,13 +141,6 @@ def test_off_saves_and_wastes_nothing() -> None:
     assert rounds_of(star, wrong_by=1, num_rounds=30)["off"] == 30
     stats = star.hub.stats
     assert (stats.num_ahead_nodes, stats.num_wasted_nodes, stats.saved_s) == (0, 0, 0.0)
-
-
-def proposed(star: ToyStar, tag: ToyTag) -> None:
-    """Step until the tag has its proposal, and no further."""
-    while not (replies := star.step()):
-        pass
-    assert tag.receive(replies[0][1])
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1, 2, 3])

@@ -8,6 +8,7 @@ from math import exp
 from operator import itemgetter
 from typing import NamedTuple
 
+from starspec.draft.walks import Outcome, Outlook, Walk
 from starspec.errors import OurBug
 from starspec.speculation.budget import DraftBudget, Opinion
 from starspec.speculation.node_draft import NodeDraft
@@ -33,48 +34,6 @@ class Survivors(NamedTuple):
 
     path: list[int]  # these slots belong to the prefix now, ancestors first
     kept: list[int]  # these belong to nodes below the new root
-
-
-class _Walk:
-    """Along EAGLE-2's layers below a node, as far as they are known; goes on from there when more is known.
-
-    What is expanded stays as it is until a verdict, so no layer is walked twice.
-    """
-
-    def __init__(self, budget: DraftBudget, start: int) -> None:
-        self.budget = budget
-        self.scores: dict[int, float] = {}  # nodes with their log-confidences below `start`, layer by layer
-        self.to_expand = [start]  # of the layer that was reached
-        self.num_layers = 0  # behind it
-
-
-class _Outcome(NamedTuple):
-    """A node that is the next root, if a verdict leads to it; or one whose children are such nodes, once known."""
-
-    doubt: float  # minus the log of how likely the path to it is: the likeliest sorts first
-    node: int
-    depth: int
-
-
-class _Outlook:
-    """The outcomes of one proposal below which something may be missing, as far as they were looked at.
-
-    Args:
-        budget: of the proposal that follows.
-        ends: where the guesses that are right may end: the root and what is proposed.
-    """
-
-    def __init__(self, budget: DraftBudget, ends: Set[int]) -> None:
-        self.budget = budget
-        self.ends = ends
-        self.outcomes = [_Outcome(0.0, ROOT, 0)]  # likeliest first
-        self._walks: dict[int, _Walk] = {}
-
-    def walk(self, outcome: _Outcome) -> _Walk:
-        walk = self._walks.get(outcome.node)
-        if walk is None:
-            walk = self._walks[outcome.node] = _Walk(self.budget, outcome.node)
-        return walk
 
 
 class GrowingTree:
@@ -261,13 +220,13 @@ class GrowingTree:
 
     def _forget_walks(self) -> None:
         """Nodes have other numbers now."""
-        self._root_walk: _Walk | None = None  # the last one from the root
-        self._outlook: _Outlook | None = None  # the last one
+        self._root_walk: Walk | None = None  # the last one from the root
+        self._outlook: Outlook | None = None  # the last one
 
-    def _from_root(self, budget: DraftBudget) -> _Walk:
+    def _from_root(self, budget: DraftBudget) -> Walk:
         walk = self._root_walk
         if walk is None or (walk.budget is not budget and walk.budget != budget):
-            walk = self._root_walk = _Walk(budget, ROOT)
+            walk = self._root_walk = Walk(budget, ROOT)
         return walk
 
     def _grown(self, budget: DraftBudget) -> Mapping[int, float]:
@@ -276,17 +235,17 @@ class GrowingTree:
         self._go_on(walk)
         return walk.scores
 
-    def _outlook_from(self, budget: DraftBudget, ends: Set[int]) -> _Outlook:
+    def _outlook_from(self, budget: DraftBudget, ends: Set[int]) -> Outlook:
         outlook = self._outlook
         if outlook is None or outlook.budget != budget or outlook.ends != ends:
-            outlook = self._outlook = _Outlook(budget, ends)
+            outlook = self._outlook = Outlook(budget, ends)
         return outlook
 
-    def _look_below(self, end: _Outcome, outcomes: list[_Outcome]) -> None:
+    def _look_below(self, end: Outcome, outcomes: list[Outcome]) -> None:
         """Put its children among the outcomes, all of them behind it: nothing is likelier than its ancestors."""
         for child in self._children[end.node]:
             if self.token_ids[child] not in self._end_token_ids:
-                insort(outcomes, _Outcome(end.doubt - self._log_confidences[child], child, end.depth + 1))
+                insort(outcomes, Outcome(end.doubt - self._log_confidences[child], child, end.depth + 1))
 
     def _followed(self, token_ids: Sequence[int]) -> list[int]:
         """Nodes that the tokens lead to, one after the other, as far as they are in the tree."""
@@ -305,7 +264,7 @@ class GrowingTree:
             yield node
             node = self._parents[node]
 
-    def _go_on(self, walk: _Walk) -> list[int]:
+    def _go_on(self, walk: Walk) -> list[int]:
         """Walk as far as layers are known. Returns: nodes that must be expanded to go further; [] at the end."""
         next_layer = self._next_layer if walk.budget.opinion.is_rated else self._next_of_chain
         while walk.to_expand and walk.num_layers < walk.budget.num_steps:
@@ -316,7 +275,7 @@ class GrowingTree:
             walk.num_layers += 1
         return []
 
-    def _next_layer(self, walk: _Walk) -> list[int]:
+    def _next_layer(self, walk: Walk) -> list[int]:
         """EAGLE-2's rule, less what it expands in vain, and what is too unlikely to be reached.
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
@@ -332,7 +291,7 @@ class GrowingTree:
         open_ended = [node for node in hopeful if self.token_ids[node] not in self._end_token_ids]
         return sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
 
-    def _next_of_chain(self, walk: _Walk) -> list[int]:
+    def _next_of_chain(self, walk: Walk) -> list[int]:
         """The same for the commonest tree: this runs for each session between two layers."""
         likeliest = self._children[walk.to_expand[0]][:1]
         for child in likeliest:

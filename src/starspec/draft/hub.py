@@ -157,15 +157,13 @@ class DraftHub:
 
     def is_in_vain(self, news: Iterable[tuple[SessionId, TargetToHub]]) -> bool:
         """Whether nothing of the layer that runs ahead is of use once these messages are handled."""
-        about_tags = [
-            (TagKey(name, message.tag), message)
-            for name, message in news
-            if isinstance(message, Open | Verdict | Close)
-        ]
-        held = [(key, message) for key, message in about_tags if key in self._sessions]
-        return self._buffer.is_in_vain(  # a stale message will change nothing
-            {key: message for key, message in held if message.epoch > self._sessions[key].link.epoch}
-        )
+        spoken: dict[TagKey, Open | Verdict | Close] = {}
+        for name, message in news:
+            if isinstance(message, Open | Verdict | Close):
+                key = TagKey(name, message.tag)
+                if key in self._sessions and message.epoch > self._sessions[key].link.epoch:  # else it is stale
+                    spoken[key] = message
+        return self._buffer.is_in_vain(spoken)
 
     def abandon_layer(self, now: float) -> None:
         """After `step` raised: drop the sessions of that layer, and ask their targets to open them anew.
@@ -258,15 +256,15 @@ class DraftHub:
         is_judged = proposal is not None and not is_reopened and proposal.is_judged_by(token_ids, now)
         if proposal is not None and is_judged:
             self._rounds.add_verdict(session, proposal, len(token_ids), now)
-        is_overtaken = session.request is not None and not is_reopened
-        if session.request is not None and is_overtaken:
-            self._rounds.add_overtaken(session, session.request, now)
+        overtaken = None if is_reopened else session.request
+        if overtaken is not None:
+            self._rounds.add_overtaken(session, overtaken, now)
         if token_ids:
             self._drafter.note_commit(session, token_ids, session.reroot(token_ids))
             self._ledger.add_wasted(session.num_wasted)
         if not is_judged:
             session.in_verification = None  # its target was away, or went its own ways: no time of a round
-        self._ask(session, budget, now, overtakes=is_overtaken)
+        self._ask(session, budget, now, overtakes=overtaken is not None)
         if budget.num_draft_tokens and not session.is_rationed and session.room:
             self._ledger.add_outcome(is_hit=session.request is None)
 
