@@ -517,7 +517,7 @@ class LifeOfLikeBeginnings(Life):
             self.texts.append(list(self.tags[name][message.tag].token_ids))
 
 
-MIN_SEEDS, NUM_STEPS = 2_300, 11
+MIN_SEEDS, NUM_STEPS = 2_300, 30
 LIVES: dict[type[Life], int] = {
     Life: 400,
     LifeAlongTheChain: 300,
