@@ -15,8 +15,13 @@ ACCEPTANCES = (0.686, 0.832, 0.916)
 MAX_LENGTH = 8
 NUM_TOKENS = 30_000
 OVERHEADS = {"no overhead": (0.0, 0.0), "0.3 ms a layer, 1.1 ms a round": (0.3, 1.1)}
-RULES = {"it ends": (None, False), "it is not begun where it is likelier worthless": (None, True)}
-RULES |= {f"it is given up after {ms} ms": (ms, False) for ms in (0.5, 0.0)}
+WAITS = 0.0  # for every layer that adds to what is there
+RULES = {"it ends": (None, False, WAITS), "it is not begun where it is likelier worthless": (None, True, WAITS)}
+RULES |= {f"it is given up after {ms} ms": (ms, False, WAITS) for ms in (0.5, 0.0)}
+RULES |= {
+    f"the same, and one of use is waited for where at least {share:.0%} of it has run": (0.0, False, share)
+    for share in (0.25, 0.5, 0.75, 1.0)
+}
 
 
 def synchronous(alpha: float, layer_ms: float, return_ms: float) -> float:
@@ -27,17 +32,27 @@ def synchronous(alpha: float, layer_ms: float, return_ms: float) -> float:
 
 
 def chain(
-    alpha: float, layer_ms: float, return_ms: float, given_up_ms: float | None, is_held: bool, seed: int
+    alpha: float,
+    layer_ms: float,
+    return_ms: float,
+    given_up_ms: float | None,
+    is_held: bool,
+    nearly: float,
+    seed: int,
 ) -> float:
     """Tokens a millisecond.
 
     Args:
         given_up_ms: from a verdict until a layer that it makes worthless ends; None: all layers end by themselves.
         is_held: no layer is begun of which more is likely to be lost than gained when the verdict is due.
+        nearly: a layer that adds to a chain that is there is waited for if so much of it has run.
     """
     dice = random.Random(seed)
+    begun_ms = 0.0  # the layer in flight
 
     def layer(start_ms: float) -> float:
+        nonlocal begun_ms
+        begun_ms = start_ms
         return start_ms + layer_ms * (0.975 + 0.05 * dice.random())
 
     def num_right() -> int:
@@ -50,6 +65,9 @@ def chain(
         while not known:
             assert end_ms is not None
             now_ms, known, is_useful = end_ms, int(is_useful), True
+            end_ms = layer(now_ms)
+        if end_ms is not None and is_useful and known < MAX_LENGTH and nearly * layer_ms <= now_ms - begun_ms > 0:
+            now_ms, known = end_ms, known + 1
             end_ms = layer(now_ms)
         sent, verdict_ms = known, now_ms + return_ms * (0.995 + 0.01 * dice.random())
         while end_ms is not None and end_ms <= verdict_ms:
@@ -73,9 +91,9 @@ def chain(
 
 for title, (layer_extra_ms, round_extra_ms) in OVERHEADS.items():
     layer_ms, return_ms = DRAFT_MS + layer_extra_ms, VERIFY_MS + round_extra_ms
-    for rule, (given_up_ms, is_held) in RULES.items():
+    for rule, (given_up_ms, is_held, nearly) in RULES.items():
         gains = [
-            mean(chain(alpha, layer_ms, return_ms, given_up_ms, is_held, seed) for seed in (1, 2, 3))
+            mean(chain(alpha, layer_ms, return_ms, given_up_ms, is_held, nearly, seed) for seed in (1, 2, 3))
             / synchronous(alpha, layer_ms, return_ms)
             for alpha in ACCEPTANCES
         ]

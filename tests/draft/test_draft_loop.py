@@ -80,6 +80,27 @@ def test_what_ends_a_layer_ahead_is_handled_next() -> None:
     assert proposal.token_ids == tag.expected(3)[:1]
 
 
+def test_what_is_there_is_sent_while_a_layer_runs_ahead() -> None:
+    star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
+    link = star.connect("one")
+    link.send([tag.open(3)])
+    (proposal,) = link.receive(1.0)
+    assert tag.receive(proposal)
+    star.loop.turn()
+    first, second = tag.expected(2)
+    star.runner.on_forward = lambda: link.send([tag.verdict([first], 3)])
+    star.loop.turn()
+    star.runner.on_forward = None
+    (proposal,) = link.receive(0.0)
+    assert proposal.token_ids == [second]
+    assert star.hub.stats.num_outcomes == 0, "the verdict is handled after the layer"
+    assert tag.receive(proposal)
+    link.send([tag.verdict(tag.expected(1), 3)])
+    (proposal,) = link.receive(1.0)
+    assert proposal.token_ids == tag.expected(3)[: len(proposal.token_ids)] != []
+    assert star.hub.stats.num_hits == 2
+
+
 def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:
     star.connect("one")
     star.turns()

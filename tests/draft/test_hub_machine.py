@@ -53,6 +53,7 @@ EVICTION = "an eviction"
 HIT = "a hit"
 AHEAD = "a node drafted ahead"
 IN_PART = "a chain in part"
+ANSWERED_AHEAD = "an answer while a layer runs"
 OTHERS_WAIT = "a layer that goes on while others wait"
 RATIONED = "a proposal beyond the rate"
 DECLINED = "a tag declined"
@@ -164,13 +165,31 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
     def verdict_while_a_layer_runs(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
-        """The hub gives the layer up if the verdict makes it worthless, and takes the verdict in when it has ended."""
+        """The hub gives the layer up if the verdict makes it worthless, and takes the verdict in when it has ended.
+
+        If the verdict's proposal is there already, it is sent at once, and not again.
+        """
         name, tag = self._tag(seed)
         if not tag.link.is_held:
             return
+        hub, answers = self.star.hub, list[Proposal]()
         verdict = tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted)
-        self._layer(lambda: self.star.hub.is_in_vain([(SessionId(name), verdict)]))
+
+        def arrives() -> bool:
+            answer = hub.answer_ahead(SessionId(name), verdict, self.star.clock())
+            answers.extend([answer] if answer else [])
+            return hub.is_in_vain([(SessionId(name), verdict)])
+
+        self._layer(arrives)
+        for answer in answers:
+            self._meets(ANSWERED_AHEAD)
+            assert tag.link.state is TagState.DRAFTING
+            self._receive(name, answer)
         self._send(name, verdict)
+        session = hub._sessions.get(TagKey(SessionId(name), tag.link.tag))
+        if answers and session is not None:  # its target may have lost its place meanwhile
+            assert session.request is None
+            assert (SessionId(name), tag.link.tag) not in [(to, message.tag) for to, message in hub._outbox]
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, wanted=wanted)
@@ -378,14 +397,14 @@ class LifeAlongTheChain(Life):
     """As above, with a hub that drafts what follows if all is accepted."""
 
     run_ahead = "chain"
-    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART}
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART, ANSWERED_AHEAD}
 
 
 class LifeOfOutcomes(Life):
     """As above, with a hub that drafts what follows each likely outcome."""
 
     run_ahead = "outcomes"
-    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART}
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART, ANSWERED_AHEAD}
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice)

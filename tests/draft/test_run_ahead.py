@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after
+from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after, paths_of
 
 from starspec.config import RunAhead
 from starspec.ids import SessionId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Close, Proposal, Reopen
+from starspec.wire.messages import Close, Proposal, Reopen, Verdict
 
 NUM_NODES = 3
 BUDGETS = [DraftBudget.chain(NUM_NODES), DraftBudget(num_draft_tokens=4, num_steps=3, top_k=2)]
@@ -136,6 +136,85 @@ def test_a_layer_that_a_verdict_leads_to_goes_on() -> None:
     assert a_layer_ahead(star, tag, tag.expected(2)) == 1
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:1]
     assert star.hub.stats.num_hits == 1
+
+
+def answered_ahead(star: ToyStar, tag: ToyTag, verdict: Verdict) -> list[int] | None:
+    """The proposal that a verdict is answered by while a layer runs ahead; None if it has to wait for the layer's end.
+
+    Afterwards the verdict is taken in.
+    """
+    answers: list[Proposal | None] = []
+
+    def arrives() -> bool:
+        answers.append(star.hub.answer_ahead(SessionId("a"), verdict, star.clock()))
+        return star.hub.is_in_vain([(SessionId("a"), verdict)])
+
+    assert star.step(arrives) == []
+    star.say("a", verdict)
+    (answer,) = answers
+    assert answer is None or tag.receive(answer)
+    return None if answer is None else answer.token_ids
+
+
+@pytest.mark.parametrize(("begun", "is_there"), [(0.4, True), (0.6, False)])
+def test_a_chain_is_told_while_a_layer_runs_but_waits_for_a_token_that_is_nearly_there(
+    begun: float, is_there: bool
+) -> None:
+    star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
+    star.runner.layer_s = 1.0
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    for _ in range(2):  # the second token and the third
+        star.step()
+    right, (last,) = tag.expected(3)[:2], tag.expected(3)[2:]
+    star.runner.layer_s = begun
+    assert answered_ahead(star, tag, tag.verdict(right, NUM_NODES)) == ([last] if is_there else None)
+    if is_there:
+        assert star.step() == [], "it is not told again"
+    else:
+        assert proposed(star, tag) == tag.expected(2)
+    assert star.hub.stats.num_hits == 1
+    star.say("a", tag.verdict(tag.told_otherwise(1), NUM_NODES))
+    assert proposed(star, tag) == tag.expected(1)
+
+
+@pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("budget", "num_layers"), [(BUDGETS[0], 12), (BUDGETS[1], 16)], ids=["chain", "tree"])
+def test_a_complete_proposal_is_told_while_a_layer_runs(law: TokenLaw, budget: DraftBudget, num_layers: int) -> None:
+    star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3], law)
+    star.runner.layer_s = 1.0
+    star.say("a", tag.open(budget))
+    proposed(star, tag)
+    assert tag.proposal is not None
+    accepted = max(paths_of(tag.proposal), key=len)
+    ((said,),) = tag.expected_after(accepted, DraftBudget(1, 1, 2), 200).nodes
+    for _ in range(num_layers):
+        star.step()
+    assert answered_ahead(star, tag, tag.verdict([*accepted, said], budget)) is not None
+    assert set(paths_of(tag.proposal)) == tag.expected_tree(8, 200).nodes
+    assert star.hub.stats.num_hits == 1
+
+
+def test_who_has_no_right_to_drafts_is_promised_none() -> None:
+    """A rate limit is asked when the verdict is handled, and once for each proposal."""
+    star, tag = ToyStar("a", run_ahead="chain", rate_limits={"a": 100.0}), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    star.step()
+    assert answered_ahead(star, tag, tag.verdict(tag.expected(1), NUM_NODES)) is None
+    assert proposed(star, tag) == tag.expected(2)
+
+
+def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_runs() -> None:
+    star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    old = tag.verdict(tag.told_otherwise(0), NUM_NODES)
+    star.say("a", old)
+    proposed(star, tag)
+    tag.verdict(tag.expected(1), NUM_NODES)  # lost on its way
+    for stale in (old, tag.verdict([7], NUM_NODES)):
+        assert star.hub.answer_ahead(SessionId("a"), stale, star.clock()) is None
 
 
 def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:

@@ -169,6 +169,10 @@ class RequestBuffer:
             self._drafter.grow(growths, is_in_vain)
         return sum(growth.num_tokens for growth in growths)
 
+    def is_in_flight(self, session: DraftSession) -> bool:
+        """Whether it grows in the layer that is running."""
+        return session in self._in_flight
+
     def is_in_vain(self, spoken: Mapping[TagKey, Open | Verdict | Close]) -> bool:
         """Whether nothing of the layer that runs ahead is of use once these messages are handled."""
         return not any(_is_of_use(growth, spoken.get(growth.session.key)) for growth in self._ahead)

@@ -67,6 +67,15 @@ class GrowingTree:
         self._drafts: dict[int, NodeDraft] = {}  # expanded node -> what its children were drawn from, if they were
         self._forget_walks()
 
+    def copy(self) -> GrowingTree:
+        """Another one that grows on its own."""
+        other = GrowingTree(self._end_token_ids)
+        other.token_ids, other.forwarded, other.opinion = [*self.token_ids], [*self.forwarded], self.opinion
+        other._parents, other._log_confidences = [*self._parents], [*self._log_confidences]
+        other._children = {node: [*children] for node, children in self._children.items()}
+        other._drafts = dict(self._drafts)
+        return other
+
     @property
     def is_rooted(self) -> bool:
         """Whether the root has been expanded."""

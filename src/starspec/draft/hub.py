@@ -17,7 +17,7 @@ from starspec.draft.ledger import Ledger
 from starspec.draft.prefix_sharing import prefix_salt
 from starspec.draft.rounds import Rounds
 from starspec.draft.scheduler import TagKey
-from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
+from starspec.draft.session import DraftLimits, DraftRequest, DraftSession, Promise
 from starspec.draft.spokes import Spokes
 from starspec.errors import ForwardGivenUp, OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
@@ -26,7 +26,6 @@ from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
     Close,
-    Drawn,
     Fault,
     Features,
     Goodbye,
@@ -85,6 +84,7 @@ class DraftHub:
         self._rounds = Rounds(self.stats, self._ledger, self._spokes, trace)
         self._outbox: list[Reply] = []
         self._paused_until_s = float("-inf")
+        self._ahead_since_s = float("-inf")  # the start of the last layer that ran ahead
 
     @property
     def has_work(self) -> bool:
@@ -164,6 +164,29 @@ class DraftHub:
                 if key in self._sessions and message.epoch > self._sessions[key].link.epoch:  # else it is stale
                     spoken[key] = message
         return self._buffer.is_in_vain(spoken)
+
+    def answer_ahead(self, session_id: SessionId, verdict: Verdict, now: float) -> Proposal | None:
+        """Answer a verdict that has arrived while a layer runs ahead, if its tree is there and need not wait for more.
+
+        A layer knows places in the rows of its sessions and nodes of their trees, so nothing of them may move under it:
+        the verdict is to be handled when the layer has ended, like all that arrives, and is not answered again then.
+
+        Returns: what is to be sent at once; None if the answer has to wait.
+        """
+        session = self._sessions.get(TagKey(session_id, verdict.tag))
+        if session is None or session.promise is not None or not session.link.is_followed_by(verdict):
+            return None
+        if not self._spokes.is_served_freely(session_id):
+            return None
+        foreseen = session.foresee(verdict, now)
+        begun_s = now - self._ahead_since_s if self._buffer.is_in_flight(session) else 0.0
+        return_s = self._spokes[session_id].return_s
+        if foreseen.is_asked_otherwise or not foreseen.is_ready(now, self.stats.t_s.value, return_s, begun_s):
+            return None
+        session.promise = Promise(
+            Proposal.of(foreseen.proposal(), verdict.tag, verdict.epoch, len(foreseen.token_ids)), now
+        )
+        return session.promise.proposal
 
     def abandon_layer(self, now: float) -> None:
         """After `step` raised: drop the sessions of that layer, and ask their targets to open them anew.
@@ -301,7 +324,7 @@ class DraftHub:
                 session.request.num_layers = min(overtaken.num_layers, session.num_known)
             session.request.is_urgent = spoke.is_behind
             spoke.owe(tag, session.request.budget.num_draft_tokens)
-        if budget.num_draft_tokens and not session.is_rationed:
+        if budget.num_draft_tokens and not session.is_rationed and session.promise is None:
             self._rounds.add_wait(session, now)
         self._propose_if_ready(session, max(now, self._clock()))
         self._buffer.update(session)
@@ -320,6 +343,7 @@ class DraftHub:
         self._take_stock(end)
 
     def _run_layer_ahead(self, now: float, is_in_vain: Callable[[], bool] | None) -> None:
+        self._ahead_since_s = now
         try:
             num_nodes = self._buffer.run_ahead(is_in_vain)
         except ForwardGivenUp:
@@ -332,24 +356,24 @@ class DraftHub:
         self._take_stock(end)
 
     def _propose_if_ready(self, session: DraftSession, now: float) -> bool:
+        if session.request is not None and session.promise is not None:
+            self._propose(session, session.request, session.promise)
+            return True
         return_s = self._spokes[session.key.session_id].return_s
         is_ready = session.is_ready(now, self.stats.t_s.value, return_s)
         if is_ready and session.request is not None:
-            self._propose(session, session.request, now)
+            link, times = session.link, session.request.times(now)
+            proposal = Proposal.of(session.proposal(), link.tag, link.epoch, link.prefix_len, *times)
+            self._propose(session, session.request, Promise(proposal, now))
+            self._reply(session.key.session_id, proposal)
         return is_ready
 
-    def _propose(self, session: DraftSession, request: DraftRequest, now: float) -> None:
-        link = session.link
-        tree = session.proposal()
-        queue_s, service_s = request.times(now)
-        parents = None if tree.is_chain else list(tree.parents)
-        token_ids = list(tree.token_ids)
-        drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
-        proposal = Proposal(link.tag, link.epoch, link.prefix_len, token_ids, parents, queue_s, service_s, drawn=drawn)
-        self._reply(session.key.session_id, link.send(proposal))
-        self._spokes[session.key.session_id].owe(link.tag, 0)
-        self._rounds.add_proposal(session, request, tree, now)
-        session.settle(tree, now)
+    def _propose(self, session: DraftSession, request: DraftRequest, made: Promise) -> None:
+        """Account for a proposal that is handed over, or was."""
+        tree = session.link.send(made.proposal).tree
+        self._spokes[session.key.session_id].owe(session.key.tag, 0)
+        self._rounds.add_proposal(session, request, tree, made.made_s)
+        session.settle(tree, made.made_s)
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)

@@ -65,10 +65,19 @@ class HubLoop:
         """Look who has come while a layer runs ahead. Returns: whether the layer is of no use any more."""
         news = self._transport.receive(0.0)
         self._early += news
+        for arrival in news:
+            self._answer_ahead(arrival)
         messages = [(each.session_id, each.message) for each in self._early]
         return bool(news) and self._hub.is_in_vain(
             (name, message) for name, message in messages if not isinstance(message, Joined | Left)
         )
+
+    def _answer_ahead(self, arrival: Arrival) -> None:
+        """If a verdict's answer is there, send it; what else the verdict calls for waits for the end of the layer."""
+        if isinstance(arrival.message, Verdict):
+            proposal = self._hub.answer_ahead(arrival.session_id, arrival.message, self._clock())
+            if proposal is not None:
+                self._transport.send(arrival.session_id, [proposal])
 
     def _handle(self, arrival: Arrival) -> None:
         match arrival.message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget, Opinion
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.drawing import dice_after
 from starspec.speculation.tree import ROOT, DraftTree
-from starspec.wire.messages import Open
+from starspec.wire.messages import Open, Proposal, Verdict
 from starspec.wire.session import TagSession, TagState
 
+NEARLY = 0.5  # of a layer: what has run for longer is waited for (benchmarks/async/chain_rule.py)
 NUM_OUTCOMES = 4  # guesses of each token, to prepare outcomes: with a fifth, so few verdicts more are prepared for
 
 
@@ -82,6 +84,13 @@ class InVerification(NamedTuple):
         return self.tree.num_draft_tokens > 0 and (node, last) not in self.tree.children
 
 
+class Promise(NamedTuple):
+    """A proposal that was handed over before the verdict that it answers is taken in."""
+
+    proposal: Proposal
+    made_s: float
+
+
 class DraftSession:
     """One tag's sequence: committed tokens, then the tree that grows from the last of them.
 
@@ -114,6 +123,7 @@ class DraftSession:
         self.is_read = False  # its row has held, at some time, all that had been committed
         self.request: DraftRequest | None = None
         self.in_verification: InVerification | None = None
+        self.promise: Promise | None = None
         self.pace = Pace()
         self.ahead_choice = ahead
         self.is_rationed = False  # the target has had its share: the next proposal is to be empty
@@ -246,12 +256,15 @@ class DraftSession:
             self.opinion = self._opinion(fitting)
         self.last_used_s = now
 
-    def is_ready(self, now: float, layer_s: float, return_s: float | None) -> bool:
-        """Whether to hand over now what is owed. A chain that runs ahead is never waited for (AMUSD, Algorithm 1).
+    def is_ready(self, now: float, layer_s: float, return_s: float | None, begun_s: float = 0.0) -> bool:
+        """Whether to hand over now what is owed.
+
+        A chain that runs ahead is not waited for (AMUSD, Algorithm 1), but for a token that is nearly there.
 
         Args:
             layer_s: t_s.
             return_s: Z of the target; None = not known.
+            begun_s: for so long a layer has been running that adds to it.
         """
         if self.request is None:
             return False
@@ -259,9 +272,9 @@ class DraftSession:
         if self.is_complete or not num_known:
             return self.is_complete
         if self.ahead_choice.mode == "chain":
-            return True
+            return begun_s <= NEARLY * layer_s
         away_s = None if return_s is None else return_s + now - self.request.arrived_s
-        return away_s is not None and not self.pace.pays_to_wait(num_known, layer_s, away_s)
+        return away_s is not None and not self.pace.pays_to_wait(num_known, max(0.0, layer_s - begun_s), away_s)
 
     def begin(self, now: float, has_prefill: bool) -> None:
         """A layer for the proposal that is owed starts now, with a prompt in it or without."""
@@ -274,9 +287,19 @@ class DraftSession:
         """The proposal that was owed is made."""
         if self.request is not None:
             budget, num_forwarded = self.request.budget, len(self.tree.forwarded)
-            self.in_verification = InVerification(budget, proposal, self.tree.proposed(budget), num_forwarded, now)
-        self.request = None
+            nodes = self.tree.proposed(budget)[: proposal.num_draft_tokens]  # a chain has grown since it was promised
+            self.in_verification = InVerification(budget, proposal, nodes, num_forwarded, now)
+        self.request = self.promise = None
         self.last_used_s = now
+
+    def foresee(self, verdict: Verdict, now: float) -> DraftSession:
+        """This session as it will be once the verdict is taken in: a copy, of which nothing can be drafted."""
+        foreseen = copy(self)
+        foreseen.tree, foreseen.token_ids = self.tree.copy(), [*self.token_ids]
+        foreseen._counts = deepcopy(self._counts)
+        foreseen.reroot(verdict.token_ids)
+        foreseen.ask(verdict.budget, now)
+        return foreseen
 
     def reroot(self, token_ids: list[int]) -> Survivors:
         """Commit what the target committed. Returns: what of the tree's K/V is still true.
@@ -313,5 +336,7 @@ class DraftSession:
         self.tree.check_integrity()
         if self.link.prefix_len != len(self.token_ids):
             raise OurBug(f"{self.key} holds {len(self.token_ids)} tokens, its link says {self.link.prefix_len}")
+        if self.promise is not None and self.promise.proposal.epoch != self.link.next_epoch:
+            raise OurBug(f"{self.key} promised an answer to {self.promise.proposal.epoch} after {self.link.epoch}")
         if (self.request is not None) != (self.link.state is TagState.DRAFTING):
             raise OurBug(f"{self.key} owes {self.request} while its link is {self.link.state}")

@@ -57,6 +57,11 @@ class Spoke:
         """Whether its rounds are longer than its latency objective, if it has one."""
         return self._objective_s is not None and self.stats.round.value > self._objective_s
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a rate limit."""
+        return self._bucket is not None
+
     def may_draft(self, now: float) -> bool:
         """Whether its rate limit, if it has one, leaves it a proposal, those that are owed counted."""
         return self._bucket is None or self._bucket.has_some(now, sum(self._owed.values()))

@@ -79,6 +79,11 @@ class Spokes:
             return True
         return bool(budget.num_draft_tokens) and self._places.ask(session_id, self._load(now), now)
 
+    def is_served_freely(self, session_id: SessionId) -> bool:
+        """Whether the target is drafted for now, whatever it asks for: it holds a place and has no rate limit."""
+        has_place = self._places is None or self._places.is_held(session_id)
+        return has_place and not self._spokes[session_id].is_limited
+
     def review(self, now: float) -> None:
         """Take back places that others need more, if it is time to look."""
         if self._places is not None and self._places.is_review_due(now):

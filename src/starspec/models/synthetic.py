@@ -31,7 +31,7 @@ NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
 DEFAULT_MAX_MODEL_LEN: Final = 4096
 
 NUM_CANDIDATES: Final = 5  # with a logit of their own: the draft's four choices and one that it misses
-LOOK_S: Final = 0.0005  # between two looks at whether a forward is in vain: a real one looks once a layer
+LOOK_S: Final = 0.000125  # between two looks at whether a forward is in vain: nobody's core is busy with it meanwhile
 
 LOGIT_GAP: Final = 40.0  # from one to the next: Gumbel noise at any usual temperature does not change their order
 

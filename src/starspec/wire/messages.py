@@ -165,6 +165,14 @@ class Proposal(Message, frozen=True, dict=True):
     retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; open it anew after so long
     drawn: list[Drawn] | None = None  # each node once below which children were drawn; None: all were guessed
 
+    @classmethod
+    def of(
+        cls, tree: DraftTree, tag: Tag, epoch: Epoch, prefix_len: int, queue_s: float = 0.0, service_s: float = 0.0
+    ) -> Proposal:
+        parents = None if tree.is_chain else list(tree.parents)
+        drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
+        return cls(tag, epoch, prefix_len, list(tree.token_ids), parents, queue_s, service_s, drawn=drawn)
+
     @cached_property
     def tree(self) -> DraftTree:
         """The proposed tree. Raises: ValueError if it is none; a decoded proposal always is one."""

@@ -122,6 +122,11 @@ class TagSession:
         """Hub: the `Reopen` owed since a verdict did not follow the last known one; None when nothing is owed."""
         return Reopen(self.tag, self.epoch) if self._owes_reopen else None
 
+    def is_followed_by(self, verdict: Verdict) -> bool:
+        """Hub: whether a verdict is the next message of a tag that it holds, and asks for a proposal."""
+        is_next = verdict.epoch == self.next_epoch and verdict.base_len == self.prefix_len
+        return self.is_held and is_next and verdict.num_draft_tokens > 0
+
     def send(self, message: M) -> M:
         """Account for a message that this end is about to send.
 
