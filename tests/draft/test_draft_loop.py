@@ -101,6 +101,27 @@ def test_what_is_there_is_sent_while_a_layer_runs_ahead() -> None:
     assert star.hub.stats.num_hits == 2
 
 
+def test_a_verdict_that_cannot_be_answered_ahead_ends_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    star, tags = LoopStar(run_ahead="chain"), [ToyTag(1, [1, 2]), ToyTag(2, [3, 4])]
+    link = star.connect("one")
+    for tag in tags:
+        link.send([tag.open(3)])
+        (proposal,) = link.receive(1.0)
+        assert tag.receive(proposal)
+    star.loop.turn()
+
+    def broken(*what: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr("starspec.draft.session.DraftSession.foresee", broken)
+    star.runner.on_forward = lambda: link.send([tags[0].verdict(tags[0].expected(1), 3)])
+    star.loop.turn()
+    star.runner.on_forward = None
+    assert star.hub.stats.num_tags == 2
+    (proposal,) = link.receive(1.0)
+    assert proposal.token_ids == tags[0].expected(3)[: len(proposal.token_ids)] != [], "after the layer"
+
+
 def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:
     star.connect("one")
     star.turns()

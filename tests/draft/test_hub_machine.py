@@ -31,14 +31,15 @@ from hypothesis.stateful import (
 
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixNames
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
+from starspec.draft.hub import FAILURE_PAUSE_S
 from starspec.draft.scheduler import TagKey
 from starspec.draft.session import NUM_OUTCOMES
 from starspec.draft.spoke import MIN_ROUNDS
-from starspec.ids import Epoch, SessionId, TargetId
+from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.tree import DraftTree
-from starspec.wire.messages import HubToTarget, Proposal, Verdict
+from starspec.wire.messages import Close, HubToTarget, Proposal, Verdict
 from starspec.wire.session import TagState
 
 MAX_LEN = 40
@@ -172,12 +173,12 @@ class Life(RuleBasedStateMachine):
         name, tag = self._tag(seed)
         if not tag.link.is_held:
             return
-        hub, answers = self.star.hub, list[Proposal]()
+        hub, answers = self.star.hub, list[HubToTarget]()
         verdict = tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted)
 
         def arrives() -> bool:
-            answer = hub.answer_ahead(SessionId(name), verdict, self.star.clock())
-            answers.extend([answer] if answer else [])
+            now = self.star.clock()
+            answers.extend(answer for _, answer in hub.answer_ahead(SessionId(name), verdict, now, now))
             return hub.is_in_vain([(SessionId(name), verdict)])
 
         self._layer(arrives)
@@ -190,6 +191,59 @@ class Life(RuleBasedStateMachine):
         if answers and session is not None:  # its target may have lost its place meanwhile
             assert session.request is None
             assert (SessionId(name), tag.link.tag) not in [(to, message.tag) for to, message in hub._outbox]
+
+    @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
+    @rule(seed=dice, num_messages=st.integers(2, 6))
+    def many_messages_while_a_layer_runs(self, seed: int, num_messages: int) -> None:
+        """Verdicts of several tags, some of them twice, some followed by another or by Close. Some layers fail then."""
+        chance, hub = random.Random(seed), self.star.hub
+        early: list[tuple[str, Verdict | Close]] = []
+        promised: set[tuple[SessionId, Tag, Epoch]] = set()
+
+        def arrives() -> bool:
+            for _ in range(num_messages):
+                able = [each for each in self._open_tags() if each[1].link.is_held]
+                if able:
+                    promised.update(self._comes_early(*chance.choice(able), chance, early))
+            if chance.random() < 0.1:
+                raise RuntimeError("the accelerator is on fire")
+            return hub.is_in_vain([(SessionId(name), message) for name, message in early])
+
+        try:
+            self._layer(arrives)
+        except RuntimeError:
+            hub.abandon_layer(self.star.clock())
+            self.star.clock.advance(FAILURE_PAUSE_S)
+            self.torn |= {
+                tag for name, tag in self._open_tags() if TagKey(SessionId(name), tag.link.tag) not in hub._sessions
+            }
+        for name, message in early:
+            self._send(name, message)
+            if isinstance(message, Close):
+                self.torn.discard(self.tags[name].pop(message.tag))
+        assert all(session.promise is None for session in hub._sessions.values())
+        told = {(to, each.tag, each.epoch) for to, each in hub._outbox if isinstance(each, Proposal)}
+        assert not told & promised, "told twice"
+
+    def _comes_early(
+        self, name: str, tag: ToyTag, chance: random.Random, early: list[tuple[str, Verdict | Close]]
+    ) -> set[tuple[SessionId, Tag, Epoch]]:
+        """A message that is handled after the layer. Returns: what is promised by the hub."""
+        if chance.random() < 0.1:
+            early.append((name, tag.close()))
+            return set()
+        ids = self._verdict_ids(tag, chance.randrange(2**16), chance.randint(0, 5), chance.random() < 0.7)
+        verdict = tag.verdict(ids, tag.budget if chance.random() < 0.8 else chance.choice(BUDGETS))
+        early += [(name, verdict)] * chance.choice((1, 1, 2))
+        now = self.star.clock()
+        answers = [
+            answer for _ in range(2) for answer in self.star.hub.answer_ahead(SessionId(name), verdict, now, now)
+        ]
+        for to, answer in answers:
+            self._meets(ANSWERED_AHEAD)
+            self._receive(str(to), answer)
+            assert tag.link.state is TagState.PROPOSED
+        return {(to, answer.tag, answer.epoch) for to, answer in answers}
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, wanted=wanted)

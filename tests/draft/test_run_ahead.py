@@ -6,10 +6,13 @@ import pytest
 from draft_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after, paths_of
 
 from starspec.config import RunAhead
+from starspec.draft.places import PAUSE_S
+from starspec.draft.scheduler import TagKey
 from starspec.ids import SessionId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Close, Proposal, Reopen, Verdict
+from starspec.wire.messages import Close, HubToTarget, Proposal, Reopen, Verdict
+from starspec.wire.session import TagState
 
 NUM_NODES = 3
 BUDGETS = [DraftBudget.chain(NUM_NODES), DraftBudget(num_draft_tokens=4, num_steps=3, top_k=2)]
@@ -143,17 +146,16 @@ def answered_ahead(star: ToyStar, tag: ToyTag, verdict: Verdict) -> list[int] | 
 
     Afterwards the verdict is taken in.
     """
-    answers: list[Proposal | None] = []
+    answers: list[tuple[SessionId, HubToTarget]] = []
 
     def arrives() -> bool:
-        answers.append(star.hub.answer_ahead(SessionId("a"), verdict, star.clock()))
+        answers.extend(star.hub.answer_ahead(SessionId("a"), verdict, star.clock(), star.clock()))
         return star.hub.is_in_vain([(SessionId("a"), verdict)])
 
     assert star.step(arrives) == []
     star.say("a", verdict)
-    (answer,) = answers
-    assert answer is None or tag.receive(answer)
-    return None if answer is None else answer.token_ids
+    assert all(tag.receive(answer) for _, answer in answers)
+    return answers[0][1].token_ids if answers else None
 
 
 @pytest.mark.parametrize(("begun", "is_there"), [(0.4, True), (0.6, False)])
@@ -174,8 +176,11 @@ def test_a_chain_is_told_while_a_layer_runs_but_waits_for_a_token_that_is_nearly
     else:
         assert proposed(star, tag) == tag.expected(2)
     assert star.hub.stats.num_hits == 1
-    star.say("a", tag.verdict(tag.told_otherwise(1), NUM_NODES))
+    assert star.hub.stats.num_wasted_nodes == 0
+    star.say("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
     assert proposed(star, tag) == tag.expected(1)
+    num_ahead = 2 if is_there else 0  # by the layer that ran when it was told, and by the one after
+    assert star.hub.stats.num_wasted_nodes == num_ahead
 
 
 @pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -205,6 +210,31 @@ def test_who_has_no_right_to_drafts_is_promised_none() -> None:
     assert proposed(star, tag) == tag.expected(2)
 
 
+def test_a_promise_is_kept_though_the_place_is_lost() -> None:
+    """Between the answer and the verdict another target comes, and the first had been silent for long."""
+    star = ToyStar("a", "b", run_ahead="chain", admission=1)
+    tag, other = ToyTag(1, [1, 2, 3]), ToyTag(1, [4, 5])
+    star.say("a", tag.open(NUM_NODES))
+    proposed(star, tag)
+    star.step()
+    star.clock.advance(2 * PAUSE_S)
+    verdict, num_before = tag.verdict(tag.expected(1), NUM_NODES), star.hub.stats.num_proposals
+
+    def arrives() -> bool:
+        ((_, answer),) = star.hub.answer_ahead(SessionId("a"), verdict, star.clock(), star.clock())
+        assert tag.receive(answer)
+        return False
+
+    star.step(arrives)
+    star.say("b", other.open(1))
+    star.say("a", verdict)
+    assert star.hub._sessions[TagKey(SessionId("a"), tag.link.tag)].link.state is tag.link.state is TagState.PROPOSED
+    assert star.hub.stats.num_proposals == num_before + 1
+    star.say("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
+    declined = [message for to, message in star.drain() if to == "a" and tag.receive(message)]
+    assert [message.retry_after_s > 0 for message in declined] == [True]
+
+
 def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_runs() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
@@ -214,7 +244,7 @@ def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_run
     proposed(star, tag)
     tag.verdict(tag.expected(1), NUM_NODES)  # lost on its way
     for stale in (old, tag.verdict([7], NUM_NODES)):
-        assert star.hub.answer_ahead(SessionId("a"), stale, star.clock()) is None
+        assert star.hub.answer_ahead(SessionId("a"), stale, star.clock(), star.clock()) == []
 
 
 def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:

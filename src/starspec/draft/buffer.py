@@ -169,9 +169,9 @@ class RequestBuffer:
             self._drafter.grow(growths, is_in_vain)
         return sum(growth.num_tokens for growth in growths)
 
-    def is_in_flight(self, session: DraftSession) -> bool:
-        """Whether it grows in the layer that is running."""
-        return session in self._in_flight
+    def is_added_to(self, session: DraftSession, verdict: Verdict) -> bool:
+        """Whether the layer that runs ahead adds to the session's tree, and still does after the verdict."""
+        return any(growth.session is session and _is_of_use(growth, verdict) for growth in self._ahead)
 
     def is_in_vain(self, spoken: Mapping[TagKey, Open | Verdict | Close]) -> bool:
         """Whether nothing of the layer that runs ahead is of use once these messages are handled."""

@@ -212,6 +212,11 @@ class GrowingTree:
             return Survivors(path_slots, [])
         return Survivors(path_slots, self._keep_below(node, slots))
 
+    def knows_after(self, token_ids: Sequence[int]) -> bool:
+        """Whether a `reroot` by these tokens leads to an expanded node."""
+        path = self._followed(token_ids)
+        return len(path) == len(token_ids) and path[-1] in self._children
+
     def are_kept(self, nodes: Iterable[int], token_ids: Sequence[int]) -> bool:
         """Whether any of the nodes, once expanded, would outlive a `reroot` by these tokens, or be the new root."""
         path = self._followed(token_ids)

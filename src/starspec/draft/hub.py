@@ -15,9 +15,10 @@ from starspec.draft.buffer import RequestBuffer
 from starspec.draft.drafter import Drafter
 from starspec.draft.ledger import Ledger
 from starspec.draft.prefix_sharing import prefix_salt
+from starspec.draft.promise import promise
 from starspec.draft.rounds import Rounds
 from starspec.draft.scheduler import TagKey
-from starspec.draft.session import DraftLimits, DraftRequest, DraftSession, Promise
+from starspec.draft.session import DraftLimits, DraftRequest, DraftSession
 from starspec.draft.spokes import Spokes
 from starspec.errors import ForwardGivenUp, OurBug, PeerProtocolError
 from starspec.ids import SessionId, Tag, TargetId
@@ -165,28 +166,26 @@ class DraftHub:
                     spoken[key] = message
         return self._buffer.is_in_vain(spoken)
 
-    def answer_ahead(self, session_id: SessionId, verdict: Verdict, now: float) -> Proposal | None:
-        """Answer a verdict that has arrived while a layer runs ahead, if its tree is there and need not wait for more.
+    def answer_ahead(self, session_id: SessionId, verdict: Verdict, arrived_s: float, now: float) -> list[Reply]:
+        """Answer a verdict that has arrived while a layer runs ahead, if its proposal is there (ADR 22).
 
-        A layer knows places in the rows of its sessions and nodes of their trees, so nothing of them may move under it:
-        the verdict is to be handled when the layer has ended, like all that arrives, and is not answered again then.
+        The verdict is to be handled when the layer has ended, like all that arrives, and is not answered again then.
 
-        Returns: what is to be sent at once; None if the answer has to wait.
+        Returns: what is to be sent at once; nothing if the answer has to wait.
         """
         session = self._sessions.get(TagKey(session_id, verdict.tag))
-        if session is None or session.promise is not None or not session.link.is_followed_by(verdict):
-            return None
-        if not self._spokes.is_served_freely(session_id):
-            return None
-        foreseen = session.foresee(verdict, now)
-        begun_s = now - self._ahead_since_s if self._buffer.is_in_flight(session) else 0.0
-        return_s = self._spokes[session_id].return_s
-        if foreseen.is_asked_otherwise or not foreseen.is_ready(now, self.stats.t_s.value, return_s, begun_s):
-            return None
-        session.promise = Promise(
-            Proposal.of(foreseen.proposal(), verdict.tag, verdict.epoch, len(foreseen.token_ids)), now
+        if session is None or session.promise is not None or not self._spokes.is_served_freely(session_id):
+            return []
+        session.promise = promise(
+            session,
+            verdict,
+            arrived_s,
+            now,
+            layer_s=self.stats.t_s.value,
+            return_s=self._spokes[session_id].return_s,
+            begun_s=now - self._ahead_since_s if self._buffer.is_added_to(session, verdict) else 0.0,
         )
-        return session.promise.proposal
+        return [] if session.promise is None else [(session_id, session.promise.proposal)]
 
     def abandon_layer(self, now: float) -> None:
         """After `step` raised: drop the sessions of that layer, and ask their targets to open them anew.
@@ -297,7 +296,7 @@ class DraftHub:
             if link.gap:
                 self._drop(key)
                 self._reply(key.session_id, link.send(link.gap))
-        elif self._spokes.has_place(key.session_id, message.budget, now):
+        elif self._sessions[key].promise is not None or self._spokes.has_place(key.session_id, message.budget, now):
             self._continue(self._sessions[key], message.token_ids, message.budget, now)
         else:
             self._drop(key)
@@ -311,7 +310,8 @@ class DraftHub:
             self._buffer.update(session)
 
     def _ask(self, session: DraftSession, budget: DraftBudget, now: float, *, overtakes: bool = False) -> None:
-        """Args: now: when the request arrived. What is ready leaves when a layer that ran meanwhile has ended."""
+        """Args: now: when the request arrived. What is ready, and was not promised, leaves when a layer that ran
+        meanwhile has ended."""
         spoke, tag = self._spokes[session.key.session_id], session.key.tag
         spoke.owe(tag, 0)
         session.is_rationed = bool(budget.num_draft_tokens) and not spoke.may_draft(now)
@@ -356,24 +356,26 @@ class DraftHub:
         self._take_stock(end)
 
     def _propose_if_ready(self, session: DraftSession, now: float) -> bool:
-        if session.request is not None and session.promise is not None:
-            self._propose(session, session.request, session.promise)
+        if session.request is None:
+            return False
+        if session.promise is not None:
+            self._propose(session, session.request, session.promise.proposal, session.promise.made_s)
             return True
         return_s = self._spokes[session.key.session_id].return_s
         is_ready = session.is_ready(now, self.stats.t_s.value, return_s)
-        if is_ready and session.request is not None:
+        if is_ready:
             link, times = session.link, session.request.times(now)
             proposal = Proposal.of(session.proposal(), link.tag, link.epoch, link.prefix_len, *times)
-            self._propose(session, session.request, Promise(proposal, now))
+            self._propose(session, session.request, proposal, now)
             self._reply(session.key.session_id, proposal)
         return is_ready
 
-    def _propose(self, session: DraftSession, request: DraftRequest, made: Promise) -> None:
+    def _propose(self, session: DraftSession, request: DraftRequest, proposal: Proposal, made_s: float) -> None:
         """Account for a proposal that is handed over, or was."""
-        tree = session.link.send(made.proposal).tree
+        session.link.send(proposal)
         self._spokes[session.key.session_id].owe(session.key.tag, 0)
-        self._rounds.add_proposal(session, request, tree, made.made_s)
-        session.settle(tree, made.made_s)
+        self._rounds.add_proposal(session, request, proposal.tree, made_s)
+        session.settle(proposal.tree, made_s)
 
     def _link(self, key: TagKey) -> TagSession:
         session = self._sessions.get(key)

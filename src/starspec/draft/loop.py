@@ -31,7 +31,7 @@ class HubLoop:
     def turn(self, idle_wait_s: float = 0.0) -> bool:
         """Take in what has arrived, then one step of the hub.
 
-        The one place where an exception is survived: what it hit is given up, all else goes on.
+        Here and in `_answer_ahead` alone an exception is survived: what it hit is given up, all else goes on.
 
         Args:
             idle_wait_s: longest wait for arrivals; there is none while the hub has work.
@@ -65,19 +65,21 @@ class HubLoop:
         """Look who has come while a layer runs ahead. Returns: whether the layer is of no use any more."""
         news = self._transport.receive(0.0)
         self._early += news
-        for arrival in news:
-            self._answer_ahead(arrival)
+        self._deliver([reply for arrival in news for reply in self._answer_ahead(arrival)])
         messages = [(each.session_id, each.message) for each in self._early]
         return bool(news) and self._hub.is_in_vain(
             (name, message) for name, message in messages if not isinstance(message, Joined | Left)
         )
 
-    def _answer_ahead(self, arrival: Arrival) -> None:
-        """If a verdict's answer is there, send it; what else the verdict calls for waits for the end of the layer."""
-        if isinstance(arrival.message, Verdict):
-            proposal = self._hub.answer_ahead(arrival.session_id, arrival.message, self._clock())
-            if proposal is not None:
-                self._transport.send(arrival.session_id, [proposal])
+    def _answer_ahead(self, arrival: Arrival) -> Sequence[Reply]:
+        """The answer to a verdict, if it is there. What fails here must not end the layer: others are in it."""
+        if not isinstance(arrival.message, Verdict):
+            return []
+        try:
+            return self._hub.answer_ahead(arrival.session_id, arrival.message, arrival.arrived_at, self._clock())
+        except Exception:
+            log.exception("a verdict could not be answered while a layer ran; it is handled after the layer")
+            return []
 
     def _handle(self, arrival: Arrival) -> None:
         match arrival.message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,6 +89,7 @@ class Promise(NamedTuple):
 
     proposal: Proposal
     made_s: float
+    num_forwarded: int  # nodes of the tree below its root, then
 
 
 class DraftSession:
@@ -284,19 +285,24 @@ class DraftSession:
             self.request.num_layers += 1
 
     def settle(self, proposal: DraftTree, now: float) -> None:
-        """The proposal that was owed is made."""
+        """The proposal that was owed is made; or was, if it was promised."""
         if self.request is not None:
             budget, num_forwarded = self.request.budget, len(self.tree.forwarded)
-            nodes = self.tree.proposed(budget)[: proposal.num_draft_tokens]  # a chain has grown since it was promised
+            nodes = self.tree.proposed(budget)
+            if self.promise is not None:  # what has grown since then runs ahead
+                num_forwarded, nodes = self.promise.num_forwarded, nodes[: proposal.num_draft_tokens]
             self.in_verification = InVerification(budget, proposal, nodes, num_forwarded, now)
         self.request = self.promise = None
         self.last_used_s = now
 
     def foresee(self, verdict: Verdict, now: float) -> DraftSession:
-        """This session as it will be once the verdict is taken in: a copy, of which nothing can be drafted."""
+        """This session as it will be once the verdict is taken in: a copy, of which nothing can be drafted.
+
+        What a drafter forgets then is still in it: of those whose trees do not outlive a verdict, no layer runs ahead.
+        """
         foreseen = copy(self)
         foreseen.tree, foreseen.token_ids = self.tree.copy(), [*self.token_ids]
-        foreseen._counts = deepcopy(self._counts)
+        foreseen._counts = None  # only drafting reads them
         foreseen.reroot(verdict.token_ids)
         foreseen.ask(verdict.budget, now)
         return foreseen

@@ -123,9 +123,8 @@ class TagSession:
         return Reopen(self.tag, self.epoch) if self._owes_reopen else None
 
     def is_followed_by(self, verdict: Verdict) -> bool:
-        """Hub: whether a verdict is the next message of a tag that it holds, and asks for a proposal."""
-        is_next = verdict.epoch == self.next_epoch and verdict.base_len == self.prefix_len
-        return self.is_held and is_next and verdict.num_draft_tokens > 0
+        """Whether a verdict continues exactly what this end knows of a tag that is held."""
+        return self.is_held and verdict.epoch == self.next_epoch and verdict.base_len == self.prefix_len
 
     def send(self, message: M) -> M:
         """Account for a message that this end is about to send.
@@ -199,8 +198,7 @@ class TagSession:
             case Open(num_draft_tokens=wanted):
                 return Event.OPEN if wanted else Event.OPEN_IDLE
             case Verdict(num_draft_tokens=wanted):
-                follows = self.is_held and message.epoch == self.next_epoch and message.base_len == self.prefix_len
-                if not follows and self.state is not TagState.CLOSED:
+                if not self.is_followed_by(message) and self.state is not TagState.CLOSED:
                     return Event.GAP
                 return Event.VERDICT if wanted else Event.VERDICT_IDLE
             case Close():
