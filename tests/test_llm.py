@@ -114,6 +114,8 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         LLM(TARGET, speculative_config={"method": "draft_model"})
     with pytest.raises(RequestError, match="empty"):
         llm_of("plain").generate([[]], GREEDY)
+    with pytest.raises(RequestError, match="prompts must be text, token ids or a list of either, not int"):
+        llm_of("plain").generate(5)
     with pytest.raises(ConfigError, match="2 prompts but 1"):
         llm_of("plain").generate([[1], [2]], [GREEDY])
 

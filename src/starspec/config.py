@@ -17,6 +17,7 @@ from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 EAGLE_METHODS = ("eagle", "eagle3")  # drafts that read the target's hidden states
 WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
+MAX_NUM_THREADS = 1024  # of a forward; the next ones are refused by the machine, in other words
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
@@ -81,6 +82,8 @@ class ModelConfig:
             _at_least("kv_budget_bytes", self.kv_budget_bytes, 1)
         if self.num_threads is not None:
             _at_least("num_threads", self.num_threads, 1)
+            if self.num_threads > MAX_NUM_THREADS:
+                raise ConfigError(f"num_threads must be at most {MAX_NUM_THREADS}, got {self.num_threads}")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
 

@@ -241,6 +241,10 @@ def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> 
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if not isinstance(prompts, str | Mapping | Sequence):
+        raise RequestError(
+            f"prompts must be text, token ids or a list of either, not {type(prompts).__name__}", "prompt"
+        )
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # a list of ids is one prompt
     return list(prompts)  # type: ignore[arg-type]

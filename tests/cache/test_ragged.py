@@ -292,3 +292,12 @@ def test_a_budget_above_the_machines_memory_is_a_sentence(monkeypatch: pytest.Mo
     assert RaggedCache.within(3 * row_bytes, *shape).num_rows == 3
     with pytest.raises(ConfigError, match=f"more than this machine's memory, {3 * row_bytes} bytes; allow less"):
         RaggedCache.within(3 * row_bytes + 1, *shape)
+
+
+def test_more_rows_than_the_machine_has_memory_for_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_layers, _, *sizes = shape = (2, 5, KEY_BLOCK, 3, 4)
+    row_bytes = RaggedCache(*shape).num_bytes // 5
+    monkeypatch.setattr(ragged, "machine_bytes", lambda: 3 * row_bytes)
+    assert RaggedCache.within(None, num_layers, 3, *sizes).num_rows == 3
+    with pytest.raises(ConfigError, match=f"4 sequences of {KEY_BLOCK} tokens.*{4 * row_bytes} bytes.*max_num_seqs"):
+        RaggedCache.within(None, num_layers, 4, *sizes)

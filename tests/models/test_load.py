@@ -2,6 +2,7 @@ import json
 import shutil
 
 import pytest
+import structlog
 import torch
 from tiny import VOCAB_SIZE, decode_greedily, generate, make_model, plain_logits, prefill, prompt_ids
 
@@ -157,6 +158,27 @@ def test_missing_weights_are_not_made_up(llama):
     edit_config(llama, num_hidden_layers=3)
     sentence = refusal(llama)
     assert "weights are missing, the first is model.layers.2" in sentence
+
+
+def test_weights_of_other_sizes_are_named_with_both(llama):
+    edit_config(llama, intermediate_size=96)
+    sentence = refusal(llama)
+    assert (
+        "does not fit its config.json: model.layers.0.mlp.down_proj.weight is [96, 112], by the config [96, 96]"
+        in sentence
+    )
+
+
+def test_weights_that_are_not_used_are_warned_of(llama):
+    edit_config(llama, num_hidden_layers=1)
+    with structlog.testing.capture_logs() as lines:
+        load(llama)
+    (warning,) = [line for line in lines if line["log_level"] == "warning"]
+    assert warning["first"].startswith("model.layers.1.")
+
+
+def test_threads_beyond_any_machine_are_refused(llama):
+    assert refusal(llama, num_threads=100_000) == "num_threads must be at most 1024, got 100000"
 
 
 def test_a_truncated_safetensors_file_is_one_sentence(llama):

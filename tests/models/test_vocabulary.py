@@ -86,3 +86,11 @@ def test_a_model_without_tokenizer_is_one_sentence(tmp_path):
     write_json(tmp_path / "config.json", {"model_type": "llama"})
     with pytest.raises(ModelError, match="has no tokenizer that can be read"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(("content", "why"), [("{", "it is not valid JSON"), ("[]", "it holds no object")])
+def test_a_broken_config_is_not_put_down_to_the_tokenizer(tmp_path, content, why):
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"the config\.json of .* cannot be read: {why}"):
+        load_tokenizer(str(tmp_path))

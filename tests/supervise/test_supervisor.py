@@ -153,6 +153,24 @@ def test_a_child_that_will_not_stop_is_killed(is_impatient: bool) -> None:
         assert supervisor.views[0].detail == "killed by SIGKILL"
 
 
+HURRIES = """
+import signal
+def hurry(number, frame):
+    print("cut short", flush=True)
+    raise SystemExit
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGURG, hurry)
+"""
+
+
+def test_children_in_flight_are_told_to_hurry_and_say_what_they_must() -> None:
+    with supervised(server("gateway", HURRIES + SERVES)) as (supervisor, output):
+        until(supervisor, lambda: supervisor.is_ready)
+        supervisor.stop(drain_s=LIMIT_S, is_impatient=lambda: True)
+        assert supervisor.views[0].state is ChildState.STOPPED
+    assert output == [("gateway", "cut short")]
+
+
 def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"""

@@ -274,7 +274,7 @@ def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
     engine = engine_of("true", HashRunner(num_rows=2), max_num_queued_reqs=1)
     for name in "abc":  # two rows are free, one waits
         engine.submit(RequestId(name), spec_of(PROMPT))
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match=r"^1 requests wait"):
         engine.submit(RequestId("d"), spec_of(PROMPT))
     engine.step()
     with pytest.raises(QueueFull):

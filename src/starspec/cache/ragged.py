@@ -86,13 +86,20 @@ class RaggedCache(SequenceRows):
         Raises: ConfigError if not even one row fits, or if it is more than the machine has. Of memory that is not the
             machine's own, as a GPU's, torch says what there is.
         """
-        if num_bytes is not None:
-            if torch.device(device).type == "cpu" and num_bytes > machine_bytes():
+        num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
+        most = machine_bytes() if torch.device(device).type == "cpu" else None
+        if num_bytes is None:
+            if most is not None and num_rows * num_row_bytes > most:
                 raise ConfigError(
-                    f"a KV budget of {num_bytes} bytes is more than this machine's memory, {machine_bytes()} bytes; "
-                    "allow less"
+                    f"{num_rows} sequences of {max_len} tokens, drafts included, take {num_rows * num_row_bytes} "
+                    f"bytes, more than this machine's memory, {most} bytes; hold fewer at once (max_num_seqs), or "
+                    "lower max_model_len"
                 )
-            num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
+        else:
+            if most is not None and num_bytes > most:
+                raise ConfigError(
+                    f"a KV budget of {num_bytes} bytes is more than this machine's memory, {most} bytes; allow less"
+                )
             num_rows = num_bytes // num_row_bytes
             if num_rows < 1:
                 raise ConfigError(

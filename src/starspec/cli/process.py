@@ -14,7 +14,7 @@ from rich.console import Console
 
 from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import Trace
-from starspec.supervise.report import Failed, Loading, Ready, supervisor_line
+from starspec.supervise.report import HURRY, Failed, Loading, Ready, supervisor_line
 
 
 class ServerProcess:
@@ -53,10 +53,12 @@ class ServerProcess:
         Args:
             memory: what it keeps for sequences.
             run: returns when the server has stopped.
-            stop: asks it to, in good order; called from a signal handler on SIGINT and SIGTERM.
+            stop: asks it to, in good order; asked again, it waits for nothing. Called from a signal handler: on SIGINT
+                and SIGTERM, and when a supervisor is in a hurry.
         """
         stop_on_signal(stop, then=signal.SIG_DFL if self._line is None else signal.SIG_IGN)
         if self._line is not None:
+            signal.signal(HURRY, lambda number, frame: stop())  # noqa: ARG005 (the signature of a handler)
             self._line.send(Ready(address, memory))
         else:
             self._console.print(f"{self._name}: ready at {address}{memory and f', {memory}'}, Ctrl-C stops it")

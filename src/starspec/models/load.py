@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from starspec.config import ModelConfig, nearest
@@ -17,6 +18,8 @@ from starspec.models.runner import LoadedRunner, ModelInfo
 from starspec.models.soundness import check_finite, check_length, check_rope_in
 from starspec.models.support import check_class, check_config, model_length, plain_attention
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer
+
+log = structlog.get_logger()
 
 DEFAULT_MAX_MODEL_LEN = 4096  # tokens: the cache is sized by it, and few requests are longer
 
@@ -102,13 +105,24 @@ def _read_model(config: ModelConfig, folder: Path, hf_config: Any, device: torch
             dtype=getattr(torch, config.dtype),
             trust_remote_code=False,
             use_safetensors=True,  # a pickle can run code
+            ignore_mismatched_sizes=True,  # refused below, in a sentence
             output_loading_info=True,
         )
+        if loaded["mismatched_keys"]:
+            name, found, wanted = min(loaded["mismatched_keys"])
+            raise ModelError(
+                f"'{config.model}' does not fit its config.json: {name} is {list(found)}, by the config {list(wanted)}"
+            )
         if loaded["missing_keys"]:
             # transformers would go on with random numbers in their place
             names = sorted(loaded["missing_keys"])
             raise ModelError(
                 f"'{config.model}' is incomplete: {len(names)} weights are missing, the first is {names[0]}"
+            )
+        if loaded["unexpected_keys"]:
+            names = sorted(loaded["unexpected_keys"])
+            log.warning(
+                "weights that the config.json knows nothing of", model=config.model, num=len(names), first=names[0]
             )
         check_finite(config.model, model.named_parameters())
         return model.eval().requires_grad_(requires_grad=False).to(device)

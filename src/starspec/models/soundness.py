@@ -59,16 +59,19 @@ def check_length(model: str, max_position_embeddings: int | None) -> None:
 
 
 def check_rope_in(model: str, folder: Path) -> None:
-    """Look at the rotary settings in a folder's config.json, if it can be read: whoever loads it says why not.
+    """Look at the rotary settings in a folder's config.json, if there is one.
 
-    Raises: as `check_rope`; transformers' own complaint would be a KeyError or a TypeError, or none.
+    Raises: as `check_rope`; transformers' own complaint would be a KeyError or a TypeError, or none. ModelError if the
+        file is no JSON object: whoever reads it first in transformers may be the tokenizer, and would be blamed.
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except OSError:
         return
+    except ValueError as error:
+        raise ModelError(f"the config.json of '{model}' cannot be read: it is not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        return
+        raise ModelError(f"the config.json of '{model}' cannot be read: it holds no object")
     for settings in (
         {"rope_theta": config.get("rope_theta")},
         config.get("rope_parameters"),

@@ -15,11 +15,12 @@ from types import TracebackType
 
 from starspec.errors import ConfigError, StarspecError
 from starspec.supervise.child import Child, ChildSpec, ChildState
-from starspec.supervise.report import Failed, Loading, Ready, Report
+from starspec.supervise.report import HURRY, Failed, Loading, Ready, Report
 from starspec.supervise.restart import WINDOW_S, restart_delay_s
 
 EXIT_WAIT_S = 2.0  # from the moment that a child closes its line to its end
 LATE_STAGE_GRACE_S = 2.0  # what a stage gets at least, when the stages before it used up the time
+HURRY_S = 2.0  # what a stage gets when nobody wants to wait
 
 OnOutput = Callable[[str, str], None]  # (child's name, line)
 
@@ -97,10 +98,12 @@ class Supervisor:
                 self._start(slot)
 
     def stop(self, drain_s: float, is_impatient: Callable[[], bool] = lambda: False) -> None:
-        """End every child: asked first, stage by stage, killed when the time is over or somebody is impatient.
+        """End every child: asked first, stage by stage, killed when the time is over.
 
         Args:
             drain_s: time for work in flight, over all stages.
+            is_impatient: whether not to wait for it: children are told so, and have HURRY_S a stage to write down and
+                to say what they must.
         Effects: every child of ours has ended on return.
         """
         self._is_stopping = True
@@ -111,11 +114,18 @@ class Supervisor:
             running = [slot for slot in self._slots if slot.view.spec.stop_stage == stage and slot.run]
             self._signal(running, signal.SIGTERM)
             stage_deadline_s = max(deadline_s, self._clock() + LATE_STAGE_GRACE_S)
-            while any(slot.run for slot in running) and self._clock() < stage_deadline_s and not is_impatient():
-                self.step(min(0.1, stage_deadline_s - self._clock()))
+            self._wait_for(running, stage_deadline_s, is_impatient)
+            if is_impatient():
+                self._signal(running, HURRY)
+                self._wait_for(running, self._clock() + HURRY_S)
             self._signal(running, signal.SIGKILL)
-            while any(slot.run for slot in running):
-                self.step(0.1)
+            self._wait_for(running, float("inf"))
+
+    def _wait_for(
+        self, slots: Sequence[_Slot], until_s: float, is_impatient: Callable[[], bool] = lambda: False
+    ) -> None:
+        while any(slot.run for slot in slots) and self._clock() < until_s and not is_impatient():
+            self.step(min(0.1, until_s - self._clock()))
 
     def __enter__(self) -> Supervisor:
         return self

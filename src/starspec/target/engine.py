@@ -67,8 +67,12 @@ class TargetEngine:
     @property
     def has_room(self) -> bool:
         """Whether the waiting line is below its bound; those for whom a row is free do not wait."""
-        num_left_waiting = self.num_waiting - self._num_free_rows
-        return num_left_waiting < self._config.max_num_queued_reqs
+        return self._num_left_waiting < self._config.max_num_queued_reqs
+
+    @property
+    def _num_left_waiting(self) -> int:
+        """Those who would wait after the next step's admissions."""
+        return max(0, self.num_waiting - self._num_free_rows)
 
     def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
         """Take a request in.
@@ -80,7 +84,7 @@ class TargetEngine:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
             if not self.has_room:
-                raise QueueFull(f"{self.num_waiting} requests wait for a cache row already; try again later")
+                raise QueueFull(f"{self._num_left_waiting} requests wait for a cache row already; try again later")
         except (RequestError, CapacityError):
             self.stats.num_rejected += 1
             raise

@@ -89,8 +89,12 @@ class TargetServer:
             self._serving.close()
 
     def stop(self) -> None:
-        """Refuse new requests; let those that run end, for `shutdown_timeout_s` at most. Callable from a handler."""
-        self._stop_by_s = self._clock() + self._config.shutdown_timeout_s
+        """Refuse new requests; let those that run end, for `shutdown_timeout_s` at most; asked again, wait no longer.
+
+        Callable from a signal handler.
+        """
+        wait_s = 0.0 if self._is_stopping.is_set() else self._config.shutdown_timeout_s
+        self._stop_by_s = self._clock() + wait_s
         self._is_stopping.set()
 
     def _is_done(self) -> bool:
