@@ -187,9 +187,8 @@ class Life(RuleBasedStateMachine):
             assert tag.link.state is TagState.DRAFTING
             self._receive(name, answer)
         self._send(name, verdict)
-        session = hub._sessions.get(TagKey(SessionId(name), tag.link.tag))
-        if answers and session is not None:  # its target may have lost its place meanwhile
-            assert session.request is None
+        if answers:  # even if its target has lost its place meanwhile
+            assert hub._sessions[TagKey(SessionId(name), tag.link.tag)].request is None
             assert (SessionId(name), tag.link.tag) not in [(to, message.tag) for to, message in hub._outbox]
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
