@@ -3,7 +3,7 @@
 # make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own; RECEIPT=FILE keeps what was found
 # make check    format, lint, types, import directions, public API, the wire's page
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
-#               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them
+#               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them, SHARD=1/4 a quarter of the prompts
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
 # make clean    forget the environment
 
@@ -46,7 +46,8 @@ certify: models
 	for part in $(PARTS); do \
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \
 			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
-			--json benchmarks/results/certificate-$$part.json || exit 1; \
+			$(if $(SHARD),--shard $(SHARD)) \
+			--json benchmarks/results/certificate-$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
 	done
 
 models: $(INSTALLED)

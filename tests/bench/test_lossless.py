@@ -7,19 +7,8 @@ import pytest
 import torch
 
 from starspec.bench import certify as certificates
-from starspec.bench.certify import (
-    BATCH,
-    BATCH_PAIR,
-    BITS,
-    EXACT,
-    PAIR,
-    SAMPLED_PART,
-    Subjects,
-    certify,
-    count_turns,
-    short_prompts,
-    try_part,
-)
+from starspec.bench.certify import Shard, Subjects, certify, count_turns, short_prompts, try_part
+from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, PAIR, SAMPLED_PART
 from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer
 from starspec.bench.liars import LyingDrafts
@@ -166,6 +155,30 @@ def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
     assert {size for _, size in BATCH.contenders} == {1, 2, 4, 8, 16}
     assert {each.method for each in BATCH.batchings} == set(BATCHINGS)
     assert {each.temperature for each in BATCH_PAIR.samplings} == {0.0, 0.7}
+
+
+def test_every_prompt_is_in_exactly_one_shard() -> None:
+    shards = [Shard(number, 3).choose(range(8)) for number in (1, 2, 3)]
+    assert shards == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    assert Shard().choose(range(8)) == [*range(8)]
+
+
+def test_shards_of_a_certificate_try_the_prompts_of_the_whole(tiny_folder: Path) -> None:
+    def tried(shard: Shard) -> int:
+        subjects = Subjects(model=str(tiny_folder), part_names=("sampled",), shard=shard)
+        turns: list[str] = []
+        certificate = certify(subjects, [own_prompts()], max_prompts=3, advance=turns.append)
+        assert (certificate.holds, certificate.shard) == (True, shard)
+        assert len(turns) == count_turns(subjects, 3)
+        return certificate.parts[0].num_prompts
+
+    assert (tried(Shard(1, 2)), tried(Shard(2, 2))) == (2, 1)
+
+
+def test_a_shard_without_prompts_is_refused() -> None:
+    target = ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=2)
+    with pytest.raises(ConfigError, match="shard 3/4 of 2 prompts is empty"):
+        try_part(SAMPLED_PART, target, "synthetic:vocab=128,step_ms=0,role=draft", [own_prompts()], 2, Shard(3, 4))
 
 
 def test_a_certificate_about_no_prompts_is_none() -> None:

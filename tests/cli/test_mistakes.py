@@ -151,6 +151,11 @@ MISTAKES = {
         ("bench", "certify", "--model", "x", "--part", "pair"),
         "--part pair is about two models: give --target and --draft",
     ),
+    "a shard that is none": (
+        ("bench", "certify", "--model", "x", "--shard", "half"),
+        "--shard must be as 2/4, the second",
+    ),
+    "a shard beyond the last": (("bench", "certify", "--model", "x", "--shard", "5/4"), "there is no shard 5 of 4"),
     "half a pair": (
         ("bench", "certify", "--model", "x", "--target", "y"),
         "the parts with two models need both --target and --draft",

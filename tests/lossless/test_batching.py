@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.certify import NUM_DRAFT_TOKENS
+from starspec.bench.claims import NUM_DRAFT_TOKENS
 from starspec.bench.datasets import CONTINUED, own_prompts, spread
 from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import Contender, Truths, compare_with_plain

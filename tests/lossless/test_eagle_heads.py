@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import starspec
-from starspec.bench.certify import CHAIN, MAX_MODEL_LEN, NUM_ROWS, TREE
+from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_ROWS, TREE
 from starspec.bench.datasets import own_prompts, spread
 from starspec.bench.lossless import Contender, compare_with_plain
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench

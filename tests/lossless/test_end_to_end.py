@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.baseline import TransformersBaseline
-from starspec.bench.certify import CHAIN, MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS, TREE
+from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS, TREE
 from starspec.bench.datasets import CONTINUED, own_prompts, spread
 from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.liars import LyingDrafts, LyingTrees

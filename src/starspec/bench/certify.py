@@ -1,152 +1,59 @@
-"""The certificate: drafts change no token, on real models and real prompts.
-
-    exact     float32, greedy: every token is the one that transformers' `generate` gives
-    sampled   float32, T 0.7 and 1.0, with and without top-p: every token is that of plain decoding with the same seed
-    bits      bfloat16, greedy and sampled: every token is that of plain decoding, decided by logits of the same bits
-    pair      as bits, for a target and a draft that are different models
-    batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out
-    batch-pair    as batch, for a target and a draft that are different models
-
-Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the first three parts the
-model's own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
-that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave.
-"""
+"""The certificate: drafts change no token, on real models and real prompts; `claims` says which and how it is tried."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TypeVar, get_args
 
 from starspec.bench.baseline import TransformersBaseline
+from starspec.bench.claims import (
+    BATCH,
+    BATCH_PAIR,
+    BITS,
+    CHAIN,
+    EXACT,
+    MAX_PROMPT_TOKENS,
+    NUM_DRAFT_TOKENS,
+    PAIR,
+    SAMPLED_PART,
+    TREE,
+    DraftKind,
+    Part,
+    PartName,
+)
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress, num_turns
 from starspec.bench.provenance import Provenance, collect_provenance
-from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
-from starspec.config import WINDOW_BATCHES, BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.bench.workbench import Workbench
+from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.target.drafts import Drafts, NoDrafts
 
-PartName = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
-DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
-
-MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
-MAX_MODEL_LEN = 256
-NUM_ROWS = 8
-NUM_DRAFT_TOKENS = 4
-ALL_BATCHINGS = tuple(BatchingConfig(method=method) for method in ("ragged", "eqspec", "exspec", "rollback"))
-CHAIN = SpeculativeConfig(quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN)
-TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 nodes: the root counts here
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One claim, and how it is tried."""
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of the equal parts into which the prompts are divided, so that hours become sittings, or machines.
 
-    name: PartName
-    claim: str
-    dtype: Literal["float32", "bfloat16"]
-    num_prompts: int
-    max_tokens: int
-    samplings: tuple[Sampling, ...]
-    contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
-    batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
-    num_rows: int = NUM_ROWS
-    max_model_len: int | None = MAX_MODEL_LEN  # None = the model's own
-    max_prompt_tokens: int = MAX_PROMPT_TOKENS
-    is_against_transformers: bool = False
-    needs_same_bits: bool = False
+    Every prompt is in exactly one of the shards 1 to `of`.
 
+    Raises: ConfigError if there is no such shard.
+    """
 
-EXACT = Part(
-    name="exact",
-    claim="float32 greedy: every token is the one of transformers' generate",
-    dtype="float32",
-    num_prompts=200,
-    max_tokens=24,
-    samplings=(GREEDY,),
-    contenders=(("draft", 1), ("off", 4), ("draft", 4), ("draft", 8), ("tree", 1), ("tree", 4), ("tree", 8)),
-    is_against_transformers=True,
-)
-SAMPLED_PART = Part(
-    name="sampled",
-    claim="float32 sampled: every token is the one of plain decoding with the same seed",
-    dtype="float32",
-    num_prompts=200,
-    max_tokens=12,
-    samplings=SAMPLED,
-    contenders=(
-        ("off", 8),
-        ("ngram", 4),
-        ("draft", 8),
-        ("tree", 8),
-        ("liar", 8),
-        ("half-liar", 4),
-        ("lying-tree", 4),
-    ),
-)
-BITS = Part(
-    name="bits",
-    claim="bfloat16, default numerics: every token is the one of plain decoding, from logits of the same bits",
-    dtype="bfloat16",
-    num_prompts=200,
-    max_tokens=12,
-    samplings=(GREEDY, *SAMPLED),
-    contenders=(
-        ("draft", 1),
-        ("half-liar", 2),
-        ("draft", 3),
-        ("half-liar", 4),
-        ("ngram", 5),
-        ("half-liar", 6),
-        ("liar", 7),
-        ("draft", 8),
-        ("half-liar", 12),
-        ("draft", 16),
-        ("tree", 1),
-        ("lying-tree", 4),
-        ("tree", 8),
-        ("off", 16),
-    ),
-    num_rows=16,
-    needs_same_bits=True,
-)
-PAIR = Part(
-    name="pair",
-    claim="as bits, for a target and a draft that are different models",
-    dtype="bfloat16",
-    num_prompts=48,
-    max_tokens=8,
-    samplings=(GREEDY, *SAMPLED),
-    contenders=(
-        ("draft", 1),
-        ("half-liar", 2),
-        ("lying-tree", 3),
-        ("tree", 4),
-        ("ngram", 5),
-        ("liar", 6),
-        ("off", 7),
-        ("draft", 8),
-    ),
-    needs_same_bits=True,
-)
-MAX_BATCH_SIZE = 16
-BATCH = Part(
-    name="batch",
-    claim="float32: every token is the one of plain decoding alone, ragged, realigned, grouped or rolled back",
-    dtype="float32",
-    num_prompts=480,
-    max_tokens=64,
-    samplings=(GREEDY, Sampling(temperature=0.7)),
-    contenders=(("draft", 1), ("half-liar", 2), ("draft", 4), ("half-liar", 8), ("draft", MAX_BATCH_SIZE)),
-    batchings=ALL_BATCHINGS,
-    num_rows=WINDOW_BATCHES * MAX_BATCH_SIZE,
-    max_model_len=None,
-    max_prompt_tokens=3072,  # all of Spec-Bench but for a few articles
-)
-BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)
+    number: int = 1  # from 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise ConfigError(f"there is no shard {self.number} of {self.of}: they count from 1")
+
+    def choose(self, entries: Sequence[T]) -> list[T]:
+        """Those of this shard: every `of`-th, so that each kind of entry is in each shard."""
+        return list(entries[self.number - 1 :: self.of])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +79,7 @@ class Certificate:
 
     provenance: Provenance
     holds: bool
+    shard: Shard  # of the prompts that the claims name
     parts: list[PartResult]
 
 
@@ -183,6 +91,7 @@ class Subjects:
     pair: tuple[str, str] | None = None  # target and draft of one more part; None = there is none
     num_threads: int | None = None
     part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tried
+    shard: Shard = Shard()
 
     def parts(self) -> list[tuple[Part, str, str]]:
         """Every part with its target and draft."""
@@ -219,10 +128,12 @@ def certify(
             max_model_len=part.max_model_len,
             num_threads=subjects.num_threads,
         )
-        results.append(try_part(part, config, draft, prompt_files, _num_prompts(part, max_prompts), advance))
+        num_prompts = _num_prompts(part, max_prompts)
+        results.append(try_part(part, config, draft, prompt_files, num_prompts, subjects.shard, advance))
     return Certificate(
         provenance=collect_provenance(subjects.models()),
         holds=all(each.holds for each in results),
+        shard=subjects.shard,
         parts=results,
     )
 
@@ -231,7 +142,7 @@ def count_turns(subjects: Subjects, max_prompts: int | None) -> int:
     """How often `certify` advances, if the files hold as many prompts as it wants."""
     return sum(
         num_turns(
-            _num_prompts(part, max_prompts),
+            len(subjects.shard.choose(range(_num_prompts(part, max_prompts)))),
             len(part.samplings),
             len(part.contenders) * len(part.batchings) + part.is_against_transformers,
         )
@@ -245,15 +156,19 @@ def try_part(
     draft: str,
     prompt_files: Sequence[Sequence[Prompt]],
     num_prompts: int,
+    shard: Shard = Shard(),
     advance: Advance = no_progress,
 ) -> PartResult:
-    """Try one claim. Effects: loads the models. Raises: as certify."""
+    """Try one claim on a shard of `num_prompts`. Effects: loads the models. Raises: as certify."""
     started_s = time.perf_counter()
     bench = Workbench(target)
     longest = min(part.max_prompt_tokens, bench.runner.info.max_model_len - part.max_tokens)
-    prompts = short_prompts(bench, prompt_files, num_prompts, longest)
-    if not prompts:
+    short = short_prompts(bench, prompt_files, num_prompts, longest)
+    if not short:
         raise ConfigError(f"none of the prompts has at most {longest} tokens, so there is nothing to certify")
+    prompts = shard.choose(short)
+    if not prompts:
+        raise ConfigError(f"shard {shard.number}/{shard.of} of {len(short)} prompts is empty: divide them by less")
     baseline = None
     if part.is_against_transformers:
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)

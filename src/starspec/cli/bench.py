@@ -42,7 +42,7 @@ app.command()(vllm)
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
-CertifiedPart = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
+CertifiedPart = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]  # importing claims imports torch
 GRID, SUITABLE = "Grid", "what suits the kind of draft"
 
 
@@ -255,6 +255,14 @@ def certify(
     part: Annotated[
         CertifiedPart | None, typer.Option(help="Try only this part: all of them take hours.", show_default="all")
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Try only every N-th prompt, from the I-th on: N sittings, or machines, try them all.",
+            show_default="all prompts",
+        ),
+    ] = None,
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
@@ -267,7 +275,7 @@ def certify(
     log_to_stderr("warning")
     with ProgressBar("bench certify") as bar:
         bar.begin("loading", None)
-        from starspec.bench.certify import Subjects, count_turns  # noqa: PLC0415 (these import torch)
+        from starspec.bench.certify import Shard, Subjects, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
 
@@ -275,7 +283,8 @@ def certify(
             raise ConfigError("the parts with two models need both --target and --draft")
         two = (target, draft) if target and draft else None
         names = (part,) if part else get_args(CertifiedPart)
-        subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names)
+        chosen = Shard(*given.shard(shard)) if shard else Shard()
+        subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names, shard=chosen)
         if not subjects.parts():
             raise ConfigError(f"--part {part} is about two models: give --target and --draft")
         max_prompts = QUICK_PROMPTS if quick else None

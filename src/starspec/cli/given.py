@@ -78,6 +78,14 @@ def admission(text: str) -> Admission:
     return int(text)
 
 
+def shard(text: str) -> tuple[int, int]:
+    """What was given as 2/4: the number and how many there are. Raises: ConfigError unless it is that."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal()):
+        raise ConfigError(f"--shard must be as 2/4, the second of four, not '{text}'")
+    return int(number), int(of)
+
+
 def check_key_variable(api_key: str | None) -> None:
     """Whoever sets STARSPEC_API_KEY wants no open server, and an empty variable passes for none.
 

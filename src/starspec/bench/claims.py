@@ -1,0 +1,140 @@
+"""What the certificate claims, and how each claim is tried.
+
+    exact     float32, greedy: every token is the one that transformers' `generate` gives
+    sampled   float32, T 0.7 and 1.0, with and without top-p: every token is that of plain decoding with the same seed
+    bits      bfloat16, greedy and sampled: every token is that of plain decoding, decided by logits of the same bits
+    pair      as bits, for a target and a draft that are different models
+    batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out
+    batch-pair    as batch, for a target and a draft that are different models
+
+Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the parts of one model
+its own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
+that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from starspec.bench.workbench import GREEDY, SAMPLED, Sampling
+from starspec.config import WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
+
+PartName = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
+DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
+
+MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
+MAX_MODEL_LEN = 256
+NUM_ROWS = 8
+NUM_DRAFT_TOKENS = 4
+ALL_BATCHINGS = tuple(BatchingConfig(method=method) for method in ("ragged", "eqspec", "exspec", "rollback"))
+CHAIN = SpeculativeConfig(quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN)
+TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 nodes: the root counts here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One claim, and how it is tried."""
+
+    name: PartName
+    claim: str
+    dtype: Literal["float32", "bfloat16"]
+    num_prompts: int
+    max_tokens: int
+    samplings: tuple[Sampling, ...]
+    contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
+    batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
+    num_rows: int = NUM_ROWS
+    max_model_len: int | None = MAX_MODEL_LEN  # None = the model's own
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS
+    is_against_transformers: bool = False
+    needs_same_bits: bool = False
+
+
+EXACT = Part(
+    name="exact",
+    claim="float32 greedy: every token is the one of transformers' generate",
+    dtype="float32",
+    num_prompts=200,
+    max_tokens=24,
+    samplings=(GREEDY,),
+    contenders=(("draft", 1), ("off", 4), ("draft", 4), ("draft", 8), ("tree", 1), ("tree", 4), ("tree", 8)),
+    is_against_transformers=True,
+)
+SAMPLED_PART = Part(
+    name="sampled",
+    claim="float32 sampled: every token is the one of plain decoding with the same seed",
+    dtype="float32",
+    num_prompts=200,
+    max_tokens=12,
+    samplings=SAMPLED,
+    contenders=(
+        ("off", 8),
+        ("ngram", 4),
+        ("draft", 8),
+        ("tree", 8),
+        ("liar", 8),
+        ("half-liar", 4),
+        ("lying-tree", 4),
+    ),
+)
+BITS = Part(
+    name="bits",
+    claim="bfloat16, default numerics: every token is the one of plain decoding, from logits of the same bits",
+    dtype="bfloat16",
+    num_prompts=200,
+    max_tokens=12,
+    samplings=(GREEDY, *SAMPLED),
+    contenders=(
+        ("draft", 1),
+        ("half-liar", 2),
+        ("draft", 3),
+        ("half-liar", 4),
+        ("ngram", 5),
+        ("half-liar", 6),
+        ("liar", 7),
+        ("draft", 8),
+        ("half-liar", 12),
+        ("draft", 16),
+        ("tree", 1),
+        ("lying-tree", 4),
+        ("tree", 8),
+        ("off", 16),
+    ),
+    num_rows=16,
+    needs_same_bits=True,
+)
+PAIR = Part(
+    name="pair",
+    claim="as bits, for a target and a draft that are different models",
+    dtype="bfloat16",
+    num_prompts=48,
+    max_tokens=8,
+    samplings=(GREEDY, *SAMPLED),
+    contenders=(
+        ("draft", 1),
+        ("half-liar", 2),
+        ("lying-tree", 3),
+        ("tree", 4),
+        ("ngram", 5),
+        ("liar", 6),
+        ("off", 7),
+        ("draft", 8),
+    ),
+    needs_same_bits=True,
+)
+MAX_BATCH_SIZE = 16
+BATCH = Part(
+    name="batch",
+    claim="float32: every token is the one of plain decoding alone, ragged, realigned, grouped or rolled back",
+    dtype="float32",
+    num_prompts=480,
+    max_tokens=64,
+    samplings=(GREEDY, Sampling(temperature=0.7)),
+    contenders=(("draft", 1), ("half-liar", 2), ("draft", 4), ("half-liar", 8), ("draft", MAX_BATCH_SIZE)),
+    batchings=ALL_BATCHINGS,
+    num_rows=WINDOW_BATCHES * MAX_BATCH_SIZE,
+    max_model_len=None,
+    max_prompt_tokens=3072,  # all of Spec-Bench but for a few articles
+)
+BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)
