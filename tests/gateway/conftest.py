@@ -57,6 +57,7 @@ class ToyTarget:
         self.script: Callable[[RequestSpec], list[str]] | None = lambda spec: ["Hel", "lo, ", "wörld"]
         self.refusal: Rejected | None = None
         self.num_busy = 0  # requests of others
+        self.max_num_requests = 256
         self.is_stopping = False
         self.submitted: dict[RequestId, RequestSpec] = {}
         self.open: dict[RequestId, RequestSpec] = {}
@@ -94,7 +95,19 @@ class ToyTarget:
         running = len(self.open) + self.num_busy
         stats = TargetStats()
         stats.acceptance.add_round(4, 2, 3)
-        return TargetStatus(self._name, "toy", MAX_MODEL_LEN, running, 0, 8, 8 - running, True, stats, self.is_stopping)
+        return TargetStatus(
+            target_id=self._name,
+            model="toy",
+            max_model_len=MAX_MODEL_LEN,
+            num_running=running,
+            num_waiting=0,
+            num_rows=8,
+            num_free_rows=8 - running,
+            max_num_requests=self.max_num_requests,
+            is_draft_connected=True,
+            stats=stats,
+            is_stopping=self.is_stopping,
+        )
 
     def emit(
         self, request_id: RequestId, text: str, *, finish: str | None = None, stop_reason: int | str | None = None

@@ -18,6 +18,7 @@ from starspec.ids import RequestId
 from starspec.wire.messages import Rejected
 
 USER = {"role": "user", "content": "hi"}
+CONTEXT, MAX_ANSWERS = 64, 256  # of the toy target
 
 
 def error_of(reply: Any) -> dict[str, Any]:
@@ -233,6 +234,43 @@ async def test_a_body_above_the_limit_is_a_413(start_gateway: Any) -> None:
     chunked = await gateway.http.post("/v1/completions", content=chunks(), headers={"content-type": "application/json"})
     assert (chunked.status_code, error_of(chunked)["type"]) == (413, "RequestTooLargeError")
     assert (await gateway.post("/v1/completions", prompt="hi")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * CONTEXT}, "prompt"),
+        ("/v1/completions", {"prompt": [[1], [1] * CONTEXT]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+    ],
+)
+async def test_a_prompt_longer_than_the_context_is_a_400_that_says_both_lengths(
+    gateway: Any, path: str, body: Any, param: str
+) -> None:
+    reply = await gateway.http.post(path, json=body)
+    error = error_of(reply)
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert re.search(rf"the prompt has \d+ tokens, .* in the context of {CONTEXT}$", error["message"])
+    assert not gateway.target.submitted
+    longest = await gateway.http.post("/v1/completions", json={"prompt": [1] * (CONTEXT - 1)})
+    assert longest.status_code == 200
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], ["hi", ""], [[]], [[1], []]])
+async def test_an_empty_prompt_is_a_400(gateway: Any, prompt: Any) -> None:
+    reply = await gateway.http.post("/v1/completions", json={"prompt": prompt})
+    assert (reply.status_code, error_of(reply)["message"]) == (400, "prompt is empty")
+    assert not gateway.target.submitted
+
+
+async def test_a_request_for_more_answers_than_the_servers_ever_hold_is_a_400(gateway: Any) -> None:
+    reply = await gateway.http.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 5})
+    error = error_of(reply)
+    assert (reply.status_code, error["param"]) == (400, "prompt")
+    assert f"320 answers, more than the {MAX_ANSWERS} that the servers hold at once" in error["message"]
+    assert not gateway.target.submitted
+    fits = await gateway.http.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 4})
+    assert (fits.status_code, len(fits.json()["choices"])) == (200, MAX_ANSWERS)
 
 
 async def test_without_a_target_everything_that_needs_one_is_a_503(gateway: Any) -> None:

@@ -121,6 +121,24 @@ async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any])
         assert refused.value.retry_after_s > 0
 
 
+async def test_how_much_the_targets_hold_is_known_while_all_of_them_are_there(targets: list[Any]) -> None:
+    for target, most in zip(targets[:2], (3, 4), strict=True):
+        target.max_num_requests = most
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        assert router.max_num_requests == 7
+        with pytest.raises(RequestError, match="8 answers, more than the 7"), Generation(router, order(8), "r"):
+            pass
+        with Generation(router, order(7), "r"):
+            assert sum(spoke.num_open for spoke in router.spokes) == 7
+        targets[0].lose()
+        async with asyncio.timeout(20):
+            while router.max_num_requests is not None:  # noqa: ASYNC110 (as above)
+                await asyncio.sleep(0)
+        with Generation(router, order(8), "s"):  # the other may be back in a second: a target decides
+            assert router.spokes[1].num_open == 8
+
+
 async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_target(targets: list[Any]) -> None:
     long = RequestSpec(prompt_token_ids=[1] * 1000, law=TokenLaw())
     mixed = Order(specs=(SPEC, long), num_prompts=2, prompt_param="prompt", options=ReplyOptions())

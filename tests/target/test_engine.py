@@ -272,6 +272,7 @@ def test_impossible_requests_are_refused_in_a_sentence() -> None:
 
 def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
     engine = engine_of("true", HashRunner(num_rows=2), max_num_queued_reqs=1)
+    assert engine.max_num_requests == 3
     for name in "abc":  # two rows are free, one waits
         engine.submit(RequestId(name), spec_of(PROMPT))
     with pytest.raises(QueueFull, match=r"^1 requests wait"):

@@ -36,7 +36,12 @@ class Generation:
         self._num_unfinished = len(order.specs)
 
     def __enter__(self) -> Self:
-        """Raises: CapacityError if no target can take an answer; those already submitted are aborted."""
+        """Submit every answer.
+
+        Raises: CapacityError if no target can take an answer; those already submitted are aborted. RequestError if
+            there are more answers than the targets could ever hold.
+        """
+        self._check_size()
         try:
             for index, spec in enumerate(self._order.specs):
                 spoke = self._router.pick(len(spec.prompt_token_ids))
@@ -74,6 +79,16 @@ class Generation:
         if event.finish_reason is not None:
             self._num_unfinished -= 1
         return Progress(choice, event)
+
+    def _check_size(self) -> None:
+        num_answers, most = len(self._order.specs), self._router.max_num_requests
+        if most is not None and num_answers > most:
+            param = "n" if self._order.num_prompts == 1 else self._order.prompt_param
+            raise RequestError(
+                f"{param}: the request is for {num_answers} answers, more than the {most} that the servers hold at once, "
+                "running and waiting: ask for fewer at a time",
+                param,
+            )
 
     def _note(self, choice: int, event: Emission | StarspecError) -> None:
         self._events.put_nowait((choice, event))

@@ -223,6 +223,13 @@ class Router:
         """The longest context that a living target has; None if none lives."""
         return max((status.max_model_len for status in self.statuses), default=None)
 
+    @property
+    def max_num_requests(self) -> int | None:
+        """How many requests all targets together hold at once; None while one of them is away or does not say."""
+        statuses = [spoke.status for spoke in self.spokes if spoke.is_live]
+        known = [each.max_num_requests for each in statuses if each and each.max_num_requests is not None]
+        return sum(known) if len(known) == len(self.spokes) else None
+
     def pick(self, prompt_len: int) -> Spoke:
         """The least loaded target that takes requests and whose context holds the prompt; of equals, the longest idle.
 

@@ -65,6 +65,11 @@ class TargetEngine:
         return len(self._sequences) - self.num_running
 
     @property
+    def max_num_requests(self) -> int:
+        """How many can be held at once, running and waiting."""
+        return min(self.runner.cache.num_rows, self._config.num_rows) + self._config.max_num_queued_reqs
+
+    @property
     def has_room(self) -> bool:
         """Whether the waiting line is below its bound; those for whom a row is free do not wait."""
         return self._num_left_waiting < self._config.max_num_queued_reqs

@@ -198,6 +198,7 @@ class TargetServer:
             is_draft_connected=engine.drafts.is_connected,
             stats=engine.stats,
             is_stopping=self._is_stopping.is_set(),
+            max_num_requests=engine.max_num_requests,
         )
 
 

@@ -288,6 +288,7 @@ class TargetStatus(Message, frozen=True):
     is_draft_connected: bool
     stats: TargetStats
     is_stopping: bool = False  # it drains: what runs ends, what is new is rejected
+    max_num_requests: int | None = None  # that it holds at once, running and waiting; None: it does not say
 
 
 # ---------------------------------------------------------------- serving link
