@@ -149,6 +149,8 @@ def test_a_star_serves_survives_deaths_and_stops_clean(tmp_path: Path) -> None:
     assert "killed by SIGKILL; starting it again in 0.25 s" in up.log.read_text()
     tracks = {event.get("cat") for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"draft", "idle", "verify", "wire"} <= tracks
+    assert f"{trace} lacks what hub, target-0 did before dying" in up.log.read_text()
+    assert not up.ready_file.exists()
 
 
 def _is_replaced(up: Up, dead: psutil.Process) -> bool:
@@ -200,11 +202,14 @@ def test_a_missing_model_is_one_sentence(role: str) -> None:
     assert (code, said) == (2, "starspec: there is no model at '/no/such/model': '/no/such' is no folder\n")
 
 
-def test_a_child_that_cannot_start_is_one_sentence_and_nothing_is_left() -> None:
+def test_a_child_that_cannot_start_is_one_sentence_and_nothing_is_left(tmp_path: Path) -> None:
+    ready_file = tmp_path / "ready.json"
+    ready_file.write_text('{"gateway": "of a run that was killed"}')
     other = "synthetic:vocab=300,role=draft"
     before = {child.pid for child in psutil.Process().children(recursive=True)}  # other tests' helpers
-    code, said = failing("--target", TARGET, "--draft", other, "--port", "0")
+    code, said = failing("--target", TARGET, "--draft", other, "--port", "0", "--ready-file", str(ready_file))
     assert code == 2
+    assert not ready_file.exists()
     assert said.startswith("starspec: hub cannot start: target and draft do not share a vocabulary")
     assert said.count("\n") == 1
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

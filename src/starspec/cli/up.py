@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from starspec.observe.trace import merge
 from starspec.supervise.child import ChildState
 from starspec.supervise.ports import PortReservations
 from starspec.supervise.star import LOOPBACK, StarConfig, StarPorts, star_specs, trace_part
-from starspec.supervise.supervisor import Supervisor
+from starspec.supervise.supervisor import ChildView, Supervisor
 
 STEP_S = 0.2  # between looks at signals and statuses
 TOGETHER_S = 0.3
@@ -100,7 +100,7 @@ def up(
     ready_file: Annotated[
         Path | None,
         typer.Option(
-            help="Write the addresses to this file as JSON once all processes are ready.",
+            help="Write the addresses to this file as JSON once all processes are ready; it goes when they stop.",
             show_default=opt.NONE_GIVEN,
             rich_help_panel=opt.PROCESS,
         ),
@@ -171,9 +171,10 @@ def up(
         _find_models(target, speculative)
         specs = star_specs(star, ports, environ, num_cores=len(os.sched_getaffinity(0)))
         display = TableDisplay() if table and TableDisplay.is_possible() else LineDisplay()
-        with display, Supervisor(specs, display.say) as supervisor:
-            _run(_Star(star, ports, supervisor, display), start_timeout, ready_file)
-        _merge_traces(star, [spec.name for spec in specs], trace)
+        with display, _removed(ready_file):
+            with Supervisor(specs, display.say) as supervisor:
+                _run(_Star(star, ports, supervisor, display), start_timeout, ready_file)
+            _merge_traces(star, supervisor.views, trace, display)
 
 
 def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConfig:
@@ -215,6 +216,19 @@ def _trace_folder(trace: Path | None) -> Iterator[Path | None]:
     check_folder(trace, "--trace")
     with tempfile.TemporaryDirectory(prefix="starspec-trace-") as folder:
         yield Path(folder)
+
+
+@contextmanager
+def _removed(ready_file: Path | None) -> Iterator[None]:
+    """The file of an earlier run that was killed says nothing of this one, and this one's nothing after its end."""
+    if ready_file is None:
+        yield
+        return
+    ready_file.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        ready_file.unlink(missing_ok=True)
 
 
 def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
@@ -299,6 +313,14 @@ def _announce(star: _Star, ready_file: Path | None) -> None:
         partial.replace(ready_file)
 
 
-def _merge_traces(star: StarConfig, names: list[str], trace: Path | None) -> None:
-    if trace is not None and star.trace_folder is not None:
-        merge([trace_part(star.trace_folder, name) for name in names], trace)
+def _merge_traces(star: StarConfig, views: Sequence[ChildView], trace: Path | None, display: Display) -> None:
+    if trace is None or star.trace_folder is None:
+        return
+    parts = {view.spec.name: trace_part(star.trace_folder, view.spec.name) for view in views}
+    traced = [view for view in views if str(parts[view.spec.name]) in view.spec.command]
+    merge([parts[view.spec.name] for view in traced], trace)
+    lacking = [view.spec.name for view in traced if view.num_restarts or not parts[view.spec.name].is_file()]
+    if lacking:
+        display.say(
+            "up", f"{trace} lacks what {', '.join(lacking)} did before dying: a process writes its part at its end"
+        )

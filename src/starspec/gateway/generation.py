@@ -85,8 +85,8 @@ class Generation:
         if most is not None and num_answers > most:
             param = "n" if self._order.num_prompts == 1 else self._order.prompt_param
             raise RequestError(
-                f"{param}: the request is for {num_answers} answers, more than the {most} that the servers hold at once, "
-                "running and waiting: ask for fewer at a time",
+                f"{param}: the request is for {num_answers} answers, more than the {most} that the servers hold "
+                "at once, running and waiting: ask for fewer at a time",
                 param,
             )
 
