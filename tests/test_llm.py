@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,6 +50,34 @@ def test_one_prompt_of_text_or_ids_is_one_result() -> None:
     assert of_text.prompt == "hello"
     assert of_ids.prompt is None
     assert of_text.outputs[0].token_ids == of_ids.outputs[0].token_ids
+
+
+def test_prompts_may_be_dictionaries_as_vllm_has_them() -> None:
+    llm = llm_of("plain")
+    ids = llm.tokenizer.encode("hello")
+    (bare,) = llm.generate("hello", GREEDY)
+    of_text, of_ids = llm.generate([{"prompt": "hello"}, {"prompt_token_ids": ids, "prompt": "other"}], GREEDY)
+    (alone,) = llm.generate({"prompt": "hello"}, GREEDY)
+    assert (of_text.prompt, of_ids.prompt) == ("hello", None)
+    for each in (of_text, of_ids, alone):
+        assert each.outputs[0].token_ids == bare.outputs[0].token_ids
+    assert "".join(piece.text for piece in llm.stream({"prompt": "hello"}, GREEDY)) == bare.outputs[0].text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ({"promt": "hello"}, "a prompt has no key 'promt'; did you mean 'prompt'"),
+        ({}, "a prompt must be text or a list of token ids"),
+        ({"prompt": None}, "a prompt must be text or a list of token ids"),
+        ({"prompt_token_ids": 7}, "a prompt must be text or a list of token ids"),
+        ([["a"]], "a prompt must be text or a list of token ids"),
+        ([None], "a prompt must be text or a list of token ids"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_a_sentence(prompt: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)):
+        llm_of("plain").generate(prompt, GREEDY)
 
 
 def test_answers_of_one_prompt_have_seeds_of_their_own() -> None:

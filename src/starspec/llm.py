@@ -29,8 +29,10 @@ from starspec.target.batching import lay_out
 from starspec.target.engine import TargetEngine
 from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's form of either: {"prompt": text} or {"prompt_token_ids": ids}."""
 ChatMessage = Mapping[str, Any]
+PROMPT_KEYS = ["prompt_token_ids", "prompt"]
 
 
 @dataclass(slots=True)
@@ -129,12 +131,12 @@ class LLM:
         """Answer every prompt, all at once as far as the cache has rows.
 
         Args:
-            prompts: text or token ids, one or several.
+            prompts: text or token ids, one or several, bare or in vLLM's dictionaries.
             sampling_params: for all prompts or one each; default SamplingParams().
         Returns: one result a prompt, in the caller's order.
         Raises: RequestError if a prompt can never run; no prompt has been answered then.
         """
-        several = _as_list(prompts)
+        several = [_unwrapped(each) for each in _as_list(prompts)]
         params = _params_for(several, sampling_params)
         results, answers = [], dict[RequestId, CompletionOutput]()
         specs = []
@@ -171,7 +173,7 @@ class LLM:
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
-        (spec,) = request_specs(self._token_ids(prompt), params, self._eos_token_ids)
+        (spec,) = request_specs(self._token_ids(_unwrapped(prompt)), params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
         pieces = deque[Emission]()
         self._takers[request_id] = pieces.append
@@ -190,14 +192,12 @@ class LLM:
     def _eos_token_ids(self) -> tuple[int, ...]:
         return self.engine.runner.info.eos_token_ids
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             try:
                 return list(self.tokenizer.encode(prompt))
             except TypeError as error:  # of the tokenizer: half of a surrogate pair
                 raise RequestError("the prompt is not valid Unicode text", "prompt") from error
-        if isinstance(prompt, Mapping) or not all(isinstance(each, int) for each in prompt):
-            raise RequestError("a prompt must be text or a list of token ids", "prompt")
         return list(prompt)
 
     def _run(self, specs: list[tuple[RequestId, RequestSpec]], answers: dict[RequestId, CompletionOutput]) -> None:
@@ -248,6 +248,23 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # a list of ids is one prompt
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _unwrapped(prompt: Prompt) -> str | Sequence[int]:
+    """The text or the ids of a prompt; of both, the ids, as vLLM has it."""
+    found: object = prompt
+    if isinstance(prompt, Mapping):
+        for key in prompt:
+            if key not in PROMPT_KEYS:
+                raise RequestError(f"a prompt has no key '{key}'{nearest(str(key), PROMPT_KEYS)}", "prompt")
+        found = next((prompt[key] for key in PROMPT_KEYS if prompt.get(key) is not None), None)
+    if not isinstance(found, str) and not _are_ids(found):
+        raise RequestError("a prompt must be text or a list of token ids", "prompt")
+    return cast("str | Sequence[int]", found)
+
+
+def _are_ids(found: object) -> bool:
+    return isinstance(found, Sequence) and all(isinstance(each, int) for each in found)
 
 
 def _params_for(
