@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -348,9 +348,10 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
 
     Args:
         where: what the mapping is, for the error's sentence.
-    Raises: ConfigError naming an unknown key and the nearest known one, or a value out of range.
+    Raises: ConfigError naming an unknown key or word and the nearest known one, or a value out of range.
     """
     _check_keys(kind, values, where)
+    _check_words(kind, values, where)
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
@@ -362,6 +363,14 @@ def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
     for key in values:
         if key not in names:
             raise ConfigError(f"{where}: unknown key '{key}'{nearest(key, names)}")
+
+
+def _check_words(kind: type, values: Mapping[str, Any], where: str) -> None:
+    """Of the fields that take one of a few words."""
+    for name, hint in get_type_hints(kind).items():
+        word = values.get(name)
+        if get_origin(hint) is Literal and isinstance(word, str):
+            _one_of(f"{where}: {name}", word, get_args(hint))
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -13,7 +13,11 @@ MISTAKES = {
     "missing option": (("up",), "missing option '--target'. (see starspec up --help)"),
     "value of the wrong kind": (("up", "--target", "x", "--targets", "two"), "invalid value for '--targets'"),
     "value out of range": (("up", "--target", "x", "--targets", "0"), "invalid value for '--targets'"),
-    "unknown choice": (("up", "--target", "x", "--dtype", "int3"), "'int3' is not one of"),
+    "unknown choice": (("up", "--target", "x", "--dtype", "int3"), "'--dtype': 'int3' is not one of"),
+    "unknown method": (
+        (*GENERATE, "--speculative-config", '{"method": "ngrams"}'),
+        "speculative config: method 'ngrams' is unknown; did you mean 'ngram'?",
+    ),
     "unknown key": (
         (*GENERATE, "--speculative-config", '{"modle": "x"}'),
         "speculative config: unknown key 'modle'; did you mean 'model'?",

@@ -83,6 +83,10 @@ def _sentence_of(error: TyperException) -> str:
     """Typer's complaint in one line, with the nearest option and where to read more."""
     context = getattr(error, "ctx", None)
     nearest = getattr(error, "possibilities", None)
-    what = f"{error.message}; did you mean '{nearest[0]}'?" if nearest else error.format_message()
+    what = (
+        f"{error.message}; did you mean '{nearest[0]}'?"
+        if nearest
+        else error.format_message().replace("Value error, ", "")
+    )  # pydantic's mark
     where = f" (see {context.command_path} --help)" if context else ""
     return what[0].lower() + " ".join(what[1:].split()) + where
