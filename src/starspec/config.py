@@ -354,7 +354,7 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     _check_words(kind, values, where)
     try:
         return msgspec.convert(dict(values), kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 

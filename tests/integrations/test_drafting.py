@@ -9,6 +9,7 @@ from toy import VOCAB_SIZE, next_of
 from toy_hub import DRAFT_S, FULL_S, MOODS
 from toy_vllm import STEP_S, ToyVllm
 
+from starspec.integrations.vllm.hub_client import FIRST_READING_S
 from starspec.wire.messages import Close, Open, Ping, Verdict
 
 PROMPT = list(range(1, 40))
@@ -79,6 +80,78 @@ def test_a_hub_whose_proposals_come_just_too_late_is_not_taken_for_gone() -> Non
     assert vllm.client.is_here
     assert vllm.hub.num_opens == 1
     assert sum(map(bool, vllm.num_sent)) < 20  # of 60 steps
+
+
+def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end() -> None:
+    vllm = ToyVllm()
+    vllm.hub.num_opens_lost = 2
+    request = vllm.submit(PROMPT, 440)
+    started_s = vllm.clock.now
+    while not request.num_accepted:
+        vllm.clock.now += 5 * STEP_S  # a slow machine
+        vllm.step()
+        assert not request.is_done
+    assert (
+        3 * FIRST_READING_S <= vllm.clock.now - started_s <= 3 * FIRST_READING_S + 1.0
+    )  # the second has twice as long
+    assert vllm.hub.num_opens == 3
+    vllm.run()
+    assert not request.num_refused
+
+
+def test_a_malformed_answer_to_an_open_costs_that_step_and_no_more() -> None:
+    vllm = ToyVllm()
+    vllm.hub.mood = "chatty"
+    request = vllm.submit(PROMPT, 60)
+    vllm.step()
+    assert not request.draft
+    vllm.hub.mood = "good"
+    vllm.run()
+    assert request.num_accepted > 40
+    assert vllm.hub.num_opens == 2
+
+
+def test_a_hub_whose_answers_to_opens_are_all_malformed_is_told_whole_requests_ever_more_rarely() -> None:
+    vllm = ToyVllm()
+    vllm.hub.mood = "chatty"
+    vllm.submit(PROMPT, 400)
+    vllm.run()
+    assert vllm.hub.num_opens <= 3 + 5  # pauses of 16, 32, 64, 128 and 256 steps
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 8])
+def test_a_hub_too_slow_for_everybody_costs_little_however_many_they_are(num_rows: int) -> None:
+    vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")
+    for index in range(num_rows):
+        vllm.submit([index, *PROMPT], 400)
+        vllm.step()  # so that their rounds with the hub are not in step
+    before_s, num_before = vllm.clock.now, len(vllm.num_sent)
+    vllm.run()
+    waited_s = vllm.clock.now - before_s - STEP_S * (len(vllm.num_sent) - num_before)
+    assert waited_s <= 16 * 0.75 * DRAFT_S
+    assert vllm.client.is_here
+
+
+def test_ngrams_draft_while_a_hub_too_slow_for_everybody_is_left_alone() -> None:
+    vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, prompt_lookup_min=1)
+    request = vllm.submit(PROMPT * 3, 60)
+    vllm.run()
+    assert request.num_drafted > 10
+    assert vllm.hub.num_opens == 1
+
+
+def test_a_hub_that_is_quick_again_is_used_again() -> None:
+    vllm = ToyVllm(fallback="none")
+    request = vllm.submit(PROMPT, 400)
+    for _ in range(3):
+        vllm.step()
+    vllm.hub.mood = "late"
+    for _ in range(60):
+        vllm.step()
+    vllm.hub.mood, before = "good", request.num_accepted
+    vllm.run()
+    assert request.num_accepted > before + 200
+    assert not request.num_refused
 
 
 def test_the_learnt_deadline_ends_a_wait_within_two_steps() -> None:

@@ -53,6 +53,16 @@ def test_a_vllm_without_a_tokenizer_is_refused(vllm_config: Any) -> None:
         StarProposer(vllm_config)
 
 
+def test_a_hub_elsewhere_needs_keys_and_the_sentence_names_what_vllms_operator_can_set(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STARSPEC_HUB", "tcp://10.0.0.1:7700")
+    with pytest.raises(
+        ConfigError, match=r"tcp://10.0.0.1:7700 without keys: .* STARSPEC_KEYS=FOLDER, .* STARSPEC_INS"
+    ):
+        StarProposer(vllm_config)
+
+
 def test_it_is_used_no_more_after_shutdown(proposer: StarProposer) -> None:
     proposer.shutdown()
     proposer.shutdown()

@@ -39,3 +39,31 @@ def test_the_time_without_requests_is_no_step() -> None:
     step(book, 11, now=60.0)  # the first of another request
     step(book, 12, now=60.1)
     assert len(book.forget(61.2)) == 1
+
+
+def test_of_two_requests_of_which_one_begins_with_the_other_each_is_found_again() -> None:
+    book = RowBook()
+    one_each = [[1], [1]]
+    both = np.vstack([TOKENS, TOKENS])
+    short, long = book.see(one_each, np.array([20, 60]), both, now=0.0)
+    assert short is not None
+    assert long is not None
+    found = book.see(one_each, np.array([61, 21]), both, now=0.05)  # they have changed rows
+    assert [(each.request, each.num_new, each.is_first) for each in found if each is not None] == [
+        (long.request, 1, False),
+        (short.request, 1, False),
+    ]
+
+
+def test_rows_are_found_however_they_are_shuffled_and_whoever_else_is_remembered() -> None:
+    dice = np.random.default_rng(7)
+    common = dice.integers(0, 9, 40)  # of all prompts, as a system prompt is
+    rows = np.stack([np.concatenate([common, dice.integers(0, 9, 60)]) for _ in range(64)]).astype(np.int32)
+    book = RowBook()
+    lengths = dice.integers(45, 80, 64)
+    before = book.see([[1]] * 64, lengths, rows, now=0.0)
+    order = dice.permutation(64)[:40]  # the others have ended, and are remembered
+    after = book.see([[1]] * 40, lengths[order] + 1, rows[order], now=0.05)
+    for index, seen in zip(order, after, strict=True):
+        assert seen is not None
+        assert (seen.request, seen.num_new, seen.is_first) == (before[index].request, 1, False)  # type: ignore[union-attr]

@@ -22,6 +22,11 @@ def test_a_variable_goes_before_the_file(tmp_path: Path) -> None:
     assert settings == VllmSettings(hub="tcp://10.0.0.1:7700", deadline_ms=12.5, adaptive=False, insecure=True)
 
 
+def test_keys_may_lie_in_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of-ours")
+    assert load_settings({"STARSPEC_KEYS": "~/keys"}).keys == "/home/of-ours/keys"
+
+
 def test_what_kubernetes_says_of_a_service_is_no_setting() -> None:
     said = {
         "STARSPEC_HUB_SERVICE_HOST": "10.0.0.7",
@@ -41,6 +46,14 @@ def test_what_kubernetes_says_of_a_service_is_no_setting() -> None:
         ({"STARSPEC_FALLBACK": "ngrm"}, "did you mean 'ngram'?"),
         ({"STARSPEC_PROMPT_LOOKUP_MIN": "5"}, "prompt_lookup_min <= prompt_lookup_max"),
         ({"STARSPEC_CONFIG": "/nowhere.toml"}, "STARSPEC_CONFIG: cannot read /nowhere.toml"),
+        (
+            {"STARSPEC_CONFIG": "~nobody-of-ours/x.toml"},
+            "STARSPEC_CONFIG ~nobody-of-ours/x.toml: there is no such user",
+        ),
+        ({"STARSPEC_KEYS": "~nobody-of-ours/keys"}, "keys ~nobody-of-ours/keys: there is no such user"),
+        ({"STARSPEC_NAME": "a\udcff"}, "name 'a\\udcff' must be printable text"),
+        ({"STARSPEC_NAME": "a\nb"}, "must be printable text"),
+        ({"STARSPEC_HUB_PORT": "7700"}, "unknown variable STARSPEC_HUB_PORT; did you mean 'STARSPEC_HUB'?"),
     ],
 )
 def test_a_wrong_variable_is_named(environ: dict[str, str], sentence: str) -> None:
@@ -55,6 +68,7 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], sentence: str) -> No
     [
         ('hubb = "tcp://x:1"', "unknown key 'hubb'; did you mean 'hub'?"),
         ("insecure = 3", "insecure"),
+        ('keys = ""', "keys is empty"),
         ("hub = ", "is no TOML file"),
     ],
 )

@@ -511,6 +511,7 @@ def test_malformed_frames_of_a_hub_are_dropped_and_counted(star, stubborn: Stubb
     stubborn.welcome(star, target)
     stubborn.say(encode(Proposal(Tag(1), Epoch(1), 3, [100])))  # outside the vocabulary of 100
     stubborn.say(encode(Pong(5)), b"\xc1")
+    assert target.receive(5.0) == [Pong(5)]  # what came beside a bad frame is somebody else's
     stubborn.say(encode(Pong(6)))
     assert target.receive(5.0) == [Pong(6)]
     assert target.num_frames_rejected == 2

@@ -124,17 +124,19 @@ PAIR = Part(
     needs_same_bits=True,
 )
 MAX_BATCH_SIZE = 16
+MAX_BATCH_PROMPT_TOKENS = 3072  # all of Spec-Bench but for a few articles
+MAX_BATCH_TOKENS = 64
 BATCH = Part(
     name="batch",
     claim="float32: every token is the one of plain decoding alone, ragged, realigned, grouped or rolled back",
     dtype="float32",
     num_prompts=480,
-    max_tokens=64,
+    max_tokens=MAX_BATCH_TOKENS,
     samplings=(GREEDY, Sampling(temperature=0.7)),
     contenders=(("draft", 1), ("half-liar", 2), ("draft", 4), ("half-liar", 8), ("draft", MAX_BATCH_SIZE)),
     batchings=ALL_BATCHINGS,
     num_rows=WINDOW_BATCHES * MAX_BATCH_SIZE,
-    max_model_len=None,
-    max_prompt_tokens=3072,  # all of Spec-Bench but for a few articles
+    max_model_len=MAX_BATCH_PROMPT_TOKENS + MAX_BATCH_TOKENS,
+    max_prompt_tokens=MAX_BATCH_PROMPT_TOKENS,
 )
 BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)

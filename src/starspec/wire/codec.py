@@ -6,6 +6,7 @@ One message is one frame; what is sent together travels as the frames of one mul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -61,9 +62,21 @@ class Decoder(Generic[T]):
 
     def decode_all(self, frames: Sequence[bytes]) -> list[T]:
         """Make the messages of one multipart. Raises: PeerProtocolError as `decode`, or for too many frames."""
-        if len(frames) > MAX_MESSAGES:
-            raise PeerProtocolError(f"{len(frames)} frames in one multipart: the limit is {MAX_MESSAGES}")
+        _check_count(frames)
         return [self.decode(frame) for frame in frames]
+
+    def decode_sound(self, frames: Sequence[bytes]) -> tuple[list[T], int]:
+        """Those messages of one multipart that can be read: a bad one costs no other request its own.
+
+        Returns: the messages, and how many frames are none.
+        Raises: PeerProtocolError for too many frames.
+        """
+        _check_count(frames)
+        messages: list[T] = []
+        for frame in frames:
+            with suppress(PeerProtocolError):
+                messages.append(self.decode(frame))
+        return messages, len(frames) - len(messages)
 
     def _check(self, message: Message) -> None:
         match message:
@@ -82,3 +95,8 @@ class Decoder(Generic[T]):
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if self._vocab_size is not None and token_ids and max(token_ids) >= self._vocab_size:
             raise ValueError(f"token id {max(token_ids)} is outside the vocabulary of {self._vocab_size}")
+
+
+def _check_count(frames: Sequence[bytes]) -> None:
+    if len(frames) > MAX_MESSAGES:
+        raise PeerProtocolError(f"{len(frames)} frames in one multipart: the limit is {MAX_MESSAGES}")

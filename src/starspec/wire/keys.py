@@ -104,14 +104,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def lacks_keys(host: str, keys: Keys | None, is_insecure: bool) -> bool:
+    """The rule: whatever leaves this machine is encrypted, unless the operator says otherwise."""
+    return keys is None and not is_insecure and not is_loopback(host)
+
+
 def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> None:
-    """The rule: whatever leaves this machine is encrypted, unless the operator says otherwise.
+    """Hold a command to the rule.
 
     Args:
         what: subject of the sentence, such as "the hub would listen on".
     Raises: ConfigError if `host` is not loopback and there are neither keys nor `is_insecure`.
     """
-    if keys is None and not is_insecure and not is_loopback(host):
+    if lacks_keys(host, keys, is_insecure):
         remedy = (
             "make keys with `starspec keygen FOLDER` and pass --keys FOLDER, or pass --insecure on a trusted network"
         )

@@ -79,7 +79,7 @@ class ZmqTarget:
         self._told = ""  # the problem that was logged
         self._first_try_at: float | None = None
         self.num_connects = 0
-        self.num_frames_rejected = 0  # multiparts of the hub that broke the protocol
+        self.num_frames_rejected = 0  # of the hub, that broke the protocol
         self.num_dropped = 0  # messages that could not be sent
 
     @property
@@ -214,7 +214,9 @@ class ZmqTarget:
         messages: list[HubToTarget] = []
         for frames in self._own.read() if self._own is not None else ():
             try:
-                for message in self._decoder.decode_all(frames):
+                sound, num_bad = self._decoder.decode_sound(frames)
+                self.num_frames_rejected += num_bad
+                for message in sound:
                     self._take(self._link.receive(message), messages)
             except PeerProtocolError:
                 self.num_frames_rejected += 1

@@ -85,16 +85,19 @@ class StepDrafter:
     def _choose(self, row: SeenRow) -> int:
         """How long a draft the row is worth, after what came of its last one."""
         state = self._drafted.get(row.request)
-        if state is None or state.is_by_hub != self._hub.is_here:  # what n-grams achieve says nothing of a hub
+        is_by_hub = self._hub.is_serving
+        if state is None or state.is_by_hub != is_by_hub:  # what n-grams achieve says nothing of a hub
             length = DraftLength(self._max_draft_tokens, is_fixed=not self._settings.adaptive)
-            state = self._drafted[row.request] = _Drafted(length, self._hub.is_here)
+            state = self._drafted[row.request] = _Drafted(length, is_by_hub)
         state.length.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
         return max(0, min(state.length.choose(), self._max_model_len - len(row.request) - 1))
 
     def _propose(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
         drafts = self._hub.draft(wanted)
-        if self._hub.is_here or self._settings.fallback == "none":
+        if drafts is not None:
             return drafts
+        if self._settings.fallback == "none":
+            return {}
         self._num_catch_up = 0
         return {each.request: self._look_up(each) for each in wanted if each.num_draft_tokens}
 
@@ -104,7 +107,7 @@ class StepDrafter:
         if state.index is None:
             state.index = NgramIndex(self._settings.prompt_lookup_min, self._settings.prompt_lookup_max)
         start = len(state.index)
-        new = wanted.request.token_ids(start)[: MAX_CATCH_UP - self._num_catch_up]
+        new = wanted.request.token_ids(start, start + MAX_CATCH_UP - self._num_catch_up)
         self._num_catch_up += len(new)
         state.index.append(new)
         if len(state.index) < len(wanted.request):

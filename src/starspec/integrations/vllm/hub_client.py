@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.patience import Patience
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.law import TokenLaw
 from starspec.wire.hub_liveness import HubLiveness
@@ -26,8 +27,9 @@ from starspec.wire.transport import TargetTransport
 
 LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
 PING_INTERVAL_S: Final = 0.5
-MAX_MISSES: Final = 3  # late proposals in a row before a tag is left alone for a while
-PAUSE_STEPS: Final = 16
+FIRST_READING_S: Final = (
+    10.0  # an `Open` unanswered for longer may have been lost; each one after it gets twice as long
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,19 @@ class _HubTag:
     proposal: Proposal | None = None
     is_awaited: bool = False
     is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
-    num_misses: int = 0  # in a row
-    num_pause_steps: int = 0
+    reading_s: float = FIRST_READING_S  # what the next `Open` gets to be answered
+    read_by_s: float = inf  # when it is taken for lost
+    patience: Patience = field(default_factory=Patience)
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
+
+    def begin_opening(self, now: float) -> None:
+        self.is_opening = True
+        self.read_by_s, self.reading_s = now + self.reading_s, 2 * self.reading_s
+
+    def give_up_opening(self) -> None:
+        """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
+        self.session.lose()
+        self.is_opening = self.is_awaited = False
 
 
 class HubClient:
@@ -73,6 +85,7 @@ class HubClient:
         self._clock = clock
         self._hub = HubLiveness(clock())
         self._is_heard = False  # since the last wait ended: a hub whose proposals come too late is slow, not silent
+        self._patience = Patience()  # with the hub, whoever is late
         self._tags: dict[KnownRequest, _HubTag] = {}
         self._by_number: dict[Tag, _HubTag] = {}
         self._tag_numbers = itertools.count(1)
@@ -82,28 +95,39 @@ class HubClient:
 
     @property
     def is_here(self) -> bool:
-        """Whether proposals can be expected."""
+        """Whether the hub can be spoken to."""
         return not self._hub.is_lost
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the next step's proposals can be expected: a hub too slow for everybody is left alone for a while."""
+        return self.is_here and not self._patience.is_pausing
 
     @property
     def num_tags(self) -> int:
         return len(self._tags)
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
+    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]] | None:
         """Tell the hub what was committed, and wait for its proposals: one multipart out, one deadline's wait.
 
-        Returns: draft tokens of each request whose proposal came, was sound and fits its present tokens.
+        Returns: draft tokens of each request whose proposal came, was sound and fits its present tokens; None if the
+            hub does not serve in this step.
         """
         if not self._transport.is_connected:
             self._notice_connection()
-            return {}
+            return None
         self._receive(0.0)
         if self._hub.is_lost:
-            return {}
+            return None
+        if self._patience.is_pausing:
+            self._patience.pass_step()
+            return None
         messages = [message for each in wanted for message in self._tell(each)]
         if messages:
             self._transport.send(messages)
         self._await([tag for each in wanted if (tag := self._tags.get(each.request)) and tag.is_awaited])
+        if self._hub.is_lost:
+            return None
         drafts = {each.request: self._draft_of(each) for each in wanted}
         return {request: token_ids for request, token_ids in drafts.items() if token_ids}
 
@@ -138,21 +162,25 @@ class HubClient:
         tag = self._tags.get(wanted.request)
         if tag is None and wanted.num_draft_tokens:
             tag = _HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
+        if tag is not None and tag.is_opening and self._clock() > tag.read_by_s:
+            tag.give_up_opening()
         if tag is None or tag.is_opening:
             return []
         tag.proposal, tag.is_awaited = None, False
-        if tag.num_pause_steps:
-            tag.num_pause_steps -= 1
+        if tag.patience.is_pausing:
+            tag.patience.pass_step()
             return []
         num_tokens = self._limited(wanted.num_draft_tokens)
         if not num_tokens or self._clock() < tag.open_at_s:
             return []
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
-        if max(message.token_ids, default=0) >= self._vocab_size:
+        if not all(0 <= each < self._vocab_size for each in message.token_ids):
             tag.open_at_s = inf  # such a request is decoded plainly to its end
             return []
-        tag.is_opening, tag.is_awaited = not tag.session.is_held, True
+        if not tag.session.is_held:
+            tag.begin_opening(self._clock())
+        tag.is_awaited = True
         return [tag.session.send(message)]
 
     def _open(self, tag: _HubTag, num_tokens: int) -> Open:
@@ -195,20 +223,26 @@ class HubClient:
         late = [tag for tag in awaited if tag.is_awaited]
         if not late or any(not tag.is_opening for tag in late):  # a prompt that is read is no sample
             self._deadline.note_round(self._clock() - asked_s)
-        for tag in late:
-            self._miss(tag)
+        self._judge(awaited, late)
         is_silent = not self._is_heard and any(not tag.is_opening for tag in late)
         self._is_heard = False
         if self._hub.has_fallen_silent(is_silent) and not self._hub.is_lost:
             self._lose()
 
-    def _miss(self, tag: _HubTag) -> None:
-        tag.is_awaited = False
-        if tag.is_opening:
-            return  # steps go on; the tag joins them when the hub has read its prompt
-        tag.num_misses += 1
-        if tag.num_misses >= MAX_MISSES:  # alive but too slow for this request: stop paying the deadline for it
-            tag.num_misses, tag.num_pause_steps = 0, PAUSE_STEPS
+    def _judge(self, awaited: list[_HubTag], late: list[_HubTag]) -> None:
+        """Wait no more for those who are late; stop paying the deadline for a request, or a hub, that is always late.
+
+        What is opening is not judged: steps go on, and it joins them when the hub has read its prompt.
+        """
+        for tag in late:
+            tag.is_awaited = False
+        missed = [tag for tag in late if not tag.is_opening]
+        for tag in missed:
+            tag.patience.note_in_vain()
+        if len(late) < len(awaited):
+            self._patience.note_in_time()
+        elif missed:
+            self._patience.note_in_vain()
 
     def _draft_of(self, wanted: Wanted) -> list[int]:
         tag = self._tags.get(wanted.request)
@@ -233,15 +267,27 @@ class HubClient:
         if not isinstance(message, Proposal | Reopen):
             return
         tag = self._by_number.get(message.tag)
-        if tag is None or not tag.session.accepts(message):
+        if tag is None:
+            return
+        if not tag.session.accepts(message):
+            self._refuse(message, tag)
             return
         is_in_time = tag.is_awaited
         tag.is_opening = tag.is_awaited = False
+        tag.reading_s = FIRST_READING_S
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
             tag.open_at_s = self._clock() + message.retry_after_s
         elif isinstance(message, Proposal):
-            tag.proposal, tag.num_misses = message, 0 if is_in_time else tag.num_misses
+            tag.proposal = message
+            if is_in_time:
+                tag.patience.note_in_time()
+
+    def _refuse(self, message: Proposal | Reopen, tag: _HubTag) -> None:
+        """What the protocol forbids changes nothing, but that no other answer to an `Open` is going to follow."""
+        if isinstance(message, Proposal) and tag.is_opening and message.epoch == tag.session.epoch:
+            tag.give_up_opening()
+            tag.patience.note_in_vain()
 
     def _notice_connection(self) -> None:
         """A session that ended took every tag with it; one that began is told of them step by step."""

@@ -32,8 +32,9 @@ from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.settings import VllmSettings, load_settings
 from starspec.integrations.vllm.versions import check_version
-from starspec.wire.keys import load_keys
+from starspec.wire.keys import lacks_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
+from starspec.wire.sockets import host_of
 from starspec.wire.zmq_target import ZmqTarget
 
 TEND_EVERY_S: Final = 0.1
@@ -127,6 +128,11 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
         vocab_fingerprint(_tokenizer(model_config)),
     )
     keys = load_keys(settings.keys, "target")
+    if lacks_keys(host_of(settings.hub, "the hub"), keys, settings.insecure):
+        raise ConfigError(
+            f"vLLM would speak to the hub at {settings.hub} without keys: make keys with `starspec keygen FOLDER` and "
+            "set STARSPEC_KEYS=FOLDER, or set STARSPEC_INSECURE=true on a trusted network"
+        )
     deadline = Deadline(None if settings.deadline_ms is None else settings.deadline_ms / 1e3)
     hub = HubClient(ZmqTarget(settings.hub, hello, keys, settings.insecure), deadline, hello.vocab_size)
     num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)

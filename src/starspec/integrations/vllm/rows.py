@@ -41,9 +41,13 @@ class KnownRequest:
     def __len__(self) -> int:
         return self._len
 
-    def token_ids(self, start: int = 0) -> list[int]:
-        """From position `start` on."""
-        ids: list[int] = self._buffer[start : self._len].tolist()
+    @property
+    def last_token_id(self) -> int:
+        return int(self._buffer[self._len - 1])
+
+    def token_ids(self, start: int = 0, end: int | None = None) -> list[int]:
+        """From position `start` on, before position `end`."""
+        ids: list[int] = self._buffer[start : self._len if end is None else min(end, self._len)].tolist()
         return ids
 
     def extend(self, token_ids: Tokens) -> None:
@@ -59,6 +63,31 @@ class KnownRequest:
         known, seen = self._buffer[: self._len], row[: self._len]
         step = max(1, self._len // NUM_COMPARED)
         return bool((known[-NUM_COMPARED:] == seen[-NUM_COMPARED:]).all() and (known[::step] == seen[::step]).all())
+
+
+class _Unplaced:
+    """Requests whose rows are looked for. Lengths and last tokens of all are compared at once, the rest of few."""
+
+    def __init__(self, requests: Sequence[KnownRequest]) -> None:
+        self._requests = requests
+        self._lengths = np.array([len(each) for each in requests], np.int64)
+        self._last_ids = np.array([each.last_token_id for each in requests], np.int32)
+
+    def take(self, row: Tokens, num_sampled: int) -> KnownRequest | None:
+        """The longest request that a row [S] is, with the tokens sampled now; it is placed from then on.
+
+        The row may have more than that: a step near the model's length limit is not told to proposers. Of two requests
+        of which one begins with all of the other, the longer one is it.
+        """
+        fitting = np.flatnonzero(self._lengths <= len(row) - num_sampled)
+        alike = fitting[row[self._lengths[fitting] - 1] == self._last_ids[fitting]]
+        longest_first: list[int] = alike[np.argsort(-self._lengths[alike], kind="stable")].tolist()
+        for index in longest_first:
+            request = self._requests[index]
+            if request.begins(row):
+                self._lengths[index] = np.iinfo(np.int64).max
+                return request
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +127,17 @@ class RowBook:
         last_s = max(self._last_seen_s.values(), default=now)
         seen: list[SeenRow | None] = [None] * len(rows)
         for row, request in before.items():
-            if row < len(rows) and self._is_in(request, rows[row], len(sampled[row])):
+            if row < len(rows) and self._goes_on(request, rows[row], len(sampled[row])):
                 seen[row] = self._take(row, request, rows[row], len(sampled[row]), now)
         in_place = set(self._by_row.values())
         if in_place:  # else nothing went on, and the time since was no step's
             self._step_s.append(now - last_s)
-        moved = [request for request in self._last_seen_s if request not in in_place]
+        moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
         for row, tokens in enumerate(rows):
             if row in self._by_row:
                 continue
-            found = next((each for each in moved if self._is_in(each, tokens, len(sampled[row]))), None)
+            found = moved.take(tokens, len(sampled[row]))
             if found is not None:
-                moved.remove(found)
                 seen[row] = self._take(row, found, tokens, len(sampled[row]), now)
             elif sampled[row]:
                 request = KnownRequest(tokens, len(tokens) - len(sampled[row]))
@@ -130,12 +158,9 @@ class RowBook:
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
         return gone
 
-    def _is_in(self, request: KnownRequest, row: Tokens, num_sampled: int) -> bool:
-        """Whether the row is this request and the tokens sampled now: nothing shorter, and no part of a prompt.
-
-        The row may have more than that: a step near the model's length limit is not told to proposers.
-        """
-        return len(request) <= len(row) - num_sampled and request.begins(row)
+    def _goes_on(self, request: KnownRequest, row: Tokens, num_sampled: int) -> bool:
+        """Whether the row is this request and the tokens sampled now, and nothing else."""
+        return len(request) == len(row) - num_sampled and request.begins(row)
 
     def _take(self, row: int, request: KnownRequest, tokens: Tokens, num_sampled: int, now: float) -> SeenRow | None:
         self._by_row[row] = request

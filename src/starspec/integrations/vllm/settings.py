@@ -18,7 +18,8 @@ from starspec.errors import ConfigError
 PREFIX: Final = "STARSPEC_"
 FILE_VARIABLE: Final = "STARSPEC_CONFIG"
 OTHERS: Final = ("STARSPEC_API_KEY", "STARSPEC_CACHE", "STARSPEC_SUPERVISOR_FD")  # of other processes of ours
-KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
+KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
+A_PORT: Final = re.compile(r"_PORT$")  # of Kubernetes too, and then an address
 MAX_LOOKUP: Final = 16
 
 Fallback = Literal["ngram", "none"]
@@ -46,6 +47,10 @@ class VllmSettings:
             raise ConfigError(f"deadline_ms must be above 0 and at most 60000, got {self.deadline_ms}")
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
             raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
+        if self.keys == "":
+            raise ConfigError("keys is empty: name the folder, or leave it out")
+        if self.name is not None and not self.name.isprintable():  # half a surrogate pair is not, and cannot be sent
+            raise ConfigError(f"name {self.name!a} must be printable text")
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> VllmSettings:
@@ -54,12 +59,22 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> VllmSettings:
     Raises: ConfigError naming the file or the variable that is wrong, and for an unknown one the nearest that exists.
     """
     path = environ.get(FILE_VARIABLE)
-    in_file = {} if not path else _read(Path(path).expanduser())
+    in_file = {} if not path else _read(_expanded(path, FILE_VARIABLE))
     settings = build(VllmSettings, in_file, f"{FILE_VARIABLE} {path}")
     values = {name: getattr(settings, name) for name in (each.name for each in fields(VllmSettings))}
     for variable, key in _set_variables(environ).items():
         values[key] = _converted(variable, environ[variable], key)
+    if values["keys"]:
+        values["keys"] = str(_expanded(values["keys"], "keys"))
     return build(VllmSettings, values, "starspec settings")
+
+
+def _expanded(path: str, what: str) -> Path:
+    """With ~ as the user's home. Raises: ConfigError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{what} {path}: there is no such user's home") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -78,7 +93,8 @@ def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or variable in OTHERS or not text:
             continue
-        if variable not in known and KUBERNETES.search(variable):
+        is_kubernetes = KUBERNETES.search(variable) or (A_PORT.search(variable) and "://" in text)
+        if variable not in known and is_kubernetes:
             continue  # set in every pod beside a service whose name begins with ours
         if variable not in known:
             raise ConfigError(f"unknown variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
