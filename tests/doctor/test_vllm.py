@@ -82,3 +82,9 @@ def test_nobody_and_somebody_else_are_said_so(url: str, monkeypatch: pytest.Monk
     monkeypatch.setitem(PAGES, "/version", "{}")
     with pytest.raises(ConfigError, match="is no vLLM server"):
         read_vllm(url)
+
+
+def test_an_api_key_that_no_header_can_carry_is_one_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "schlüssel")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY must be of ASCII characters"):
+        read_vllm(url)

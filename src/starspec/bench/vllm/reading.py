@@ -56,8 +56,13 @@ def read_vllm(url: str) -> VllmReading:
 
 
 def connection(url: str) -> dict[str, Any]:
-    """What an httpx client is to be made with. An api key is taken from OPENAI_API_KEY, as OpenAI's own client does."""
+    """What an httpx client is to be made with. An api key is taken from OPENAI_API_KEY, as OpenAI's own client does.
+
+    Raises: ConfigError if no header can carry it.
+    """
     key = os.environ.get("OPENAI_API_KEY")
+    if key and not key.isascii():
+        raise ConfigError("OPENAI_API_KEY must be of ASCII characters: no server can be asked with it")
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),
         "headers": {"Authorization": f"Bearer {key}"} if key else {},
