@@ -1,11 +1,15 @@
 """The comparison behind `verify` and the certificate finds what it should, and nothing else."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from starspec import LLM, SamplingParams
 from starspec.bench import certify as certificates
 from starspec.bench.certify import Shard, Subjects, certify, count_turns, short_prompts, try_part
 from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, PAIR, SAMPLED_PART
@@ -15,9 +19,10 @@ from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import Contender, Truths, compare_with_plain, num_turns
 from starspec.bench.verify import verify_pair
 from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
-from starspec.config import BATCHINGS, ModelConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.models.runner import ForwardOutput
+from starspec.models.packed import PackedRunner
+from starspec.models.runner import ForwardOutput, Segment
 
 PROMPTS = own_prompts()[:10]
 
@@ -193,3 +198,38 @@ def test_long_prompts_are_left_out_and_files_give_equal_shares(bench: Workbench)
     short = [Prompt(f"short-{index}", "plain", "bipa " * index) for index in range(1, 9)]
     chosen = short_prompts(bench, [long + short, own_prompts()], 6)
     assert [each.name.partition("/")[0] for each in chosen] == ["short-1", "short-3", "short-6", "own", "own", "own"]
+
+
+@pytest.mark.parametrize("method", BATCHINGS)
+def test_the_draft_reads_each_token_once_however_a_batch_is_laid_out(
+    method: BatchingMethod, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys and values are kept between rounds: beyond what was committed, it forwards what it drafts."""
+    num_forwarded: Counter[PackedRunner] = Counter()
+    forward = PackedRunner.forward
+
+    def counted(self: PackedRunner, segments: Sequence[Segment], *args: Any, **options: Any) -> ForwardOutput:
+        num_forwarded[self] += sum(len(each.token_ids) for each in segments)
+        return forward(self, segments, *args, **options)
+
+    monkeypatch.setattr(PackedRunner, "forward", counted)
+    speculative = {"model": str(tiny_folder), "num_speculative_tokens": 4}
+    prompts = [list(range(1, length)) for length in (90, 30, 120, 60, 45, 75)]
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    llm = LLM(
+        str(tiny_folder),
+        dtype="float32",
+        speculative_config=speculative,
+        max_model_len=256,
+        max_num_seqs=3,
+        batching=method,
+    )
+    with llm:
+        results = llm.generate(prompts, params)
+    target = getattr(llm.engine.runner, "_runner", llm.engine.runner)
+    (num_read,) = (num for runner, num in num_forwarded.items() if runner is not target)
+    acceptance = [result.metrics.acceptance for result in results]
+    num_emitted = sum(each.num_emitted_tokens for each in acceptance)
+    num_drafted = sum(each.num_draft_tokens for each in acceptance)
+    assert num_emitted == 6 * 40
+    assert 0 < num_read <= sum(map(len, prompts)) + num_emitted + num_drafted
