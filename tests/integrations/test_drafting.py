@@ -9,8 +9,8 @@ from toy import VOCAB_SIZE, next_of
 from toy_hub import DRAFT_S, FULL_S, MOODS
 from toy_vllm import STEP_S, ToyVllm
 
-from starspec.integrations.vllm.hub_client import FIRST_READING_S
 from starspec.wire.messages import Close, Open, Ping, Verdict
+from starspec.wire.patience import FIRST_READING_S
 
 PROMPT = list(range(1, 40))
 

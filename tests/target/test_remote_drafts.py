@@ -21,7 +21,8 @@ from starspec.target.deadline import FIRST_S, MAX_GAP_S
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.hub_liveness import MIN_PAUSE_S
-from starspec.wire.messages import Drawn, HubToTarget, Open, Proposal, Reopen, RequestSpec, Welcome
+from starspec.wire.messages import Drawn, HubToTarget, Open, Pong, Proposal, Reopen, RequestSpec, Welcome
+from starspec.wire.patience import FIRST_READING_S
 from starspec.wire.session import Role, TagSession
 
 PROMPT = list(range(1, 12))
@@ -116,6 +117,75 @@ def test_a_tag_whose_proposals_are_always_late_is_left_alone_for_a_while() -> No
     num_rounds = star.stats.num_rounds - rounds_before
     assert star.stats.num_late_rounds - late_before <= num_rounds / 3
     star.finish()
+
+
+class LateHub(ToyHub):
+    """Alive, and with every proposal later than any deadline, though never silent."""
+
+    def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
+        super()._propose(session, num, 1.0)
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        return [*super().receive(timeout_s), Pong(0)] if timeout_s else super().receive(timeout_s)
+
+
+class LateStar(Star):
+    def make_hub(self) -> ToyHub:
+        return LateHub(self.clock)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 8])
+def test_a_hub_too_slow_for_everybody_costs_little_however_many_they_are(num_requests: int) -> None:
+    star = LateStar()
+    for index in range(num_requests):
+        star.submit(str(index), PROMPT[index % 5 :], 70)
+        for _ in range(3):
+            star.step()  # so that their rounds with the hub are not in step
+    for _ in range(40):
+        star.step()
+    late_before, rounds_before = star.stats.num_late_rounds, star.stats.num_rounds
+    star.finish()
+    num_rounds = star.stats.num_rounds - rounds_before
+    assert star.stats.num_late_rounds - late_before <= 1 + num_rounds / 16
+    assert star.drafts.is_connected
+
+
+def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 12)
+    star.finish()
+    star.hub.num_opens_lost = 2
+    star.submit("b", PROMPT[2:], 80)
+    accepted_before, started_s = star.stats.acceptance.num_accepted_tokens, star.clock.now
+    while star.stats.acceptance.num_accepted_tokens == accepted_before:
+        star.clock.now += 0.5  # a slow machine
+        star.step()
+        assert star.engine.has_work
+    assert (
+        3 * FIRST_READING_S <= star.clock.now - started_s <= 3 * FIRST_READING_S + 3.0
+    )  # the second has twice as long
+    assert star.hub.num_opens == 1 + 3
+    star.finish()
+
+
+def test_a_malformed_answer_to_an_open_costs_that_round_and_no_more() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 80)
+    star.hub.mood = "chatty"
+    while not star.stats.num_stale_messages:
+        star.step()
+    star.hub.mood = "good"
+    star.finish()
+    assert star.hub.num_opens == 2
+    assert star.stats.acceptance.num_accepted_tokens > 40
+
+
+def test_a_hub_whose_answers_to_opens_are_all_malformed_is_told_whole_requests_ever_more_rarely() -> None:
+    star = Star()
+    star.hub.mood = "chatty"
+    star.submit("a", PROMPT, 80)
+    star.finish()
+    assert star.hub.num_opens <= 3 + 2  # pauses of 16, 32 and 64 rounds
 
 
 class DistantHub(ToyHub):

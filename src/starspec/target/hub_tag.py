@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from starspec.config import SampleMethod
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.target.sequence import SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures
 from starspec.wire.messages import Close, Open, Proposal, TargetToHub, TreeShape, Verdict
+from starspec.wire.patience import Patience, Reading
 from starspec.wire.session import TagSession
-
-MAX_MISSES: Final = 3  # late proposals in a row before a tag is left alone for a while
-PAUSE_ROUNDS: Final = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +25,8 @@ class HubTag:
     is_awaited: bool = False
     is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
     untold: list[int] = field(default_factory=list)  # committed since that Open; the hub hears of it once it answers
-    num_misses: int = 0  # in a row
-    num_pause_rounds: int = 0
+    reading: Reading = field(default_factory=Reading)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def is_draftable(self) -> bool:
@@ -59,13 +56,16 @@ class HubTag:
         self.session.send(message)
         self._ask(budget, now)
         self.is_opening, self.untold = self.is_awaited, []
+        if self.is_opening:
+            self.reading.begin(now)
         self.features.forget_what_was_told()
         return [message, *self.features.frames(message.tag, len(message.token_ids))]
 
     def verdict(self, token_ids: list[int], wanted: DraftBudget, now: float) -> list[TargetToHub]:
         """Tell the hub what was committed since it last heard. A tag that keeps coming late asks for nothing."""
-        budget = wanted if not self.num_pause_rounds and self.is_draftable else NO_DRAFT
-        self.num_pause_rounds = max(0, self.num_pause_rounds - 1)
+        budget = wanted if not self.patience.is_pausing and self.is_draftable else NO_DRAFT
+        if self.patience.is_pausing:
+            self.patience.pass_step(now)
         message = Verdict(
             tag=self.session.tag,
             epoch=self.session.next_epoch,
@@ -91,23 +91,32 @@ class HubTag:
 
     def take(self, proposal: Proposal) -> None:
         """What was awaited is here."""
-        self.proposal, self.num_misses = proposal, 0
+        self.proposal = proposal
+        self.patience.note_in_time()
         self.is_awaited = self.is_opening = False
+        self.reading.end()
 
     def take_untold(self) -> list[int]:
         """The Open is answered, by a proposal that is old by now. Returns: what was committed meanwhile."""
         untold, self.untold, self.is_opening = self.untold, [], False
+        self.reading.end()
         return untold
 
-    def miss(self) -> None:
-        """What was awaited did not come in time."""
+    def miss(self, now: float) -> None:
+        """What was awaited did not come in time: if that goes on, stop paying the deadline for it."""
         if self.is_opening:
             self.is_awaited = False  # rounds go on; the tag joins when the hub has read its prompt
             return
-        self.num_misses += 1
-        if self.num_misses >= MAX_MISSES:  # alive but too slow for this tag: stop paying the deadline for it
-            self.num_pause_rounds = PAUSE_ROUNDS
-            self.num_misses = 0
+        self.patience.note_in_vain(now)
+
+    def refuse(self, now: float) -> None:
+        """The answer to an Open breaks the protocol, so no other is going to follow: open anew, but not for ever."""
+        self.let_go()
+        self.patience.note_in_vain(now)
+
+    def forgive(self) -> None:
+        """The hub has been found (again), and has kept nobody waiting yet."""
+        self.patience, self.reading = Patience(), Reading()
 
     def let_go(self) -> None:
         """The hub does not hold the tag any more; nothing is to come."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from starspec.config import SampleMethod
 from starspec.ids import RequestId, Tag
 from starspec.length.policy import LengthPolicy
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.deadline import Deadline
@@ -32,6 +32,7 @@ from starspec.target.sequence import Emitted, TargetSequence
 from starspec.target.told_features import ToldFeatures, WantedFeatures
 from starspec.wire.hub_liveness import HubLiveness
 from starspec.wire.messages import HubToTarget, Ping, Proposal, Reopen, TargetToHub
+from starspec.wire.patience import Patience
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 
@@ -72,6 +73,7 @@ class RemoteDrafts:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._hub = HubLiveness(clock())
+        self._patience = Patience()  # with the hub, whoever is late
         self._num_sequences = 0  # of the next round: those that the last one left, and those opened since
         self._num_connects = 0
         self._is_declined = False  # the hub had no room for the last tag that it was told of
@@ -132,6 +134,9 @@ class RemoteDrafts:
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         messages: list[TargetToHub] = []
+        now = self._clock()
+        if self._patience.is_pausing:
+            self._patience.pass_step(now)
         self._num_sequences = sum(added.finish is None for added in emitted)
         for sequence, added in zip(batch, emitted, strict=True):
             state = self._state(sequence)
@@ -142,12 +147,7 @@ class RemoteDrafts:
                 continue
             if added.features is not None:
                 state.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
-            if state.is_opening:
-                state.untold += added.token_ids
-            elif state.session.is_held:
-                messages += self._verdict(state, added.token_ids)
-            elif self._may_open:
-                messages += self._open(state)
+            messages += self._tell(state, added.token_ids, now)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
         self._transport.send(messages)
@@ -198,11 +198,16 @@ class RemoteDrafts:
         is_heard = self._receive_until(self._clock() + self._deadline.seconds(num_steps), awaited)
         late = [state for state in awaited if state.is_awaited]
         is_given_up = self._hub.has_fallen_silent(not is_heard and any(not state.is_opening for state in late))
+        if len(late) < len(awaited):
+            self._patience.note_in_time()
         if not late:
             return
         self._stats.num_late_rounds += 1
+        now = self._clock()
         for state in late:
-            state.miss()
+            state.miss(now)
+        if len(late) == len(awaited) and not all(state.is_opening for state in late):
+            self._patience.note_in_vain(now)
         if is_given_up and not self._hub.is_lost:
             self._lose()
 
@@ -245,7 +250,9 @@ class RemoteDrafts:
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_terms()
         self._accept()
+        self._patience = Patience()
         for state in self._tags.values():
+            state.forgive()
             self._transport.send(self._open(state))
 
     def _take_terms(self) -> None:
@@ -269,6 +276,8 @@ class RemoteDrafts:
         state = self._tags.get(message.tag)
         if state is None or not state.session.accepts(message):
             self._stats.num_stale_messages += 1
+            if state is not None and state.is_opening and _answers(message, state.session):
+                state.refuse(self._clock())
             return
         if isinstance(message, Reopen):
             state.let_go()  # it may be opened only later, and is waited for no longer
@@ -315,8 +324,23 @@ class RemoteDrafts:
             state.is_awaited, self._ask_again_s = False, now + ASK_AGAIN_S
         return messages
 
+    def _tell(self, state: HubTag, token_ids: list[int], now: float) -> list[TargetToHub]:
+        """Returns: what tells the hub of a round's tokens, as far as it can be told now."""
+        if state.is_opening and state.reading.is_overdue(now):
+            state.let_go()  # the Open or its answer may have been lost
+        if state.is_opening:
+            state.untold += token_ids
+            return []
+        if state.session.is_held:
+            return self._verdict(state, token_ids)
+        if state.patience.is_pausing:
+            state.patience.pass_step(now)
+            return []
+        return self._open(state) if self._may_open else []
+
     def _verdict(self, state: HubTag, token_ids: list[int]) -> list[TargetToHub]:
-        return state.verdict(token_ids, self._wanted(state.sequence, self._num_sequences), self._clock())
+        wanted = NO_DRAFT if self._patience.is_pausing else self._wanted(state.sequence, self._num_sequences)
+        return state.verdict(token_ids, wanted, self._clock())
 
     def _forget(self, state: HubTag) -> list[TargetToHub]:
         """Drop the tag. Returns: what tells the hub."""
@@ -334,3 +358,8 @@ class RemoteDrafts:
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
             return self._fallback.propose(sequence, num_sequences)
         return EMPTY_TREE
+
+
+def _answers(message: Proposal | Reopen, session: TagSession) -> bool:
+    """Whether it speaks of what the tag was last told."""
+    return isinstance(message, Proposal) and message.epoch == session.epoch

@@ -17,19 +17,16 @@ from typing import Final
 
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.patience import Patience
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.law import TokenLaw
 from starspec.wire.hub_liveness import HubLiveness
 from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
+from starspec.wire.patience import Patience, Reading
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 
 LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
 PING_INTERVAL_S: Final = 0.5
-FIRST_READING_S: Final = (
-    10.0  # an `Open` unanswered for longer may have been lost; each one after it gets twice as long
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +46,13 @@ class _HubTag:
     proposal: Proposal | None = None
     is_awaited: bool = False
     is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
-    reading_s: float = FIRST_READING_S  # what the next `Open` gets to be answered
-    read_by_s: float = inf  # when it is taken for lost
+    reading: Reading = field(default_factory=Reading)
     patience: Patience = field(default_factory=Patience)
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
     def begin_opening(self, now: float) -> None:
         self.is_opening = True
-        self.read_by_s, self.reading_s = now + self.reading_s, 2 * self.reading_s
+        self.reading.begin(now)
 
     def give_up_opening(self) -> None:
         """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
@@ -120,7 +116,7 @@ class HubClient:
         if self._hub.is_lost:
             return None
         if self._patience.is_pausing:
-            self._patience.pass_step()
+            self._patience.pass_step(self._clock())
             return None
         messages = [message for each in wanted for message in self._tell(each)]
         if messages:
@@ -162,13 +158,13 @@ class HubClient:
         tag = self._tags.get(wanted.request)
         if tag is None and wanted.num_draft_tokens:
             tag = _HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
-        if tag is not None and tag.is_opening and self._clock() > tag.read_by_s:
+        if tag is not None and tag.is_opening and tag.reading.is_overdue(self._clock()):
             tag.give_up_opening()
         if tag is None or tag.is_opening:
             return []
         tag.proposal, tag.is_awaited = None, False
         if tag.patience.is_pausing:
-            tag.patience.pass_step()
+            tag.patience.pass_step(self._clock())
             return []
         num_tokens = self._limited(wanted.num_draft_tokens)
         if not num_tokens or self._clock() < tag.open_at_s:
@@ -238,11 +234,11 @@ class HubClient:
             tag.is_awaited = False
         missed = [tag for tag in late if not tag.is_opening]
         for tag in missed:
-            tag.patience.note_in_vain()
+            tag.patience.note_in_vain(self._clock())
         if len(late) < len(awaited):
             self._patience.note_in_time()
         elif missed:
-            self._patience.note_in_vain()
+            self._patience.note_in_vain(self._clock())
 
     def _draft_of(self, wanted: Wanted) -> list[int]:
         tag = self._tags.get(wanted.request)
@@ -274,7 +270,7 @@ class HubClient:
             return
         is_in_time = tag.is_awaited
         tag.is_opening = tag.is_awaited = False
-        tag.reading_s = FIRST_READING_S
+        tag.reading.end()
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
             tag.open_at_s = self._clock() + message.retry_after_s
@@ -287,7 +283,7 @@ class HubClient:
         """What the protocol forbids changes nothing, but that no other answer to an `Open` is going to follow."""
         if isinstance(message, Proposal) and tag.is_opening and message.epoch == tag.session.epoch:
             tag.give_up_opening()
-            tag.patience.note_in_vain()
+            tag.patience.note_in_vain(self._clock())
 
     def _notice_connection(self) -> None:
         """A session that ended took every tag with it; one that began is told of them step by step."""
