@@ -33,6 +33,9 @@ def test_the_first_turn_of_each_line_is_read(tmp_path: Path) -> None:
         (b'{"turns": ["a"]}\n{"turns": "b"}', "line 2"),
         (b"no json", "line 1"),
         (b'{"turns": ["a"]}\n\n{"turns": ["caf\xe9"]}', "line 3: 'utf-8' codec can't decode byte 0xe9"),
+        (rb'{"turns": ["a\ud800b"]}', r"line 1: .*'\\ud800' in position .*: surrogates not allowed"),
+        (b'{\n  "turns": ["a"]\n}', "line 1: .*one JSON object a line, in UTF-8"),
+        ('{"turns": ["a"]}'.encode("utf-16"), "line 1: .*one JSON object a line, in UTF-8"),
     ],
 )
 def test_a_file_that_holds_no_prompts_is_refused_with_its_line(tmp_path: Path, content: bytes, what: str) -> None:
@@ -40,6 +43,12 @@ def test_a_file_that_holds_no_prompts_is_refused_with_its_line(tmp_path: Path, c
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"bad\.jsonl.*{what}"):
         read_prompts(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["why?"]}\n', encoding="utf-8-sig")
+    assert [prompt.text for prompt in read_prompts(path)] == ["why?"]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

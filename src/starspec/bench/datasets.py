@@ -1,11 +1,14 @@
 """Prompts: a file of somebody else's, by its path, or the few that we wrote ourselves.
 
-A file has one JSON object a line: `{"id": str, "category": str, "turns": [str, ...]}`; other keys are ignored.
+A file is UTF-8, with or without a byte-order mark, and has one JSON object a line:
+`{"id": str, "category": str, "turns": [str, ...]}`; other keys are ignored.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -84,14 +87,28 @@ def hash_prompts(prompts: Sequence[Prompt]) -> str:
 
 def _parse(content: bytes, where: str) -> list[Prompt]:
     prompts = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
         try:
             entry = msgspec.json.decode(line, type=_Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"prompts '{where}', line {number}: {error}") from error
+            raise ConfigError(
+                f"prompts '{where}', line {number}: {_complaint(line, error)}; "
+                "a prompt file holds one JSON object a line, in UTF-8"
+            ) from error
         prompts.append(Prompt(entry.id or f"line-{number}", entry.category, entry.turns[0]))
     if not prompts:
         raise ConfigError(f"prompts '{where}': there are none in it")
     return prompts
+
+
+def _complaint(line: bytes, error: Exception) -> str:
+    """Why a line is refused: half of a surrogate pair, which msgspec calls truncated input, by its own name."""
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError as half:
+        return str(half)
+    except ValueError:
+        pass
+    return str(error)
