@@ -182,6 +182,8 @@ def test_with_more_tokens_what_was_said_before_is_kept_and_read_anew_where_it_ha
         (["--start-from", "nowhere"], "nowhere"),
         (["--max-new-tokens", "600"], "leave no room for a prompt in 512"),
         (["--learning-rate", "-1"], "--learning-rate"),
+        (["--seed", str(2**70)], "--seed"),
+        (["--seed", "-1"], "--seed"),
     ],
 )
 def test_a_mistake_costs_no_answers_and_is_no_obstacle_to_the_right_command(

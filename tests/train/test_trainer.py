@@ -9,7 +9,7 @@ from slow_head import slow_chain
 from train_toys import HIDDEN, texts_of
 
 from starspec.errors import ConfigError
-from starspec.train.trainer import CE_BESIDE_FEATURES, Trainer, TrainPlan
+from starspec.train.trainer import CE_BESIDE_FEATURES, MAX_SEED, Trainer, TrainPlan
 
 PLAN = {"learning_rate": 3e-3, "warmup": 2, "bf16": False, "batch_tokens": 30, "save_every": 3}
 
@@ -110,3 +110,13 @@ def test_what_is_learnt_may_begin_within_the_prompt(make_batch, head):
 def test_a_training_has_an_end():
     with pytest.raises(ConfigError, match="steps or minutes"):
         TrainPlan()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_torch_does_not_take_is_refused_before_the_training(seed):
+    with pytest.raises(ConfigError, match=f"but is {seed}"):
+        TrainPlan(steps=1, seed=seed)
+
+
+def test_the_largest_seed_is_taken_by_torch():
+    torch.manual_seed(TrainPlan(steps=1, seed=MAX_SEED).seed)

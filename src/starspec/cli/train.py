@@ -94,7 +94,10 @@ def train(
     batch_tokens: Annotated[
         int, typer.Option(min=2, help="Of prompts and answers, in one step.", rich_help_panel=TRAINING)
     ] = 2048,
-    seed: Annotated[int, typer.Option(help="Of the order and of the first weights.", rich_help_panel=TRAINING)] = 1,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Of the order and of the first weights.", rich_help_panel=TRAINING),
+    ] = 1,
     target_name: Annotated[
         str | None,
         typer.Option(help="What the checkpoint calls the target.", show_default="as given", rich_help_panel=TRAINING),

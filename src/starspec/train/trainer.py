@@ -25,6 +25,7 @@ from starspec.train.unroll import Batch, unroll
 
 BETAS, WEIGHT_DECAY, MAX_GRADIENT = (0.9, 0.95), 0.01, 1.0
 LAST_RATE = 0.02  # of the highest, at the end of the cosine
+MAX_SEED = 2**63 - 1  # what torch and a checkpoint's JSON both hold
 POOL = 512  # texts that are sorted by length together
 CE_BESIDE_FEATURES = 0.1  # EAGLE-1's weight of the cross-entropy
 
@@ -47,6 +48,8 @@ class TrainPlan:
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             raise ConfigError("a training needs an end: steps or minutes")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"the seed of a training should be 0 to {MAX_SEED}, but is {self.seed}")
 
 
 @dataclass(slots=True)
