@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from train_toys import write_prompts
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
+from starspec.bench.provenance import hash_model
 from starspec.cli import run
 from starspec.models.eagle_checkpoint import read_head
 from starspec.train.answers import count_tokens, read_answers
@@ -125,6 +126,45 @@ def test_answers_of_another_precision_are_not_gone_on_with(target_folder, prompt
     assert train(target_folder, prompt_file, tmp_path / "head") == 0
     assert train(target_folder, prompt_file, tmp_path / "head", "--dtype", "float32") == 2
     assert "another dtype" in capsys.readouterr().err.replace("\n", " ")
+
+
+def scale_weights(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 0.9 * weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_work_of_other_weights_at_the_same_path_is_not_taken_up(target_folder, prompt_file, tmp_path, capsys):
+    target, out = shutil.copytree(target_folder, tmp_path / "target"), tmp_path / "head"
+    assert train(target, prompt_file, out) == 0
+    scale_weights(target)
+    assert train(target, prompt_file, out) == 2
+    assert "answers' is of a training with another content of the target" in capsys.readouterr().err
+
+
+def test_a_training_that_began_with_other_weights_at_the_same_path_is_not_gone_on_with(
+    target_folder, prompt_file, tmp_path, capsys
+):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(target_folder, prompt_file, first) == 0
+    assert train(target_folder, prompt_file, second, "--start-from", str(first)) == 0
+    assert train(target_folder, prompt_file, first) == 0  # the same head with the card of another day
+    assert train(target_folder, prompt_file, second, "--start-from", str(first)) == 0
+    scale_weights(first)
+    assert train(target_folder, prompt_file, second, "--start-from", str(first)) == 2
+    assert "state' is of a training with another content of the head started from" in capsys.readouterr().err
+
+
+def test_the_receipt_names_the_target_that_was_learnt_from(target_folder, prompt_file, tmp_path):
+    assert train(target_folder, prompt_file, tmp_path / "head") == 0
+    provenance = json.loads((tmp_path / "head" / "provenance.json").read_text())["provenance"]
+    assert provenance["models"] == {"target": hash_model(str(target_folder))}
+
+
+def test_a_head_is_not_started_from_where_it_would_be_replaced(target_folder, prompt_file, tmp_path, capsys):
+    out = tmp_path / "head"
+    assert train(target_folder, prompt_file, out) == 0
+    assert train(target_folder, prompt_file, out, "--start-from", str(out)) == 2
+    assert "cannot be both started from and renewed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

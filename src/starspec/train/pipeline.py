@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from starspec.bench.datasets import hash_prompts, read_prompts
-from starspec.bench.provenance import Provenance, collect_provenance, hash_token_ids
+from starspec.bench.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import write_head
 from starspec.train.answers import Answer, answer_prompts
@@ -22,7 +22,7 @@ from starspec.train.evaluate import Acceptance, chain_acceptance
 from starspec.train.features import Target, Text, collect_features, load_target
 from starspec.train.head import TrainedHead
 from starspec.train.plan import HeadPlan, check_plan
-from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, head_spec
+from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
 from starspec.train.trainer import Progress, Trainer
 from starspec.train.work_folder import stage_folder
 
@@ -73,7 +73,9 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     prompts = read_prompts(plan.prompts)
     data_hash = hash_prompts(prompts)
     layers = check_plan(plan)
-    folders = _folders(plan, data_hash, layers)
+    advance("hashing the target", 0, 1)  # some seconds a gigabyte
+    target_hash = hash_model(plan.answers.target)
+    folders = _folders(plan, data_hash, target_hash, layers)
     wanted = plan.answers.num_tokens
     answers = answer_prompts(prompts, plan.answers, folders.answers, lambda num: advance("answering", num, wanted))
     advance("loading the target", 0, 1)
@@ -91,7 +93,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
     trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state)
     untrained = TrainReport(
-        provenance=collect_provenance({"target": plan.answers.target}),
+        provenance=replace(collect_provenance(), models={"target": target_hash}),
         method=plan.method,
         target=head.spec.target_name or "",
         feature_layers=layers,
@@ -138,10 +140,11 @@ class _Folders:
     state: Path
 
 
-def _folders(plan: HeadPlan, data_hash: str, layers: Sequence[int]) -> _Folders:
-    """Each stage depends on what the one before does, and on more."""
+def _folders(plan: HeadPlan, data_hash: str, target_hash: str, layers: Sequence[int]) -> _Folders:
+    """Each stage depends on what the one before does, and on more. Models go by content: a path may get another."""
     said = {
         "target": plan.answers.target,
+        "content_of_the_target": target_hash,
         "dtype": plan.answers.dtype,
         "prompts": data_hash,
         "sampled_every": plan.answers.sampled_every,
@@ -153,6 +156,7 @@ def _folders(plan: HeadPlan, data_hash: str, layers: Sequence[int]) -> _Folders:
         "draft_vocab_size": plan.draft_vocab_size,
         "learn_prompts": plan.learn_prompts,
         "start_from": plan.start_from and str(plan.start_from),
+        "content_of_the_head_started_from": plan.start_from and hash_head(plan.start_from),
         "seed": plan.training.seed,
         "ttt_steps": plan.training.ttt_steps,
     }

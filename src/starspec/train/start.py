@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
@@ -14,6 +15,7 @@ from torch import Tensor
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
 from starspec.models.eagle_features import eagle3_layers
+from starspec.models.eagle_files import read_files
 from starspec.models.eagle_spec import HeadSpec, HeadWeights, TargetShape
 from starspec.train.answers import Answer
 from starspec.train.head import TrainedHead
@@ -98,6 +100,19 @@ def begin_like_head(head: TrainedHead, folder: Path, num_layers: int) -> None:
     if missing := own.keys() - earlier.tensors.keys():
         raise ConfigError(f"'{folder}' cannot be started from: it has no {min(missing)}")
     head.load_state_dict({name: earlier.tensors[name].to(value.dtype) for name, value in own.items()})
+
+
+def hash_head(folder: Path) -> str:
+    """sha256 over a head's tensors alone: what else is in its folder may be renewed without another head.
+
+    Raises: ModelError if it cannot be read.
+    """
+    _, tensors = read_files(str(folder))
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def earlier_head(folder: Path, spec: HeadSpec, num_layers: int) -> HeadWeights:
