@@ -10,20 +10,13 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_toys import write_prompts
+from train_toys import train, write_prompts
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 from starspec.bench.provenance import hash_model
-from starspec.cli import run
 from starspec.models.eagle_checkpoint import read_head
 from starspec.train.answers import count_tokens, read_answers
 from starspec.train.features import read_shard
-
-QUICK = ["--num-tokens", "400", "--max-new-tokens", "16", "--batch", "8", "--steps", "6", "--num-threads", "1"]
-
-
-def train(target, prompts, out, *more):
-    return run(["train", "--target", str(target), "--prompts", str(prompts), "--out", str(out), *QUICK, *more])
 
 
 @pytest.mark.parametrize(("method", "layers"), [("eagle", (6,)), ("eagle3", (1, 3, 5))])

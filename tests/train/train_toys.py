@@ -7,12 +7,19 @@ from pathlib import Path
 
 import torch
 
+from starspec.cli import run
 from starspec.models.eagle_spec import HeadSpec
 from starspec.train.features import Text
 from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch
 
 VOCAB, HIDDEN = 260, 32
+QUICK = ["--num-tokens", "400", "--max-new-tokens", "16", "--batch", "8", "--steps", "6", "--num-threads", "1"]
+
+
+def train(target: Path, prompts: Path, out: Path, *more: str) -> int:
+    """`starspec train` within this process. Returns: its exit code."""
+    return run(["train", "--target", str(target), "--prompts", str(prompts), "--out", str(out), *QUICK, *more])
 
 
 def write_prompts(path: Path, texts: list[str]) -> Path:

@@ -22,6 +22,7 @@ from starspec.llm import LLM
 from starspec.models.vocabulary import load_tokenizer
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
+from starspec.train.work_folder import writing
 from starspec.train.workers import IsWanted, run_apart
 
 SAMPLED_TEMPERATURE = 0.7
@@ -69,7 +70,7 @@ def answer_prompts(
         folder: of the answers.
         advance: told after each look how many tokens there are.
     Returns: all answers in the folder, in the order of their prompts.
-    Raises: ConfigError if no prompt fits.
+    Raises: ConfigError if no prompt fits, or if an answer cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(plan.target)
@@ -98,6 +99,17 @@ def read_answers(folder: Path) -> list[Answer]:
                 continue
             answers.setdefault(answer.index, answer)
     return [answers[index] for index in sorted(answers)]
+
+
+def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> None:
+    """Raises: ConfigError if the answers of this folder hold tokens that the target does not have."""
+    for answer in answers:
+        for token_id in answer.token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise ConfigError(
+                    f"'{folder}' is damaged: the answer to prompt {answer.index} holds token {token_id}, and the "
+                    f"target has 0 to {vocab_size - 1}; delete it to start anew"
+                )
 
 
 def count_tokens(folder: Path) -> int:
@@ -139,7 +151,8 @@ def _work(
     )
     with llm, _open_free(folder) as file:
         for answer in _answers(llm, todo, plan, num_tokens, is_wanted):
-            file.write(msgspec.json.encode(answer) + b"\n")
+            with writing(Path(str(file.name))):
+                file.write(msgspec.json.encode(answer) + b"\n")
             yield answer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from starspec.models.foreign import reading
 from starspec.models.locate import locate
 from starspec.train.answers import Answer
 from starspec.train.unroll import Batch
+from starspec.train.work_folder import writing
 
 SHARD_TEXTS = 256
 BATCH_TOKENS = 4096  # of one forward, padding included
@@ -76,6 +77,8 @@ def collect_features(
         layers: indices into `hidden_states`.
         advance: told after each shard how many texts are done.
     Returns: the texts, in the order of the answers.
+    Effects: a shard that is not there, or cannot be read, is made.
+    Raises: ConfigError if a shard cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = list[Text]()
@@ -121,11 +124,14 @@ class Text:
 
 
 def _holds(path: Path, answers: Sequence[Answer]) -> bool:
-    """Whether a shard is there and of these answers: when more were said since, they are cut otherwise."""
+    """Whether a shard is there, whole and of these answers: when more were said since, they are cut otherwise."""
     if not path.exists():
         return False
-    with safe_open(path, framework="pt") as file:
-        found = file.get_tensor("token_ids")
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = file.get_tensor("token_ids")
+    except SafetensorError:
+        return False
     return torch.equal(found, torch.tensor(_token_ids(answers), dtype=found.dtype))
 
 
@@ -205,5 +211,6 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
         "last_hidden": torch.cat([found[place][1] for place in range(len(answers))]),
     }
     unfinished = path.with_suffix(".part")
-    save_file(whole, unfinished)
-    unfinished.replace(path)
+    with writing(path):
+        save_file(whole, unfinished)
+        unfinished.replace(path)

@@ -15,7 +15,7 @@ from starspec.bench.datasets import hash_prompts, read_prompts
 from starspec.bench.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import write_head
-from starspec.train.answers import Answer, answer_prompts
+from starspec.train.answers import Answer, answer_prompts, check_answers
 from starspec.train.card import card_text
 from starspec.train.curves import draw_curves
 from starspec.train.evaluate import Acceptance, chain_acceptance
@@ -24,7 +24,7 @@ from starspec.train.head import TrainedHead
 from starspec.train.plan import HeadPlan, check_plan
 from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
 from starspec.train.trainer import Progress, Trainer
-from starspec.train.work_folder import stage_folder
+from starspec.train.work_folder import stage_folder, writing
 
 CHAIN = 4  # tokens of the chains whose acceptance is measured
 MAX_HELD_OUT = 64  # texts
@@ -65,7 +65,8 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
 
     Effects: in `plan.out` the checkpoint, its model card and its curves, renewed during the training; in
         `plan.out/work` what the next start needs.
-    Raises: ConfigError if there are no prompts or none fits; ModelError if the target cannot be read.
+    Raises: ConfigError if there are no prompts or none fits, if what is to be gone on with is damaged or was made for
+        something else, or if a file cannot be written; ModelError if the target cannot be read.
     """
     begun = time.monotonic()
     if plan.num_threads is not None:
@@ -80,6 +81,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     answers = answer_prompts(prompts, plan.answers, folders.answers, lambda num: advance("answering", num, wanted))
     advance("loading the target", 0, 1)
     target = load_target(plan.answers.target, _dtype(plan.answers.dtype), plan.answers.device)
+    check_answers(answers, len(target.embedding), folders.answers)
     texts = collect_features(
         target, answers, layers, folders.features, lambda num: advance("reading features", num, len(answers))
     )
@@ -213,16 +215,21 @@ def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) ->
 def _export(
     out: Path, head: TrainedHead, draft_token_ids: Tensor | None, report: TrainReport, progress: Progress
 ) -> None:
-    """Effects: checkpoint, card and curves; each file is renewed in one go."""
-    write_head(out, head.weights(draft_token_ids), _json_of(report))
+    """Effects: checkpoint, card and curves; each file is renewed in one go.
+
+    Raises: ConfigError if one cannot be written.
+    """
+    with writing(out):
+        write_head(out, head.weights(draft_token_ids), _json_of(report))
     for name, write in (
         ("README.md", lambda path: path.write_text(card_text(report))),
         ("training.png", lambda path: draw_curves(progress, path)),
     ):
         unfinished = out / f".unfinished-{name}"
-        write(unfinished)
-        if unfinished.exists():  # without matplotlib there are no curves
-            unfinished.replace(out / name)
+        with writing(out / name):
+            write(unfinished)
+            if unfinished.exists():  # without matplotlib there are no curves
+                unfinished.replace(out / name)
 
 
 def _json_of(thing: object) -> dict[str, object]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from starspec.train.features import Text, batches_of, collate
 from starspec.train.head import TrainedHead
 from starspec.train.loss import soft_cross_entropy, step_weights, target_says
 from starspec.train.unroll import Batch, unroll
+from starspec.train.work_folder import writing
 
 BETAS, WEIGHT_DECAY, MAX_GRADIENT = (0.9, 0.95), 0.01, 1.0
 LAST_RATE = 0.02  # of the highest, at the end of the cosine
@@ -193,21 +195,28 @@ class Trainer:
     # ---------------------------------------------------------------- state on disk
 
     def save(self) -> None:
-        """Effects: `state.safetensors` with its JSON inside, whole or not at all."""
+        """Effects: `state.safetensors` with its JSON inside, whole or not at all.
+
+        Raises: ConfigError if it cannot be written.
+        """
         tensors = {f"head.{name}": value.detach().contiguous() for name, value in self.head.state_dict().items()}
         for number, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.folder / "state.part"
-        save_file(tensors, unfinished, {"progress": json.dumps(asdict(self.progress))})
-        unfinished.replace(self.folder / "state.safetensors")
+        unfinished, path = self.folder / "state.part", self.folder / "state.safetensors"
+        with writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, unfinished, {"progress": json.dumps(asdict(self.progress))})
+            unfinished.replace(path)
 
     def resume(self) -> None:
-        """Take up the state, if there is one."""
+        """Take up the state, if there is one. Raises: ConfigError if it is damaged."""
         path = self.folder / "state.safetensors"
         if not path.exists():
             return
-        tensors = load_file(path)
+        try:
+            tensors, progress = load_file(path), _metadata(path)["progress"]
+        except SafetensorError as error:
+            raise ConfigError(f"'{path}' is damaged; delete it to start anew") from error
         self.head.load_state_dict(
             {name.removeprefix("head."): value for name, value in tensors.items() if name.startswith("head.")}
         )
@@ -217,7 +226,7 @@ class Trainer:
                 _, number, key = name.split(".")
                 state.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        self.progress = Progress(**json.loads(_metadata(path)["progress"]))
+        self.progress = Progress(**json.loads(progress))
 
 
 def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
@@ -226,8 +235,6 @@ def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    from safetensors import safe_open  # noqa: PLC0415
-
     with safe_open(path, framework="pt") as file:
         found: dict[str, str] = file.metadata()
     return found

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from starspec.errors import ConfigError
+from starspec.models.foreign import first_line
 
 
 def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
@@ -22,12 +28,16 @@ def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            file.write_text(json.dumps(wanted, indent=2) + "\n")
+            unfinished = path / "made_for.part"
+            unfinished.write_text(json.dumps(wanted, indent=2) + "\n")
+            unfinished.replace(file)
         found = json.loads(file.read_text())
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be used: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"'{file}' is damaged; delete '{path}' to start anew") from error
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"'{file}' is damaged; delete '{path}' to start anew")
     other = [name for name in wanted if found.get(name) != wanted[name]]
     if other:
         raise ConfigError(
@@ -35,3 +45,23 @@ def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
             "delete it to start anew, or give another --out"
         )
     return path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what stops the writing of a file, such as a full disk, into one sentence.
+
+    Raises: ConfigError for an OSError or a SafetensorError inside.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"'{path}' cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """What the system says; safetensors hides the number of its complaint in a longer text."""
+    if isinstance(error, OSError):
+        return error.strerror or first_line(error)
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(number[1])) if number else first_line(error)
