@@ -15,7 +15,7 @@ from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
 from starspec.errors import ConfigError
 from starspec.speculation.budget import DraftBudget
 
-GRID = Grid(chains=(1, 3), depths=(2, 3), top_ks=(2,), nodes=(2, 4, 6, 100), p_mins=(0.0,))
+GRID = Grid(chains=(1, 3), depths=(2, 3), top_ks=(2,), nodes=(2, 4, 6, 64), p_mins=(0.0,))
 ROW = TreeRow(
     stage="final",
     temperature=0.0,
@@ -105,6 +105,41 @@ def test_the_grid_for_heads_has_the_smallest_trees() -> None:
     sizes = {shape.num_draft_tokens for shape in HEAD_GRID.shapes() if not shape.is_chain}
     assert {3, 4, 5, 6, 8, 24} <= sizes
     assert min(shape.num_draft_tokens for shape in CAUSAL_GRID.shapes() if not shape.is_chain) == 6
+
+
+@pytest.mark.parametrize(
+    ("sides", "sentence"),
+    [
+        ({"chains": (3, 0)}, "--chains must be 1 to 64 each, got 0"),
+        ({"chains": (-3,)}, "--chains must be 1 to 64 each, got -3"),
+        ({"chains": (65,)}, "--chains must be 1 to 64 each, got 65"),
+        ({"depths": (0,)}, "--depths must be 1 to 64 each, got 0"),
+        ({"depths": (4, 65)}, "--depths must be 1 to 64 each, got 65"),
+        ({"top_ks": (1, 2)}, "--top-ks must be 2 to 16 each, got 1"),
+        ({"top_ks": (17,)}, "--top-ks must be 2 to 16 each, got 17"),
+        ({"nodes": (0,)}, "--nodes must be 1 to 64 each, got 0"),
+        ({"nodes": (500,)}, "--nodes must be 1 to 64 each, got 500"),
+        ({"p_mins": (0.3, -0.1)}, "--p-mins: a p_min is a probability, 0 to 1 and less than 1, got -0.1"),
+        ({"p_mins": (1.0,)}, "--p-mins: a p_min is a probability, 0 to 1 and less than 1, got 1"),
+        ({"p_mins": (float("nan"),)}, "--p-mins: a p_min is a probability, 0 to 1 and less than 1, got nan"),
+    ],
+    ids=str,
+)
+def test_a_side_out_of_range_is_refused_by_its_option(sides: dict[str, tuple[float, ...]], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        replace(GRID, **sides)
+    assert str(caught.value) == sentence
+
+
+def test_the_ends_of_each_range_are_tried() -> None:
+    grid = Grid(chains=(1, 64), depths=(1, 5), top_ks=(2, 16), nodes=(2, 64), p_mins=(0.0, 0.99))
+    sizes = {(each.num_steps, each.top_k, each.num_draft_tokens) for each in grid.shapes()}
+    assert {(1, 1, 1), (64, 1, 64), (1, 2, 2), (5, 16, 64)} <= sizes
+
+
+def test_a_shape_that_is_given_twice_is_tried_once() -> None:
+    twice = Grid(chains=(3, 3), depths=(2, 2), top_ks=(2, 2), nodes=(4, 4), p_mins=(0.0, 0.0))
+    assert twice.shapes() == [DraftBudget.chain(3), DraftBudget(4, 2, 2)]
 
 
 CHAINS = [DraftBudget.chain(length) for length in (2, 3, 4)]

@@ -130,6 +130,10 @@ MISTAKES = {
         ("bench", "tree", "--target", "x", "--draft", "y", "--depths", "3,four"),
         "invalid value for --depths: numbers with commas between, as 2,15,27",
     ),
+    "a chain of less than nothing": (
+        ("bench", "tree", "--target", "x", "--draft", "y", "--chains", "-3"),
+        "--chains must be 1 to 64 each, got -3",
+    ),
     "a grid without trees": (
         ("bench", "tree", "--target", "x", "--draft", "y", "--depths", "9", "--nodes", "4"),
         "a grid needs at least one chain and one tree: they are compared",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import product
 
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.errors import ConfigError
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
@@ -26,27 +27,41 @@ def kind_of(shape: DraftBudget) -> Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What is tried."""
+    """What is tried.
 
-    chains: tuple[int, ...] = (3, 4, 5, 8)
-    depths: tuple[int, ...] = (4, 8)
-    top_ks: tuple[int, ...] = (2, 3)
-    nodes: tuple[int, ...] = (6, 10, 16)
-    p_mins: tuple[float, ...] = (0.0, 0.3)
+    Raises: ConfigError naming the option of a side that is out of range, or if no chain or no tree is left.
+    """
+
+    chains: tuple[int, ...] = (3, 4, 5, 8)  # 1..MAX_DRAFT_TOKENS
+    depths: tuple[int, ...] = (4, 8)  # 1..MAX_DRAFT_TOKENS
+    top_ks: tuple[int, ...] = (2, 3)  # 2..MAX_TOP_K
+    nodes: tuple[int, ...] = (6, 10, 16)  # 1..MAX_DRAFT_TOKENS, the root not counted
+    p_mins: tuple[float, ...] = (0.0, 0.3)  # 0..1, without 1
 
     def __post_init__(self) -> None:
-        if not all(0.0 <= p_min <= 1.0 for p_min in self.p_mins):
-            raise ConfigError(f"a p_min is a probability, 0 to 1, got {self.p_mins}")
+        _check_range("--chains", self.chains, 1, MAX_DRAFT_TOKENS)
+        _check_range("--depths", self.depths, 1, MAX_DRAFT_TOKENS)
+        _check_range("--top-ks", self.top_ks, 2, MAX_TOP_K)  # a tree of one child each is a chain
+        _check_range("--nodes", self.nodes, 1, MAX_DRAFT_TOKENS)
+        for p_min in self.p_mins:
+            if not 0.0 <= p_min < 1.0:
+                raise ConfigError(f"--p-mins: a p_min is a probability, 0 to 1 and less than 1, got {p_min:g}")
         kinds = {shape.is_chain for shape in self.shapes()}
         if kinds != {True, False}:
             raise ConfigError("a grid needs at least one chain and one tree: they are compared")
 
     def shapes(self) -> list[DraftBudget]:
-        """Chains first. No tree that is as deep as it has nodes, none with fewer guesses than nodes."""
+        """Chains first, each shape once. No tree as deep as it has nodes, none with fewer guesses than nodes."""
         sides = product(self.p_mins, self.depths, self.top_ks, self.nodes)
         trees = [DraftBudget(nodes, depth, top_k, p_min) for p_min, depth, top_k, nodes in sides]
         chains = [DraftBudget.chain(length, p_min) for p_min in self.p_mins for length in self.chains]
-        return chains + [each for each in trees if _is_worth_trying(each)]
+        return list(dict.fromkeys(chains + [each for each in trees if _is_worth_trying(each)]))
+
+
+def _check_range(option: str, sizes: tuple[int, ...], least: int, most: int) -> None:
+    for size in sizes:
+        if not least <= size <= most:
+            raise ConfigError(f"{option} must be {least} to {most} each, got {size}")
 
 
 def _is_worth_trying(tree: DraftBudget) -> bool:
