@@ -234,3 +234,14 @@ def test_the_picture_is_drawn(report, tmp_path: Path) -> None:
     path = tmp_path / "figures" / "tree.png"
     draw(report.rows, path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("ending", [".svg", ".pdf"])
+def test_the_picture_has_the_format_of_its_name(report, tmp_path: Path, ending: str) -> None:
+    draw(report.rows, tmp_path / f"tree{ending}")
+    assert {".svg": b"<svg", ".pdf": b"%PDF"}[ending] in (tmp_path / f"tree{ending}").read_bytes()
+
+
+def test_a_picture_without_a_format_is_said_in_one_sentence(report, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends with \.png, \.svg or \.pdf, not '.*tree\.foo'"):
+        draw(report.rows, tmp_path / "tree.foo")

@@ -11,6 +11,8 @@ from starspec.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FORMATS = (".png", ".svg", ".pdf")
+
 
 def require_matplotlib() -> None:
     """Raises: ConfigError if matplotlib is not installed."""
@@ -18,8 +20,15 @@ def require_matplotlib() -> None:
         raise ConfigError("pictures need matplotlib: pip install 'starspec[bench]'")
 
 
+def check_format(path: Path) -> None:
+    """Raises: ConfigError unless the file's name ends as that of a picture that can be drawn."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"the name of a picture ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not '{path}'")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture; its format is the file name's. Raises: ConfigError if it cannot be written."""
+    check_format(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
@@ -14,10 +13,12 @@ from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.bench_vllm import vllm
+from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import Quick, show_caution
+from starspec.cli.saved_files import JsonFile, PngFile
 from starspec.cli.tables import (
     divergence_lines,
     fault_table,
@@ -29,7 +30,6 @@ from starspec.cli.tables import (
     tree_table,
     wire_table,
 )
-from starspec.cli.verify import MEASURE, JsonFile
 from starspec.config import Quantization
 from starspec.errors import ConfigError
 
@@ -106,10 +106,7 @@ def tree(
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
-    png_file: Annotated[
-        Path | None,
-        typer.Option("--png", help="Save a heat map.", show_default="no picture", rich_help_panel=MEASURE),
-    ] = None,
+    png_file: PngFile = None,
     chains: Annotated[
         str | None, typer.Option(help="Lengths, as 3,4.", show_default=SUITABLE, rich_help_panel=GRID)
     ] = None,
@@ -140,13 +137,9 @@ def tree(
     log_to_stderr("warning")
     with ProgressBar("bench tree") as bar:
         bar.begin("loading", None)
-        from starspec.bench.figures import require_matplotlib  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
         from starspec.bench.tree.picture import draw  # noqa: PLC0415
-
-        if png_file is not None:
-            require_matplotlib()  # before hours of measuring
 
         models = TreeModels(
             target=target,

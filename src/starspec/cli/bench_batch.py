@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from starspec.cli import given
 from starspec.cli import options as opt
+from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import show_caution
+from starspec.cli.saved_files import JsonFile, PngFile
 from starspec.cli.tables import batch_table, out
-from starspec.cli.verify import MEASURE, JsonFile
 
 
 def batch(
@@ -74,10 +74,7 @@ def batch(
         ),
     ] = False,
     json_file: JsonFile = None,
-    png_file: Annotated[
-        Path | None,
-        typer.Option("--png", help="Save figures.", show_default="no picture", rich_help_panel=MEASURE),
-    ] = None,
+    png_file: PngFile = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     numerics: opt.Numerics = opt.MODEL.numerics,
     num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
@@ -91,11 +88,7 @@ def batch(
         bar.begin("loading", None)
         from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch  # noqa: PLC0415 (torch)
         from starspec.bench.batch.picture import draw  # noqa: PLC0415
-        from starspec.bench.figures import require_matplotlib  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
-
-        if png_file is not None:
-            require_matplotlib()  # before hours of measuring
 
         plan = BatchPlan(
             methods=tuple(name.strip() for name in methods.split(",")),

@@ -10,13 +10,14 @@ import typer
 from rich.table import Table
 
 from starspec.cli import options as opt
+from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import Quick, show_caution
+from starspec.cli.saved_files import JsonFile
 from starspec.cli.star_tables import async_table, real_pair_table, star_table, warm_table
 from starspec.cli.tables import out, show_ratios
-from starspec.cli.verify import MEASURE, JsonFile
 from starspec.config import ModelConfig
 from starspec.errors import ConfigError
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from starspec.cli import options as opt
+from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import Quick, show_caution
+from starspec.cli.saved_files import JsonFile
 from starspec.cli.tables import new_table, out, show_ratios
-from starspec.cli.verify import MEASURE, JsonFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

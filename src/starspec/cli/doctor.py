@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from starspec.cli import options as opt
+from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
+from starspec.cli.saved_files import JsonFile
 from starspec.cli.tables import out
-from starspec.cli.verify import MEASURE, JsonFile, PromptFile
+from starspec.cli.verify import PromptFile
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 

@@ -22,13 +22,14 @@ from starspec.config import (
 HUB, TARGET, GATEWAY = HubConfig(), TargetConfig(), GatewayConfig()  # their defaults are the options' defaults
 MODEL = ModelConfig(model="")
 
-MODELS, SPECULATION, NETWORK, LIMITS, PROCESS, SAMPLING = (
+MODELS, SPECULATION, NETWORK, LIMITS, PROCESS, SAMPLING, MEASURE = (
     "Models",
     "Speculation",
     "Network",
     "Limits",
     "Process",
     "Sampling",
+    "Measurement",
 )
 
 ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # of `config.DraftMethod` those that have a model

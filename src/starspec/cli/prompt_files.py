@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from starspec.cli.verify import MEASURE
+from starspec.cli.options import MEASURE
 
 if TYPE_CHECKING:
     from starspec.bench.datasets import Prompt

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from starspec.cli.options import MEASURE
 from starspec.cli.tables import out
-from starspec.cli.verify import MEASURE
 
 Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a few minutes.", rich_help_panel=MEASURE)]
 

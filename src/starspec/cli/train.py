@@ -12,8 +12,8 @@ from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
+from starspec.cli.saved_files import JsonFile
 from starspec.cli.tables import out
-from starspec.cli.verify import JsonFile
 
 DATA, TRAINING = "Data", "Training"
 MAX_WORKERS = 8  # that answer prompts on a CPU

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from starspec.cli import options as opt
+from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
+from starspec.cli.saved_files import JsonFile
 from starspec.cli.speculation import DraftOptions
 from starspec.cli.tables import divergence_lines, lossless_table, out
 from starspec.config import BatchingConfig, ModelConfig
@@ -18,23 +20,12 @@ from starspec.errors import ConfigError
 if TYPE_CHECKING:
     from starspec.bench.verify import VerifyReport
 
-MEASURE = "Measurement"
-
 PromptFile = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
         help='JSON lines with "turns"; the first turn of each is used.',
         show_default="32 prompts of our own",
-        rich_help_panel=MEASURE,
-    ),
-]
-JsonFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        help="Save the result with its provenance here.",
-        show_default=opt.NONE_GIVEN,
         rich_help_panel=MEASURE,
     ),
 ]
