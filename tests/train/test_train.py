@@ -107,6 +107,20 @@ def test_nothing_is_put_into_a_file_that_another_process_writes_to(target_folder
     assert read_answers(answers)
 
 
+def test_a_repeated_prompt_is_left_out_and_so_never_both_learnt_and_held_out(
+    target_folder, prompt_file, tmp_path, capsys
+):
+    out, report_file = tmp_path / "head", tmp_path / "report.json"
+    prompt_file.write_text(prompt_file.read_text() * 2)
+    more = ["--num-tokens", "2000", "--json", str(report_file)]  # all prompts are answered
+    assert train(target_folder, prompt_file, out, *more) == 0
+    asked = [tuple(answer.prompt_ids) for answer in read_answers(out / "work" / "answers")]
+    assert len(asked) == len(set(asked)) == 40
+    report = json.loads(report_file.read_text())
+    assert (report["num_prompts"], report["num_repeated_prompts"]) == (40, 40)
+    assert "40 prompts repeat the text of an earlier one and were left out" in capsys.readouterr().out
+
+
 def test_work_of_other_prompts_is_not_taken_up(target_folder, prompt_file, tmp_path, capsys):
     out = tmp_path / "head"
     assert train(target_folder, prompt_file, out) == 0

@@ -165,6 +165,8 @@ def train(
     console.print(
         f"{report.steps} steps over {report.num_positions:,} positions, {report.training_minutes:.1f} minutes"
     )
+    if report.num_repeated_prompts:
+        console.print(f"{report.num_repeated_prompts:,} prompts repeat the text of an earlier one and were left out")
     if report.held_out_chain is not None:
         length = report.held_out_chain.length
         console.print(f"chain of 4, greedy, {report.num_held_out} held-out prompts: {length:.2f} tokens a round")

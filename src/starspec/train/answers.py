@@ -29,13 +29,13 @@ SAMPLED_TEMPERATURE = 0.7
 MIN_ANSWER_TOKENS = 2  # a shorter one has nothing to foresee
 LOOK_EVERY_S = 5.0
 
-Asked = tuple[int, list[int]]  # a prompt's place in its file, and its tokens
+Asked = tuple[int, list[int]]  # a prompt's place among those to be answered, and its tokens
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What the target said to one prompt."""
 
-    index: int  # of the prompt in its file
+    index: int  # of the prompt among those to be answered
     prompt_ids: list[int]
     answer_ids: list[int]  # with the token that ended it
     temperature: float = 0.0

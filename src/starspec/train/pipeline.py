@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from starspec.bench.datasets import hash_prompts, read_prompts
+from starspec.bench.datasets import Prompt, hash_prompts, read_prompts
 from starspec.bench.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import write_head
@@ -47,7 +47,8 @@ class TrainReport:
     prompts_sha256: str
     answers_sha256: str
     data_licence: str
-    num_prompts: int
+    num_prompts: int  # distinct ones
+    num_repeated_prompts: int  # left out: what is learnt from must not be held out as well
     num_answers: int
     num_answer_tokens: int
     num_held_out: int
@@ -71,7 +72,8 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     begun = time.monotonic()
     if plan.num_threads is not None:
         torch.set_num_threads(plan.num_threads)
-    prompts = read_prompts(plan.prompts)
+    given = read_prompts(plan.prompts)
+    prompts = _distinct(given)
     data_hash = hash_prompts(prompts)
     layers = check_plan(plan)
     advance("hashing the target", 0, 1)  # some seconds a gigabyte
@@ -107,6 +109,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         answers_sha256=hash_token_ids([answer.token_ids for answer in answers]),
         data_licence=plan.data_licence,
         num_prompts=len(prompts),
+        num_repeated_prompts=len(given) - len(prompts),
         num_answers=len(answers),
         num_answer_tokens=sum(len(answer.answer_ids) for answer in answers),
         num_held_out=len(held_out),
@@ -133,6 +136,14 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     reports = list[TrainReport]()
     trainer.run(saved, lambda: advance("training", round(1000 * trainer.share_done), 1000))
     return reports[-1]
+
+
+def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first prompt of each text, in their order."""
+    first = dict[str, Prompt]()
+    for prompt in prompts:
+        first.setdefault(prompt.text, prompt)
+    return list(first.values())
 
 
 @dataclass(frozen=True, slots=True)
