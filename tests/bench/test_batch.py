@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from starspec import LLM, SamplingParams
+from starspec.bench.batch import measure
 from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod
@@ -64,6 +65,32 @@ def test_every_method_is_a_row_at_every_batch_size_and_all_are_exact(report) -> 
     assert all(row.exact_match == row.partial_match == 1.0 for row in report.rows)
     assert len({row.output_sha256 for row in report.rows}) == 1
     assert not report.is_broken
+
+
+def test_every_answer_of_every_run_is_compared(report) -> None:
+    assert {(row.num_answers, row.num_compared) for row in report.rows} == {(5, 10)}  # one repeat, and arrivals
+
+
+def test_a_wrong_answer_to_a_request_that_arrived_late_is_not_overlooked(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_method = measure.run_method
+
+    def corrupting(bench, method, drafts, jobs, num_draft_tokens, arrivals_s=None):
+        run = run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s)
+        if arrivals_s is not None:
+            run.served.answers[0].token_ids[0] += 1
+        return run
+
+    monkeypatch.setattr(measure, "run_method", corrupting)
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    plan = replace(PLAN, methods=("eqspec",), batch_sizes=(3,))
+    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    (row,) = report.rows
+    assert (row.num_different, row.exact_match) == (1, 0.9)
+    assert report.is_broken  # in float32 padded batches promise the same tokens, too
 
 
 def test_ratios_have_their_names_by_batch_size(report) -> None:

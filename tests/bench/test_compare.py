@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.compare import compare, decision_gap, first_difference, is_near_tie
+from starspec.bench.compare import compare, decision_gap, divergence, first_difference, gap_to, is_near_tie
 from starspec.bench.decode import Answer, Job
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.sampling import next_token
@@ -106,3 +106,26 @@ def test_near_ties_are_measured_in_rounding_steps(second: float, is_tie: bool) -
     logits = torch.tensor([16.0, second, 0.0])
     assert is_near_tie(logits.bfloat16(), GREEDY, 0) is is_tie
     assert is_near_tie(logits, GREEDY, 0) is (second == 16.0)
+
+
+def test_a_wrong_token_is_explained_by_its_own_gap_and_not_by_that_of_another() -> None:
+    logits = torch.tensor([10.0, 10.0 - 1e-7, -20.0])
+    job = Job("a", (1, 2), GREEDY, 4)
+
+    def is_explained(found: int | None) -> bool | None:
+        answer = Answer([] if found is None else [found])
+        return divergence(job, Answer([0]), answer, 0, logits).is_near_tie
+
+    assert is_explained(1)
+    assert not is_explained(2)
+    assert not is_explained(None)  # it stopped, where nothing said so
+
+
+def test_the_gap_of_a_sampled_token_is_that_of_its_draw() -> None:
+    logits = torch.linspace(0.0, 3.0, 40)
+    law = TokenLaw(temperature=0.7, top_k=20, seed=11)
+    gaps = [gap_to(logits, law, 5, token_id) for token_id in range(40)]
+    drawn = next_token(logits, law, 5, None)
+    assert gaps[drawn] == 0.0
+    assert sorted(gaps)[1] == pytest.approx(decision_gap(logits, law, 5), rel=1e-5)
+    assert all(gap == float("inf") for gap in gaps[:20])  # outside of the top 20

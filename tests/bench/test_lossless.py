@@ -16,10 +16,11 @@ from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, PAIR, SAMPLED_
 from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer
 from starspec.bench.liars import LyingDrafts
-from starspec.bench.lossless import Contender, Truths, compare_with_plain, num_turns
-from starspec.bench.verify import verify_pair
+from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain, num_turns
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.verify import VerifyReport, verify_pair
 from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
-from starspec.config import BATCHINGS, BatchingMethod, ModelConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ForwardOutput, Segment
@@ -118,6 +119,51 @@ def test_verify_keeps_a_promise_with_a_real_model_in_bfloat16(tiny_folder: Path)
     assert not report.is_broken
     assert report.is_identical >= report.is_promised
     assert report.provenance.models.keys() == {"target", "draft"}
+
+
+def test_verify_tries_every_way_of_batching_also_at_batch_1(tiny_folder: Path) -> None:
+    target = ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=4, max_model_len=256)
+    batchings = [BatchingConfig(method="ragged"), BatchingConfig(method="eqspec")]
+    report = verify_pair(target, SpeculativeConfig(method="ngram"), PROMPTS[:2], 4, 1, batchings=batchings)
+    assert [(row.batching, row.batch_size) for row in report.rows[:2]] == [("ragged", 1), ("eqspec", 1)]
+    assert report.promised == report.rows
+
+
+@pytest.mark.parametrize(("dtype", "num_promised"), [("float32", 2), ("bfloat16", 1)])
+def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num_promised: int) -> None:
+    row = LosslessRow(
+        sampling="greedy",
+        contender="draft",
+        batching="eqspec",
+        batch_size=4,
+        num_prompts=2,
+        num_identical=1,
+        exact_match_rate=0.5,
+        partial_match_rate=0.5,
+        num_explained=0,
+        num_tokens=8,
+        num_compared_tokens=4,
+        num_bitwise_tokens=4,
+        num_near_ties=0,
+        first_divergence=None,
+        acceptance_length=1.0,
+        acceptance_rate=0.0,
+        seconds=1.0,
+        output_sha256="",
+    )
+    rows = [replace(row, batching="ragged", num_identical=2), row]
+    report = VerifyReport(
+        provenance=collect_provenance(),
+        rows=rows,
+        numerics="",
+        dtype=dtype,
+        is_promised=True,
+        is_identical=False,
+        prompts_sha256="",
+    )
+    assert report.promised == rows[:num_promised]
+    assert report.is_broken == (dtype == "float32")
+    assert not replace(report, is_promised=False).is_broken
 
 
 def test_verify_promises_nothing_with_fast_numerics(tiny_folder: Path) -> None:

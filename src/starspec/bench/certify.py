@@ -30,6 +30,7 @@ from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
+from starspec.models.load import max_len_of
 from starspec.target.drafts import Drafts, NoDrafts
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ def certify(
             model=target,
             dtype=part.dtype,
             num_rows=part.num_rows,
-            max_model_len=part.max_model_len,
+            max_model_len=min(part.max_model_len, max_len_of(target) or part.max_model_len),
             num_threads=subjects.num_threads,
         )
         num_prompts = _num_prompts(part, max_prompts)

@@ -45,7 +45,7 @@ class Part:
     contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
     batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
     num_rows: int = NUM_ROWS
-    max_model_len: int | None = MAX_MODEL_LEN  # None = the model's own
+    max_model_len: int = MAX_MODEL_LEN  # or the model's own, if that is less
     max_prompt_tokens: int = MAX_PROMPT_TOKENS
     is_against_transformers: bool = False
     needs_same_bits: bool = False

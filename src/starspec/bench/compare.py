@@ -27,7 +27,7 @@ class Divergence:
     expected: int | None  # token ids; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
-    is_near_tie: bool | None  # whether a few rounding steps could have made the difference; None if not recorded
+    is_near_tie: bool | None  # whether a few rounding steps could have brought the found token; None if not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +161,26 @@ def is_near_tie(logits: Tensor, law: TokenLaw, position: int) -> bool:
 
     Args: as decision_gap.
     """
-    step = torch.finfo(logits.dtype).eps * float(logits.abs().max())
-    return decision_gap(logits, law, position) <= NEAR_TIE_STEPS * step
+    return decision_gap(logits, law, position) <= _few_steps(logits)
+
+
+def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
+    """By how much, in logits, the drawn token beat this one.
+
+    Args: as decision_gap.
+    Returns: infinity for a token that could not be drawn.
+    """
+    adjusted = adjust(logits, law, position, None)
+    if law.is_greedy:
+        return float(adjusted.max() - adjusted[token_id])
+    tokens = support((adjusted - adjusted.max()) / law.temperature, law)
+    scores = tokens.scaled + gumbel(law.seed, position, tokens.token_ids)
+    own = scores[tokens.token_ids == token_id]
+    return float(scores.max() - own[0]) * law.temperature if len(own) else float("inf")
+
+
+def _few_steps(logits: Tensor) -> float:
+    return NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -180,7 +198,8 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
     found = answer.token_ids[at] if at < len(answer.token_ids) else None
     gap = is_tie = None
     if logits is not None:
-        is_tie = is_near_tie(logits, job.law, len(job.prompt_token_ids) + at)
+        position = len(job.prompt_token_ids) + at
+        is_tie = found is not None and gap_to(logits, job.law, position, found) <= _few_steps(logits)
         if expected is not None and found is not None:
             gap = float(logits[expected].double() - logits[found].double())
     return Divergence(job.name, at, expected, found, gap, is_tie)

@@ -18,6 +18,9 @@ from starspec.config import BatchingConfig, ModelConfig
 from starspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starspec.bench.lossless import LosslessRow
     from starspec.bench.verify import VerifyReport
 
 PromptFile = Annotated[
@@ -92,7 +95,9 @@ def verify(
         from starspec.bench.verify import SAMPLINGS, verify_pair  # noqa: PLC0415
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
-        bar.begin("decoding", num_turns(len(chosen), len(SAMPLINGS), 1 if batch == 1 else 2 + len(batchings)))
+        bar.begin(
+            "decoding", num_turns(len(chosen), len(SAMPLINGS), len(batchings) if batch == 1 else 2 + len(batchings))
+        )
         report = verify_pair(model, drafting, chosen, max_tokens, batch, bar.turn, batchings=batchings)
     _show(report)
     if json_file is not None:
@@ -107,7 +112,16 @@ def _show(report: VerifyReport) -> None:
     for line in divergence_lines(report.rows):
         console.print(line)
     console.print(f"numerics: {report.numerics}")
-    num_identical = sum(row.num_identical for row in report.rows)
-    num_answers = sum(row.num_prompts for row in report.rows)
-    promise = "promised" if report.is_promised else "not promised with these settings"
-    console.print(f"identical: {num_identical}/{num_answers} answers ({promise})")
+    console.print(f"identical: {_share_identical(report.rows)} answers ({_promise(report)})")
+
+
+def _promise(report: VerifyReport) -> str:
+    if not report.promised:
+        return "not promised with these settings"
+    if len(report.promised) == len(report.rows):
+        return "promised"
+    return f"promised of ragged batches alone, there {_share_identical(report.promised)}"
+
+
+def _share_identical(rows: Sequence[LosslessRow]) -> str:
+    return f"{sum(row.num_identical for row in rows)}/{sum(row.num_prompts for row in rows)}"

@@ -74,6 +74,14 @@ def _settled(runner: PackedRunner, config: ModelConfig, folder: Path) -> PackedR
     return runner
 
 
+def max_len_of(model: str) -> int | None:
+    """The longest sequence that a model was made for, in tokens; None if it does not say, or is synthetic.
+
+    Raises: ModelError if there is no such model.
+    """
+    return None if is_synthetic(model) else model_length(_read_config(model, locate(model)))
+
+
 def _read_config(model: str, folder: Path) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
 

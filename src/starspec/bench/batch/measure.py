@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.prompts import of_context, of_one_length
-from starspec.bench.batch.rows import BatchReport, Completion, batch_row, completion_of, ratios_of
+from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
 from starspec.bench.batch.serving import poisson_arrivals
 from starspec.bench.compare import NEAR_TIE_STEPS
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
@@ -127,15 +127,23 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     advance("plain, alone", None)
     reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
     runs = _run_in_turns(bench, methods, jobs, advance)
-    completions = _arrive(bench, runs, jobs, advance) if plan.load else {}
+    arrivals = _arrive(bench, runs, jobs, advance) if plan.load else {}
+    answered = {method: [run.served.answers for run in runs[method]] for method in methods}
+    for method, (run, _) in arrivals.items():
+        answered[method].append(run.served.answers)
     rows = [
         batch_row(
             method,
             runs[method],
             next((each for other, each in runs.items() if (other.name, other.batch_size) == (method.name, 1)), []),
             reference,
-            divergences(bench.workbench.runner, jobs, reference, runs[method][-1].served.answers),
-            completions.get(method),
+            answered[method],
+            [
+                each
+                for found in answered[method]
+                for each in divergences(bench.workbench.runner, jobs, reference, found)
+            ],
+            completion_of(*arrivals[method]) if method in arrivals else None,
         )
         for method in methods
     ]
@@ -188,14 +196,17 @@ def _run_in_turns(
 
 def _arrive(
     bench: _Bench, runs: dict[BatchMethod, list[MethodRun]], jobs: Sequence[Job], advance: Advance
-) -> dict[BatchMethod, Completion]:
-    """The same requests at the same random times to all methods of a batch size."""
-    completions = {}
+) -> dict[BatchMethod, tuple[MethodRun, float]]:
+    """The same requests at the same random times to all methods of a batch size.
+
+    Returns: each method's run, and how many requests arrived a second.
+    """
+    arrivals = {}
     for method in runs:
         rivals = [other for other in runs if other.batch_size == method.batch_size and not other.is_plain]
         slowest = max(run.served.seconds for other in rivals or [method] for run in runs[other])
         rate = bench.plan.load * len(jobs) / slowest
         advance(f"{method.name}, batch {method.batch_size}, Poisson arrivals", None)
         run = bench.run(method, jobs, poisson_arrivals(len(jobs), rate, seed=method.batch_size))
-        completions[method] = completion_of(run, rate)
-    return completions
+        arrivals[method] = (run, rate)
+    return arrivals
