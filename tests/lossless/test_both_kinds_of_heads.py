@@ -1,0 +1,89 @@
+"""EAGLE-1 and EAGLE-3 heads alike, under both rules: a tiny float32 target whose every token depends on its whole past.
+
+The heads are mostly right about the next token and wrong about the one after, so that every round accepts and rolls
+back. What rejection sampling keeps of the law is tested in `test_rejection_star.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pytest
+from predictable import write_eagle1_reader, write_reader, write_target
+
+from starspec.bench.decode import Answer, Job, decode, make_engine
+from starspec.bench.workbench import Workbench
+from starspec.config import ModelConfig, SampleMethod, SpeculativeConfig
+from starspec.speculation.law import TokenLaw
+from starspec.target.drafts import NoDrafts
+
+NUM_TOKENS = 40
+CHAIN = SpeculativeConfig(num_speculative_tokens=3, max_model_len=128)
+SHAPES = {"chain": CHAIN, "tree": replace(CHAIN, num_steps=3, eagle_topk=2, num_draft_tokens=9)}
+LAWS = {
+    "greedy": TokenLaw(temperature=0.0, frequency_penalty=0.4),
+    "sampled": TokenLaw(temperature=0.7),
+    "penalized": TokenLaw(temperature=1.0, top_p=0.9, presence_penalty=0.3),
+}
+
+
+class Head(NamedTuple):
+    method: Literal["eagle", "eagle3"]
+    folder: str
+
+
+WRITERS: dict[str, Callable[[Path], Path]] = {"eagle": write_eagle1_reader, "eagle3": write_reader}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    folder = write_target(tmp_path_factory.mktemp("models") / "target", wavers=True)
+    return Workbench(ModelConfig(model=str(folder), dtype="float32", num_rows=4, max_model_len=128, num_threads=1))
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Head:
+    return Head(request.param, str(WRITERS[request.param](tmp_path_factory.mktemp("heads") / "head")))
+
+
+def answers_of(bench: Workbench, law: str, shape: str, head: Head, rule: SampleMethod) -> list[Answer]:
+    """With drafts, four at once; some of the drafts are accepted, and some are not."""
+    speculative = replace(SHAPES[shape], method=head.method, model=head.folder, rejection_sample_method=rule)
+    engine = make_engine(bench.runner, bench.tokenizer, bench.drafts(speculative))
+    answers = decode(engine, jobs_of(law), batch_size=4)
+    engine.check_integrity()
+    assert engine.stats.acceptance.num_accepted_tokens > NUM_TOKENS / 2
+    assert engine.stats.acceptance.acceptance_rate < 0.9
+    return answers
+
+
+def plain_answers(bench: Workbench, law: str) -> list[list[int]]:
+    engine = make_engine(bench.runner, bench.tokenizer, NoDrafts())
+    return [answer.token_ids for answer in decode(engine, jobs_of(law), batch_size=1)]
+
+
+def jobs_of(law: str) -> list[Job]:
+    prompts = [tuple(range(5 + seed, 8 + 3 * seed)) for seed in range(6)]  # ragged
+    return [Job("", prompt, replace(LAWS[law], seed=seed), NUM_TOKENS) for seed, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("law", LAWS)
+def test_coupled_drafts_of_a_head_change_no_token(bench: Workbench, head: Head, law: str, shape: str) -> None:
+    answers = answers_of(bench, law, shape, head, "coupled")
+    assert [answer.token_ids for answer in answers] == plain_answers(bench, law)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rejection_changes_no_greedy_token_with_a_head(bench: Workbench, head: Head, shape: str) -> None:
+    answers = answers_of(bench, "greedy", shape, head, "rejection")
+    assert [answer.token_ids for answer in answers] == plain_answers(bench, "greedy")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rejection_ends_every_sampled_answer_with_a_head(bench: Workbench, head: Head, shape: str) -> None:
+    answers = answers_of(bench, "penalized", shape, head, "rejection")
+    assert [(len(answer.token_ids), answer.finish_reason) for answer in answers] == [(NUM_TOKENS, "length")] * 6
