@@ -16,6 +16,7 @@ from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import show_caution
 from starspec.cli.saved_files import JsonFile, PngFile
 from starspec.cli.tables import batch_table, out
+from starspec.errors import ConfigError
 
 
 def batch(
@@ -90,9 +91,12 @@ def batch(
         from starspec.bench.batch.picture import draw  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
 
+        names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
+        if "exspec" not in names and (window, max_passed_over) != (None, None):
+            raise ConfigError("--window and --max-passed-over are of exspec, which is not among --methods")
         plan = BatchPlan(
-            methods=tuple(name.strip() for name in methods.split(",")),
-            batch_sizes=given.numbers(batch_sizes, "--batch-sizes") or (),
+            methods=names,
+            batch_sizes=tuple(dict.fromkeys(given.numbers(batch_sizes, "--batch-sizes") or ())),
             batching=replace(
                 given.batching_config("exspec", window, max_passed_over),
                 method="ragged",  # each method's name takes its place

@@ -10,7 +10,7 @@ from starspec.bench.batch.memory import peak_mib, reset_peak
 from starspec.bench.batch.serving import Served, serve
 from starspec.bench.decode import Job, make_engine
 from starspec.bench.workbench import Workbench
-from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod
+from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, nearest
 from starspec.errors import ConfigError
 from starspec.models.packed import PackedRunner
 from starspec.speculation.stats import BatchStats, TargetStats
@@ -35,7 +35,7 @@ class BatchMethod:
 
     def __post_init__(self) -> None:
         if self.name not in METHODS:
-            raise ConfigError(f"method '{self.name}' is not one of {', '.join(METHODS)}")
+            raise ConfigError(f"batching method '{self.name}' is unknown{nearest(self.name, [*METHODS])}")
 
     @classmethod
     def named(cls, name: str, batch_size: int, batching: BatchingConfig) -> BatchMethod:
