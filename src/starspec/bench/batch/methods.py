@@ -35,7 +35,9 @@ class BatchMethod:
 
     def __post_init__(self) -> None:
         if self.name not in METHODS:
-            raise ConfigError(f"batching method '{self.name}' is unknown{nearest(self.name, [*METHODS])}")
+            hint = nearest(self.name, [*METHODS])
+            near = hint if hint.startswith("; did you mean") else ""  # else it lists them all, as the sentence does
+            raise ConfigError(f"method '{self.name}' is not one of {', '.join(METHODS)}{near}")
 
     @classmethod
     def named(cls, name: str, batch_size: int, batching: BatchingConfig) -> BatchMethod:
