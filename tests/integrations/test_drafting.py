@@ -140,6 +140,23 @@ def test_ngrams_draft_while_a_hub_too_slow_for_everybody_is_left_alone() -> None
     assert vllm.hub.num_opens == 1
 
 
+def test_a_new_hub_is_used_at_once_however_late_the_one_before_it_was() -> None:
+    vllm = ToyVllm(fallback="none", deadline_ms=2e3 * DRAFT_S)
+    request = vllm.submit(PROMPT, 400)
+    for _ in range(3):
+        vllm.step()
+    vllm.hub.mood = "late"
+    while vllm.client.is_serving:
+        vllm.step()
+    vllm.hub.kill()
+    vllm.hub.revive()
+    vllm.rest(0.2)
+    before = request.num_accepted
+    for _ in range(4):
+        vllm.step()
+    assert request.num_accepted > before
+
+
 def test_a_hub_that_is_quick_again_is_used_again() -> None:
     vllm = ToyVllm(fallback="none")
     request = vllm.submit(PROMPT, 400)

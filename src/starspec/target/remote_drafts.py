@@ -276,7 +276,7 @@ class RemoteDrafts:
         state = self._tags.get(message.tag)
         if state is None or not state.session.accepts(message):
             self._stats.num_stale_messages += 1
-            if state is not None and state.is_opening and _answers(message, state.session):
+            if state is not None and state.is_opening and state.session.is_answered_by(message):
                 state.refuse(self._clock())
             return
         if isinstance(message, Reopen):
@@ -358,8 +358,3 @@ class RemoteDrafts:
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
             return self._fallback.propose(sequence, num_sequences)
         return EMPTY_TREE
-
-
-def _answers(message: Proposal | Reopen, session: TagSession) -> bool:
-    """Whether it speaks of what the tag was last told."""
-    return isinstance(message, Proposal) and message.epoch == session.epoch

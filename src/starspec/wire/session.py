@@ -165,6 +165,10 @@ class TagSession:
         except PeerProtocolError:
             return False
 
+    def is_answered_by(self, message: FromHub) -> bool:
+        """Target: whether a proposal speaks of what the hub was told last, be it sound or not."""
+        return isinstance(message, Proposal) and message.epoch == self.epoch
+
     def lose(self) -> None:
         """The link is gone, and whatever the hub held with it: only `Open` or `Close` can follow."""
         if self.state is not TagState.CLOSED:

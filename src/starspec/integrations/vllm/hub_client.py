@@ -281,7 +281,7 @@ class HubClient:
 
     def _refuse(self, message: Proposal | Reopen, tag: _HubTag) -> None:
         """What the protocol forbids changes nothing, but that no other answer to an `Open` is going to follow."""
-        if isinstance(message, Proposal) and tag.is_opening and message.epoch == tag.session.epoch:
+        if tag.is_opening and tag.session.is_answered_by(message):
             tag.give_up_opening()
             tag.patience.note_in_vain(self._clock())
 
@@ -299,6 +299,8 @@ class HubClient:
     def _lose(self) -> None:
         """The hub is silent or gone: wait for nothing until it is heard again, and open every tag anew then."""
         self._hub.lose(self._clock())
+        self._patience = Patience()  # the one that is found next has kept nobody waiting yet
         for tag in self._tags.values():
             tag.session.lose()
+            tag.patience, tag.reading = Patience(), Reading()
             tag.proposal, tag.is_awaited, tag.is_opening = None, False, False
