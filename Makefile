@@ -1,6 +1,7 @@
 # make demo     one draft server, two targets and a gateway on this machine, answering real prompts
 # make test     all tests but those of real vLLM servers
-# make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own; RECEIPT=FILE keeps what was found
+# make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own
+#               RECEIPT=FILE keeps what the demo, or test-vllm, found
 # make check    format, lint, types, import directions, public API, the wire's page
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
 #               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them, SHARD=1/4 a quarter of the prompts
@@ -23,7 +24,7 @@ SOURCES := src tests examples benchmarks
 .DEFAULT_GOAL := test
 
 demo: models
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(if $(RECEIPT),--json $(RECEIPT))
 
 # Tests with a clock of their own run apart: a machine full of other tests would make them wait. Threads that wait do not
 # spin, since others have work for the core.

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -21,9 +22,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from race import HEAD, RACE_TOKENS, SELF_DRAFT, race, race_line
+from race import HEAD, RACE_TOKENS, SELF_DRAFT, RaceRow, race, race_line, race_rows
 from star_process import star
-from starspec.models.embedded import embedded_model_folder
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Report, write_report
+from starspec.models.embedded import embedded_head_folder, embedded_model_folder
 from starspec.observe.status import StatusWatch
 from starspec.observe.table import star_line, star_table
 
@@ -216,6 +219,7 @@ def main() -> None:
     parser.add_argument(
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"of an answer (default: {MAX_TOKENS})"
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save what the races gave, with its provenance, here")
     given = parser.parse_args()
     if min(given.repeats, given.max_tokens) < 1:
         parser.error("--repeats and --max-tokens are at least 1")
@@ -223,11 +227,17 @@ def main() -> None:
     model = embedded_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
         is_identical = asyncio.run(converse(addresses, started_s, given.max_tokens))
+    rows: list[RaceRow] = []
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
             results = asyncio.run(race(addresses["gateway"], given.repeats, min(given.max_tokens, RACE_TOKENS)))
         print(race_line(draft.name, results))
-        is_identical &= all(each.is_identical for each in results.values())
+        rows += race_rows(draft.name, results)
+        is_identical &= all(row.is_identical for row in rows)
+    if given.json is not None:
+        models = {"target": str(model), "head": str(embedded_head_folder())}
+        ratios = {f"{row.drafts}, {row.prompts}": row.speed_up for row in rows}
+        write_report(Report(collect_provenance(models), rows, ratios), given.json)
     sys.exit(0 if is_identical else 1)
 
 

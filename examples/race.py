@@ -13,6 +13,7 @@ from statistics import median
 from openai import AsyncOpenAI
 from rich.console import Console
 
+from starspec.bench.report import Spread
 from starspec.models.embedded import embedded_head_folder
 
 KINDS = {
@@ -25,6 +26,7 @@ KINDS = {
         "List five things to pack for a week in the mountains.",
     ),
 }
+ALL = "all"  # kinds of prompts
 RACE_TOKENS = 64  # of an answer
 
 
@@ -57,6 +59,19 @@ class Turn:
         return Turn(self.token_ids + other.token_ids, self.seconds + other.seconds)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceRow:
+    """One kind of prompts in a race, as a receipt keeps it."""
+
+    drafts: str
+    prompts: str
+    tokens_per_s: Spread  # with drafts
+    plain_tokens_per_s: Spread
+    speed_up: float  # median of the repeats' ratios
+    is_identical: bool
+    num_tokens: int  # of one repeat
+
+
 @dataclass(frozen=True, slots=True)
 class RaceResult:
     """Pairs of turns over prompts of one kind, with drafts and plainly."""
@@ -75,6 +90,19 @@ class RaceResult:
     def line(self) -> str:
         drafted, plain = (median(turn.tokens_per_s for turn in turns) for turns in zip(*self.pairs, strict=True))
         return f"{self.speed_up:.2f}x ({drafted:.1f} against {plain:.1f} tokens/s)"
+
+    def row(self, drafts: str, prompts: str) -> RaceRow:
+        """For the receipt."""
+        drafted, plain = (Spread.of([turn.tokens_per_s for turn in turns]) for turns in zip(*self.pairs, strict=True))
+        return RaceRow(
+            drafts=drafts,
+            prompts=prompts,
+            tokens_per_s=drafted,
+            plain_tokens_per_s=plain,
+            speed_up=round(self.speed_up, 3),
+            is_identical=self.is_identical,
+            num_tokens=sum(map(len, self.pairs[0][0].token_ids)),
+        )
 
     def __add__(self, other: RaceResult) -> RaceResult:
         """The prompts of both kinds, one after the other, repeat by repeat."""
@@ -101,10 +129,20 @@ async def race(gateway: str, num_repeats: int, max_tokens: int) -> dict[str, Rac
     return {kind: RaceResult(each) for kind, each in pairs.items()}
 
 
+def race_rows(name: str, results: dict[str, RaceResult]) -> list[RaceRow]:
+    """A row for each kind of prompts, and one for all of them."""
+    return [each.row(name, kind) for kind, each in {**results, ALL: overall_result(results)}.items()]
+
+
+def overall_result(results: dict[str, RaceResult]) -> RaceResult:
+    """All kinds of prompts as one."""
+    return reduce(add, results.values())
+
+
 def race_line(name: str, results: dict[str, RaceResult]) -> str:
     """One line for what drafted, medians of the repeats."""
-    same = "identical" if all(each.is_identical for each in results.values()) else "DIFFERENT"
-    overall = reduce(add, results.values())
+    overall = overall_result(results)
+    same = "identical" if overall.is_identical else "DIFFERENT"
     kinds = ", ".join(f"{kind} {each.speed_up:.2f}x" for kind, each in results.items())
     return (
         f"one stream, drafts by {name}, against plain decoding: {overall.line}; {kinds};"

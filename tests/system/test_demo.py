@@ -1,5 +1,6 @@
 """`make demo`: what a newcomer runs first."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,9 +14,9 @@ pytestmark = [pytest.mark.system, pytest.mark.model, pytest.mark.timeout(600)]
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
 
-def test_the_demo_answers_eight_prompts_identically(smollm2: Path) -> None:
+def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Path) -> None:
     assert smollm2.is_dir()
-    command = [sys.executable, str(DEMO), "--repeats", "1", "--max-tokens", "32"]
+    command = [sys.executable, str(DEMO), "--repeats", "1", "--max-tokens", "32", "--json", str(tmp_path / "demo.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = [line for line in done.stdout.splitlines() if "tokens a forward" in line]
@@ -28,3 +29,12 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path) -> None:
     assert ["the EAGLE head" in races[0], "int4" in races[1]] == [True, True]
     told = re.compile(r": \d\.\d\dx \(.*\); code \d\.\d\dx, conversation \d\.\d\dx;.*, identical$")
     assert all(told.search(race) for race in races)
+    receipt = json.loads((tmp_path / "demo.json").read_text())
+    assert len(receipt["provenance"]["models"]["head"]) == 64
+    rows = [(row["drafts"], row["prompts"], row["is_identical"], row["num_tokens"]) for row in receipt["rows"]]
+    assert rows == [
+        (drafts, prompts, True, num_tokens)
+        for drafts in ("the EAGLE head", "the target itself in int4")
+        for prompts, num_tokens in (("code", 64), ("conversation", 64), ("all", 128))
+    ]
+    assert f"{receipt['ratios']['the EAGLE head, all']:.2f}x (" in races[0]
