@@ -285,10 +285,14 @@ class BatchingConfig:
             raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
 
     def num_rows(self, batch_size: int) -> int:
-        """Sequences that hold a cache row at once."""
+        """Sequences that hold a cache row at once. Raises: ConfigError if a window is smaller than the batch."""
         if self.method != "exspec":
             return batch_size
-        return max(batch_size, WINDOW_BATCHES * batch_size if self.window is None else self.window)
+        if self.window is None:
+            return WINDOW_BATCHES * batch_size
+        if self.window < batch_size:
+            raise ConfigError(f"exspec chooses batches of {batch_size} from its window: {self.window} is too few")
+        return self.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +316,7 @@ class TargetConfig:
             _at_least(name, getattr(self, name), 1)
         _at_least("lease_s", self.lease_s, MIN_LEASE_S)
         _at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
+        self.batching.num_rows(self.max_num_seqs)  # refuses a window that is too small
 
     @property
     def num_rows(self) -> int:

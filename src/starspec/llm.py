@@ -106,7 +106,7 @@ class LLM:
         self.tokenizer = load_tokenizer(model)
         self.stats = TargetStats()
         runner = lay_out(load_runner(config), batching, self.stats.batch)
-        drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer)
+        drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[Emission], None]] = {}  # by open request: `generate` or a stream

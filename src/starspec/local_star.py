@@ -27,18 +27,24 @@ NO_DEADLINE_S = 3600.0  # nobody else could act while the target does not wait f
 
 
 def local_drafts(
-    target: ModelConfig, info: ModelInfo, speculative: SpeculativeConfig | None, stats: TargetStats, tokenizer: Any
+    target: ModelConfig,
+    info: ModelInfo,
+    speculative: SpeculativeConfig | None,
+    stats: TargetStats,
+    tokenizer: Any,
+    max_num_seqs: int | None = None,
 ) -> Drafts:
     """The drafts of a target that has no hub elsewhere.
 
     Args:
         info: what was found when the target was loaded.
         tokenizer: the target's, to be compared with the draft's.
+        max_num_seqs: sequences of a round, at most; None = not known.
     Raises: ConfigError if the config names a hub elsewhere or no draft; VocabularyMismatch; ModelError.
     """
     if speculative is None:
         return NoDrafts()
-    policy = make_policy(speculative)
+    policy = make_policy(speculative, max_num_seqs)
     if speculative.method == "ngram":
         return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
     return LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)

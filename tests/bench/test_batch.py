@@ -194,6 +194,13 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
         BatchMethod.named("dsd", 1, BatchingConfig())
 
 
+def test_a_window_is_refused_that_one_of_the_batch_sizes_does_not_fit_into() -> None:
+    plan = BatchPlan(batch_sizes=(2, 4), batching=BatchingConfig(window=3))
+    with pytest.raises(ConfigError, match="batches of 4 from its window"):
+        plan.of_all_sizes()
+    assert replace(plan, methods=("ragged", "plain")).of_all_sizes()
+
+
 PEAKS = """
 from starspec.bench.batch.memory import peak_mib, reset_peak
 

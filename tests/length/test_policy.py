@@ -41,5 +41,12 @@ def test_the_config_names_the_bound() -> None:
     assert make_policy(SpeculativeConfig()) == FixedLength(DraftBudget.chain(4))
     bounded = SpeculativeConfig.from_mapping({"disable-by-batch-size": 8})
     assert make_policy(bounded) == InSmallBatches(FixedLength(DraftBudget.chain(4)), 8)
+    assert make_policy(bounded, max_num_seqs=9) == make_policy(bounded)
     with pytest.raises(ConfigError, match="disable_by_batch_size"):
         SpeculativeConfig(disable_by_batch_size=0)
+
+
+def test_rounds_within_the_bound_draft_however_many_wait_for_their_turn() -> None:
+    """ExSpec's window holds rows for four batches; a round is of one."""
+    policy = make_policy(SpeculativeConfig(disable_by_batch_size=8), max_num_seqs=8)
+    assert policy.choose(LengthSnapshot(max_remaining_tokens=100, num_sequences=32)) == DraftBudget.chain(4)

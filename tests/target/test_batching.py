@@ -20,7 +20,7 @@ from starspec.bench.batch.serving import poisson_arrivals, serve
 from starspec.bench.decode import Answer, Job, decode, make_engine
 from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Truths
-from starspec.config import BATCHINGS, BatchingConfig
+from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.ids import RequestId
 from starspec.models.fused import FusedRunner
@@ -385,6 +385,13 @@ def test_a_model_without_layers_is_refused_in_one_sentence():
 def test_a_batching_that_makes_no_sense_is_refused(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         BatchingConfig(**options)
+
+
+def test_a_window_smaller_than_the_batch_is_refused():
+    narrow = BatchingConfig(method="exspec", window=3)
+    assert TargetConfig(max_num_seqs=3, batching=narrow).num_rows == 3
+    with pytest.raises(ConfigError, match="batches of 4 from its window: 3 is too few"):
+        TargetConfig(max_num_seqs=4, batching=narrow)
 
 
 def test_two_thousand_requests_leave_no_row_and_no_memory_behind():

@@ -19,6 +19,7 @@ from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.target.deadline import FIRST_S, MAX_GAP_S
 from starspec.target.engine import TargetEngine
+from starspec.target.pool import SameLengthPool
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.hub_liveness import MIN_PAUSE_S
 from starspec.wire.messages import Drawn, HubToTarget, Open, Pong, Proposal, Reopen, RequestSpec, Welcome
@@ -299,6 +300,23 @@ def test_large_batches_ask_for_no_drafts_and_drafting_comes_back_when_they_shrin
     star.finish()  # with the tokens of plain decoding
     assert star.stats.acceptance.num_draft_tokens > before
     assert star.drafts.num_tags == 0
+
+
+def test_those_who_wait_for_their_turn_count_when_one_of_a_batch_ends() -> None:
+    """The next round is as large as this one: of a pool, another takes the place."""
+    star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=1))
+    star.engine._scheduler = SameLengthPool(batch_size=2, max_passed_over=1)
+    for number in range(4):
+        star.submit(f"{number}", PROMPT[: 4 + number], 10 + 5 * number)
+    for _ in range(12):  # prompts are read, and what was asked for before there were two is used up
+        star.step()
+    assert star.engine.num_running == 4
+    before = star.stats.acceptance.num_draft_tokens
+    while star.engine.num_running > 1:
+        assert star.stats.acceptance.num_draft_tokens == before
+        star.step()
+    star.finish()
+    assert star.stats.acceptance.num_draft_tokens > before
 
 
 def test_a_request_that_does_not_speculate_opens_no_tag() -> None:

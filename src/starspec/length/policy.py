@@ -58,11 +58,16 @@ class InSmallBatches:
         return NO_DRAFT if snapshot.num_sequences > self.max_sequences else self.policy.choose(snapshot)
 
 
-def make_policy(config: SpeculativeConfig) -> LengthPolicy:
-    """The policy that a speculative config names."""
+def make_policy(config: SpeculativeConfig, max_num_seqs: int | None = None) -> LengthPolicy:
+    """The policy that a speculative config names.
+
+    Args:
+        max_num_seqs: sequences of a round, at most; None = not known. More may hold rows and wait for their turn.
+    """
     match config.length.policy:
         case "fixed":
             policy: LengthPolicy = FixedLength(config.budget)
-    if config.disable_by_batch_size is None:
+    bound = config.disable_by_batch_size
+    if bound is None or (max_num_seqs is not None and max_num_seqs <= bound):
         return policy
-    return InSmallBatches(policy, config.disable_by_batch_size)
+    return InSmallBatches(policy, bound)

@@ -66,7 +66,7 @@ def make_drafts(
     """The drafts of a target server: a hub's, prompt lookup in this process, or none."""
     if speculative is None:
         return NoDrafts()
-    policy = make_policy(speculative)
+    policy = make_policy(speculative, config.max_num_seqs)
     ngram = NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
     remote = speculative.remote
     if remote.endpoint is None:

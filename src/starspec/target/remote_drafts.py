@@ -28,7 +28,7 @@ from starspec.target.deadline import Deadline
 from starspec.target.drafts import NgramDrafts, draft_budget
 from starspec.target.hub_tag import HubTag
 from starspec.target.plain_speed import PlainSpeed
-from starspec.target.sequence import Emitted, TargetSequence
+from starspec.target.sequence import Emitted, SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures, WantedFeatures
 from starspec.wire.hub_liveness import HubLiveness
 from starspec.wire.messages import HubToTarget, Ping, Proposal, Reopen, TargetToHub
@@ -74,7 +74,7 @@ class RemoteDrafts:
         self._next_ping_s = 0.0
         self._hub = HubLiveness(clock())
         self._patience = Patience()  # with the hub, whoever is late
-        self._num_sequences = 0  # of the next round: those that the last one left, and those opened since
+        self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
         self._num_connects = 0
         self._is_declined = False  # the hub had no room for the last tag that it was told of
         self._ask_again_s = 0.0  # then: it asked to hear of no other before
@@ -137,7 +137,7 @@ class RemoteDrafts:
         now = self._clock()
         if self._patience.is_pausing:
             self._patience.pass_step(now)
-        self._num_sequences = sum(added.finish is None for added in emitted)
+        self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
             state = self._state(sequence)
             if state is None:
@@ -305,6 +305,11 @@ class RemoteDrafts:
         if self._is_waiting:  # else it has lain there for a while
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
+
+    def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
+        """Sequences that the next round may be of: of this one's batch, and of those who were not in it."""
+        ready = [*batch, *(state.sequence for state in self._tags.values())]
+        return len({each.request_id for each in ready if each.state is SequenceState.RUNNING})
 
     def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
         """What to ask for; a hub never gives more nodes than it said in its Welcome."""

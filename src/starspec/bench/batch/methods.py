@@ -26,7 +26,7 @@ METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
 class BatchMethod:
     """One way of decoding a batch.
 
-    Raises: ConfigError if there is no such method.
+    Raises: ConfigError if there is no such method, or its window is smaller than the batch.
     """
 
     name: str
@@ -38,6 +38,7 @@ class BatchMethod:
             hint = nearest(self.name, [*METHODS])
             near = hint if hint.startswith("; did you mean") else ""  # else it lists them all, as the sentence does
             raise ConfigError(f"method '{self.name}' is not one of {', '.join(METHODS)}{near}")
+        self.batching.num_rows(self.batch_size)
 
     @classmethod
     def named(cls, name: str, batch_size: int, batching: BatchingConfig) -> BatchMethod:
