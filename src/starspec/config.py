@@ -271,12 +271,16 @@ class BatchingConfig:
 
     method: BatchingMethod = "ragged"
     admission: Literal["continuous", "fixed"] = "continuous"  # fixed: nobody joins a batch until all of it have ended
+    prompts: Literal["beside", "first"] = (
+        "beside"  # first: rounds wait while a prompt is read, so that batches are full
+    )
     window: int | None = None  # exspec: sequences with cache rows, among which one length is sought; None = 4 batches
     max_passed_over: int | None = 8  # exspec: steps without a sequence before it goes first; None = no bound
 
     def __post_init__(self) -> None:
         _one_of("batching", self.method, BATCHINGS)
         _one_of("admission", self.admission, ("continuous", "fixed"))
+        _one_of("prompts", self.prompts, ("beside", "first"))
         if self.window is not None:
             _at_least("window", self.window, 1)
         if self.max_passed_over is not None:

@@ -377,6 +377,7 @@ def test_a_model_without_layers_is_refused_in_one_sentence():
     ("options", "sentence"),
     [
         ({"method": "padded"}, "batching"),
+        ({"prompts": "last"}, "prompts"),
         ({"window": 0}, "window must be at least 1"),
         ({"max_passed_over": 0}, "max_passed_over must be at least 1"),
         ({"method": "exspec", "admission": "fixed"}, "no fixed batches"),

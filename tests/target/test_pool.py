@@ -4,9 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
 from starspec.ids import RequestId
+from starspec.target.batching import make_scheduler
 from starspec.target.pool import SameLengthPool
-from starspec.target.scheduler import Candidate, Continuous, FixedBatches, ScheduleSnapshot
+from starspec.target.scheduler import Candidate, Continuous, FixedBatches, PromptsFirst, ScheduleSnapshot
 
 
 def candidates(*lengths, passed_over=()):
@@ -79,6 +81,21 @@ def test_fixed_batches_begin_together_and_nobody_joins():
 def test_continuous_batches_take_whoever_comes():
     plan = Continuous().choose(snapshot(candidates(7), (), candidates(5), 1))
     assert (plan.admit, plan.prefill, plan.decode) == (("0",), "0", ("0",))
+
+
+def test_rounds_wait_while_a_prompt_is_read_where_prompts_come_first():
+    for scheduler in (Continuous(), SameLengthPool(2, 3)):
+        first = PromptsFirst(scheduler)
+        reading = first.choose(snapshot(candidates(7), (), candidates(5), 1))
+        assert (reading.admit, reading.prefill, reading.decode) == (("0",), "0", ())
+        assert first.choose(snapshot((), candidates(6), candidates(5), 0)).decode == ()
+        assert first.choose(snapshot(candidates(7), (), candidates(5), 0)).decode == ("0",)
+
+
+def test_prompts_come_first_by_any_method_of_batching():
+    for method in BATCHINGS:
+        config = TargetConfig(batching=BatchingConfig(method=method, prompts="first"))
+        assert make_scheduler(config).choose(snapshot((), candidates(6), candidates(5), 0)).decode == ()
 
 
 class PoolMachine(RuleBasedStateMachine):

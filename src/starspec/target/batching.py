@@ -21,7 +21,7 @@ from starspec.models.runner import BatchRunner
 from starspec.speculation.stats import BatchStats
 from starspec.speculation.verify import TreeVerdict
 from starspec.target.pool import SameLengthPool
-from starspec.target.scheduler import Continuous, FixedBatches, Scheduler
+from starspec.target.scheduler import Continuous, FixedBatches, PromptsFirst, Scheduler
 
 
 def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) -> BatchRunner:
@@ -41,9 +41,10 @@ def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) ->
 def make_scheduler(config: TargetConfig) -> Scheduler:
     """The scheduler of a target's batching method."""
     batching = config.batching
+    scheduler: Scheduler = FixedBatches() if batching.admission == "fixed" else Continuous()
     if batching.method == "exspec":
-        return SameLengthPool(config.max_num_seqs, batching.max_passed_over)
-    return FixedBatches() if batching.admission == "fixed" else Continuous()
+        scheduler = SameLengthPool(config.max_num_seqs, batching.max_passed_over)
+    return PromptsFirst(scheduler) if batching.prompts == "first" else scheduler
 
 
 def roll_back(verdicts: Sequence[TreeVerdict]) -> list[TreeVerdict]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from starspec.ids import RequestId
@@ -60,6 +60,21 @@ class FixedBatches:
         admit = ids_of(snapshot.waiting[: snapshot.num_free_rows]) if is_over else ()
         prefill = first_prefill(snapshot, admit)
         return StepPlan(admit, prefill, () if prefill else ids_of(snapshot.running))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsFirst:
+    """Another scheduler's steps, but no round while a prompt is read: rounds are as full as rows allow.
+
+    For work that is there all at once, of which throughput counts. Who runs waits for whole prompts of others; beside
+    rounds, prompts longer than answers would come one after the other, each too late for the batch of the one before.
+    """
+
+    scheduler: Scheduler
+
+    def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
+        plan = self.scheduler.choose(snapshot)
+        return plan if plan.prefill is None else replace(plan, decode=())
 
 
 def ids_of(candidates: tuple[Candidate, ...]) -> tuple[RequestId, ...]:
