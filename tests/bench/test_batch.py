@@ -93,6 +93,19 @@ def test_a_wrong_answer_to_a_request_that_arrived_late_is_not_overlooked(
     assert report.is_broken  # in float32 padded batches promise the same tokens, too
 
 
+def test_what_batches_held_is_told_and_what_prompts_cost_is_in_no_round(report) -> None:
+    for row in report.rows:
+        assert row.sequences_per_round == 1.0 if row.batch_size == 1 else 2.0 < row.sequences_per_round <= 3.0
+        assert row.prefill_s > 0
+        assert (row.draft_prefill_s == pytest.approx(0, abs=1e-3)) == row.method.startswith("plain")
+
+
+def test_a_batch_for_which_there_are_too_few_prompts_is_told(report) -> None:
+    assert report.shortage is None
+    short = replace(report, rows=[replace(row, num_answers=2) for row in report.rows])
+    assert short.shortage == "2 prompts were answered, so that batches of 3 never held as many sequences"
+
+
 def test_ratios_have_their_names_by_batch_size(report) -> None:
     names = {"ragged_vs_eqspec", "ragged_vs_eqspec_without_realign", "ragged_vs_exspec", "ragged_vs_plain"}
     assert names <= report.ratios.keys()
@@ -169,6 +182,7 @@ def test_one_length_keeps_the_ends_of_prompts_that_are_long_enough() -> None:
     jobs = of_one_length(jobs_of(5, 9, 30, 2, 14))
     assert [len(job.prompt_token_ids) for job in jobs] == [9, 9, 9]
     assert [job.name for job in jobs] == ["1", "2", "4"]
+    assert len(of_one_length(jobs_of(7))) == 1
 
 
 def test_sums_keep_the_longest_wait() -> None:

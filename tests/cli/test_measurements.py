@@ -154,15 +154,19 @@ def test_bench_batch_saves_rows_ratios_and_figures_and_verify_takes_the_methods(
     json_file, png_file = tmp_path / "batch.json", tmp_path / "batch.png"
     outcome = starspec(
         *("bench", "batch", "--target", model, "--draft", model, "--draft-quantization", "none", "--dtype", "float32"),
-        *("--batch-sizes", "1,2", "--num-prompts", "3", "--max-tokens", "4", "--repeats", "1", "--num-threads", "1"),
+        *("--batch-sizes", "1,2,5", "--num-prompts", "3", "--max-tokens", "4", "--repeats", "1", "--num-threads", "1"),
         *("--same-length", "--load", "0.5", "--json", str(json_file), "--png", str(png_file)),
     )
     assert outcome.code == 0
     assert "ragged_vs_eqspec_without_realign: batch 1" in outcome.out
     content = msgspec.json.decode(json_file.read_bytes())
+    (num_prompts,) = {row["num_answers"] for row in content["rows"]}
+    said = f"{num_prompts} prompts were answered, so that batches of 5 never held as many sequences; --same-length"
+    assert said in outcome.out.replace("\n", " ")
+    assert {row["sequences_per_round"] for row in content["rows"] if row["batch_size"] == 1} == {1.0}
     assert {row["method"] for row in content["rows"]} == {"ragged", "eqspec", "exspec", "rollback", "plain"}
     assert {row["exact_match"] for row in content["rows"]} == {1.0}
-    assert content["ratios"]["ragged_vs_exspec"].keys() == {"1", "2"}
+    assert content["ratios"]["ragged_vs_exspec"].keys() == {"1", "2", "5"}
     assert png_file.exists()
 
     receipt = tmp_path / "receipt.json"

@@ -42,7 +42,10 @@ def batch(
         ),
     ] = None,
     same_length: Annotated[
-        bool, typer.Option("--same-length", help="Cut prompts to one length.", rich_help_panel=MEASURE)
+        bool,
+        typer.Option(
+            "--same-length", help="Cut prompts to the median length; no shorter ones.", rich_help_panel=MEASURE
+        ),
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=MEASURE)] = 64,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.", rich_help_panel=MEASURE)] = 5,
@@ -128,6 +131,9 @@ def batch(
     console.print(f"numerics: {report.numerics}")
     for name, by_batch_size in report.ratios.items():
         console.print(f"{name}: {', '.join(f'batch {size} {ratio:.2f}x' for size, ratio in by_batch_size.items())}")
+    if report.shortage is not None:
+        why = "; --same-length leaves out those below the median length" if same_length else ""
+        console.print(f"{report.shortage}{why}")
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)

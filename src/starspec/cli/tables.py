@@ -133,11 +133,13 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
     """One row for each method and batch size."""
     columns = ("tokens/s", "scaling", "exact", "partial", "verify calls", "ms/verify", "verify", "draft", "overhead")
     table = new_table(
-        "tokens/s: median, prompts included; scaling = over the method's own at batch 1; shares are of rounds' time, "
-        "without prompts",
+        "seq/round = what a batch really held; tokens/s: median, prompts included; scaling = over the method's own at "
+        "batch 1; prompts: seconds that target + draft read them; shares are of rounds' time, without prompts",
         "method",
         "batch",
+        "seq/round",
         *columns,
+        "prompts s",
         "pad + KV ms",
         "grouped",
         "wait s",
@@ -149,6 +151,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
         table.add_row(
             row.method,
             str(row.batch_size),
+            f"{row.sequences_per_round:.1f}",
             f"{row.tokens_per_s.median:.1f}",
             or_nothing(row.batch_scaling, ".2f"),
             f"{row.exact_match:.1%}",
@@ -158,6 +161,7 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
             f"{row.verify_share:.1%}",
             f"{row.draft_share:.1%}",
             f"{row.overhead_share:.1%}",
+            f"{row.prefill_s:.1f} + {row.draft_prefill_s:.1f}",
             f"{row.ms_realign_pad:.2f} + {row.ms_realign_kv:.2f}",
             f"{row.grouping_rate:.1%}",
             f"{row.grouping_wait_s:.2f}",

@@ -18,7 +18,9 @@ from starspec.bench.report import Spread
 from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import BatchingConfig, DraftMethod, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.target.drafts import Drafts
+from starspec.length.policy import make_policy
+from starspec.local_star import LocalHub
+from starspec.speculation.stats import TargetStats
 
 WARM_UP_TOKENS = 4  # of an answer
 GAP_BOUND = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
@@ -107,10 +109,18 @@ class _Bench:
         num_rows = max(method.num_rows for method in methods)
         self.plan = plan
         self.workbench = Workbench(models.target_config(num_rows, plan.max_model_len))
-        self.drafts: Drafts = self.workbench.drafts(models.speculative(plan))
+        self.speculative = models.speculative(plan)
+        self.hub = LocalHub(
+            self.workbench.config, self.workbench.runner.info, self.speculative, self.workbench.tokenizer
+        )
 
     def run(self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> MethodRun:
-        return run_method(self.workbench, method, self.drafts, jobs, self.plan.num_draft_tokens, arrivals_s)
+        """As a target that the hub has not met: what it has read of these prompts in other runs is of no use here."""
+        drafts = self.hub.drafts(make_policy(self.speculative, method.batch_size), TargetStats())
+        try:
+            return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, arrivals_s)
+        finally:
+            drafts.shutdown()
 
 
 def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:

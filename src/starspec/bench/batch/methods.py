@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from starspec.bench.batch.memory import peak_mib, reset_peak
+from starspec.bench.batch.reading import DraftReading, TargetReading
 from starspec.bench.batch.serving import Served, serve
 from starspec.bench.decode import Job, make_engine
 from starspec.bench.workbench import Workbench
@@ -62,7 +63,9 @@ class MethodRun:
     """One run of a method over some requests."""
 
     served: Served
-    stats: BatchStats
+    stats: BatchStats  # of its rounds
+    prefill_s: float  # the target's reading of prompts
+    draft_prefill_s: float  # the draft's, with first proposals; 0 with arrivals, where rounds wait for it
     peak_mib: float | None  # resident set of the process, weights included; None = unknown here
 
 
@@ -77,24 +80,29 @@ def run_method(
     """Answer the jobs with a fresh engine.
 
     Args:
-        drafts: of all methods but the plain ones.
+        drafts: nothing is known to them of any prompt; of no use to plain methods.
         num_draft_tokens: K.
+        arrivals_s: None = all are there at once, and rounds wait for prompts; otherwise prompts are read beside rounds.
     """
     runner = bench.runner
     if method.name.endswith(FAST):
         if not isinstance(runner, PackedRunner):
             raise ConfigError(f"method '{method.name}' needs a model with weights")
         runner = runner.with_fast_numerics()
-    stats = TargetStats()
+    stats, reading = TargetStats(), TargetReading()
+    drafts = NoDrafts() if method.is_plain else drafts
+    draft_reading = DraftReading(drafts, stats.batch)
+    is_offline = arrivals_s is None
     engine = make_engine(
         lay_out(runner, method.batching, stats.batch),
         bench.tokenizer,
-        NoDrafts() if method.is_plain else drafts,
+        draft_reading if is_offline else drafts,
         stats,
-        batching=method.batching,
+        batching=replace(method.batching, prompts="first" if is_offline else "beside"),
         max_num_seqs=method.batch_size,
+        trace=reading,
     )
     reset_peak()
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
     served = serve(engine, asked, arrivals_s)
-    return MethodRun(served, stats.batch, peak_mib())
+    return MethodRun(served, stats.batch, reading.seconds, draft_reading.seconds, peak_mib())

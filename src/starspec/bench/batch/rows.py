@@ -47,7 +47,10 @@ class BatchRow:
     batch_scaling: float | None  # tokens_per_s over the method's own at batch 1; None = that was not measured
     ms_per_token: Spread  # of rounds
     ms_per_token_without_realign: Spread
+    prefill_s: float  # the target's reading of prompts, of one repeat; in no round's time
+    draft_prefill_s: float  # the draft's, with each answer's first proposal
     num_verify_calls: int
+    sequences_per_round: float  # on average: what a batch really held
     ms_per_verify: float
     ms_draft: float  # these are per round
     ms_realign_pad: float
@@ -96,6 +99,16 @@ class BatchReport:
         ]
         return self.is_promised and any(row.num_different for row in promised)
 
+    @property
+    def shortage(self) -> str | None:
+        """A sentence, if there were fewer prompts than a batch is to hold."""
+        num_prompts = self.rows[0].num_answers
+        too_large = sorted({row.batch_size for row in self.rows if row.batch_size > num_prompts})
+        if not too_large:
+            return None
+        sizes = ", ".join(map(str, too_large))
+        return f"{num_prompts} prompts were answered, so that batches of {sizes} never held as many sequences"
+
 
 def batch_row(
     method: BatchMethod,
@@ -142,7 +155,10 @@ def batch_row(
         ms_per_token_without_realign=Spread.of(
             [_ms_per_token(run, run.stats.total_s - run.stats.realign_s) for run in runs]
         ),
+        prefill_s=round(sum(run.prefill_s for run in runs) / len(runs), 4),
+        draft_prefill_s=round(sum(run.draft_prefill_s for run in runs) / len(runs), 4),
         num_verify_calls=runs[-1].stats.num_rounds,
+        sequences_per_round=round(total.num_sequence_rounds / rounds, 2),
         ms_per_verify=_ms(total.verify_s / rounds),
         ms_draft=_ms(total.draft_s / rounds),
         ms_realign_pad=_ms(total.realign_pad_s / rounds),

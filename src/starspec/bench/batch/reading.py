@@ -1,0 +1,99 @@
+"""What the reading of prompts takes, of the target and of the draft, kept apart from what rounds take.
+
+For engines whose rounds wait for prompts (`prompts="first"`), with a hub on their own thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from starspec.ids import RequestId
+from starspec.speculation.stats import BatchStats
+from starspec.speculation.tree import DraftTree
+from starspec.target.drafts import Drafts
+from starspec.target.sequence import Emitted, SequenceState, TargetSequence
+
+
+class TargetReading:
+    """The seconds of an engine's trace that are prompts. Implements Tracer."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:  # noqa: ARG002
+        if name == "prefill":
+            self.seconds += end_s - start_s
+
+
+class DraftReading:
+    """Drafts that are awaited between rounds while their prompts are read, so that no round waits for that.
+
+    A newcomer's first proposal comes with the reading of its prompt and is counted with it. Before the hub is told of
+    the prompt, the proposals of all others are awaited, which would share layers with it: that time is the rounds'.
+
+    Args:
+        drafts: the originals.
+        stats: of the engine's rounds; gets that time.
+    """
+
+    def __init__(self, drafts: Drafts, stats: BatchStats, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = 0.0  # of prompts and first proposals
+        self._drafts = drafts
+        self._stats = stats
+        self._clock = clock
+        self._newcomers: dict[RequestId, TargetSequence] = {}
+        self._reported: dict[RequestId, TargetSequence] = {}  # and not collected since
+
+    def open(self, sequence: TargetSequence) -> None:
+        if self._reported:
+            self._stats.draft_s += self._seconds_of(list(self._reported.values()))
+            self._reported.clear()
+        self._drafts.open(sequence)
+        self._newcomers[sequence.request_id] = sequence
+
+    def poll(self) -> None:
+        """Called after each chunk of a prompt: await the first proposals of those whom the target has read."""
+        read = [each for each in self._newcomers.values() if each.state is SequenceState.RUNNING]
+        self.seconds += self._seconds_of(read)
+        for sequence in read:
+            del self._newcomers[sequence.request_id]
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        for sequence in batch:
+            self._reported.pop(sequence.request_id, None)
+        return self._drafts.collect(batch)
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        self._drafts.report(batch, emitted)
+        self._reported |= {each.request_id: each for each in batch if each.state is SequenceState.RUNNING}
+
+    def close(self, sequence: TargetSequence) -> None:
+        self._newcomers.pop(sequence.request_id, None)
+        self._reported.pop(sequence.request_id, None)
+        self._drafts.close(sequence)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self._drafts.feature_layers
+
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        self._drafts.read(sequence, start, features)
+
+    def note_round(self, round_s: float, verify_s: float) -> None:
+        self._drafts.note_round(round_s, verify_s)
+
+    def shutdown(self) -> None:
+        self._drafts.shutdown()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._drafts.is_connected
+
+    def _seconds_of(self, sequences: Sequence[TargetSequence]) -> float:
+        """Await their proposals; a round that collects them again gets the same. Returns: how long that took."""
+        started_s = self._clock()
+        self._drafts.collect(sequences)
+        return self._clock() - started_s

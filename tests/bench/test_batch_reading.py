@@ -1,0 +1,111 @@
+"""`bench batch` keeps what prompts cost apart from rounds, and its batches are as full as they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from starspec.bench.batch.measure import BatchModels, BatchPlan, _Bench
+from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
+from starspec.bench.batch.reading import DraftReading, TargetReading
+from starspec.bench.batch.serving import serve
+from starspec.bench.decode import Job
+from starspec.config import BatchingConfig, ModelConfig, TargetConfig
+from starspec.models.load import load_runner
+from starspec.models.vocabulary import load_tokenizer
+from starspec.speculation.law import TokenLaw
+from starspec.speculation.stats import TargetStats
+from starspec.speculation.tree import DraftTree
+from starspec.target.drafts import NoDrafts
+from starspec.target.engine import TargetEngine
+from starspec.target.sequence import Emitted, SequenceState, TargetSequence
+
+MODEL = "synthetic:vocab=64,step_ms=0"
+READING_S, DRAFTING_S = 10.0, 1.0
+SYSTEM_PROMPT = tuple(range(1, 41))
+
+
+def job(number: int, num_tokens: int, max_tokens: int) -> Job:
+    own = tuple(50 + (number + at) % 70 for at in range(num_tokens))
+    return Job(f"{number}", (*SYSTEM_PROMPT, *own), TokenLaw(temperature=0), max_tokens)
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_folder: Path) -> _Bench:
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    plan = BatchPlan(max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)
+    return _Bench(models, plan, [BatchMethod.named("exspec", 3, BatchingConfig())])
+
+
+def per_round(run: MethodRun) -> float:
+    return run.stats.num_sequence_rounds / run.stats.num_rounds
+
+
+LONG = [job(number, 300, 4) for number in range(9)]  # two chunks each: more steps than an answer has rounds
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batches_are_full_however_long_their_prompts_are(name: str, bench: _Bench) -> None:
+    assert per_round(bench.run(BatchMethod.named(name, 3, BatchingConfig()), LONG)) >= 2.5
+
+
+def test_plain_answers_of_one_length_fill_every_round(bench: _Bench) -> None:
+    run = bench.run(BatchMethod.named("plain", 3, BatchingConfig()), LONG)
+    assert (per_round(run), run.stats.num_rounds) == (3.0, 12)
+    assert run.prefill_s > 0
+    assert run.prefill_s + run.stats.total_s <= run.served.seconds
+
+
+def test_prompts_that_arrive_are_read_beside_rounds(bench: _Bench) -> None:
+    run = bench.run(BatchMethod.named("ragged", 3, BatchingConfig()), LONG, [0.0] * len(LONG))
+    assert per_round(run) < 2.5
+    assert run.draft_prefill_s == 0
+
+
+def test_a_run_does_not_gain_from_what_the_draft_has_read_in_another(bench: _Bench) -> None:
+    drafter, num_shared = bench.hub.loaded.drafter, []
+    jobs = [job(number, 300, 4) for number in range(20, 29)]  # of no other test
+    for name in ("ragged", "eqspec", "ragged"):
+        before = drafter.num_shared_tokens
+        bench.run(BatchMethod.named(name, 3, BatchingConfig()), jobs)
+        num_shared.append(drafter.num_shared_tokens - before)
+    assert num_shared[0] > 0, "within a run, prompts share their beginning"
+    assert len(set(num_shared)) == 1
+
+
+class SlowHub(NoDrafts):
+    """Nothing to propose, and that takes long: READING_S for a prompt, DRAFTING_S after a verdict."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._owed_s: dict[str, float] = {}
+
+    def open(self, sequence: TargetSequence) -> None:
+        self._owed_s[sequence.request_id] = READING_S
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        self.now_s += sum(self._owed_s.pop(each.request_id, 0.0) for each in batch)
+        return super().collect(batch)
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        going_on = [each for each in batch if each.state is SequenceState.RUNNING]
+        self._owed_s |= {each.request_id: DRAFTING_S for each in going_on}
+
+
+@pytest.mark.parametrize("method", ["ragged", "exspec"])
+def test_rounds_wait_for_proposals_and_not_for_the_drafts_reading(method: str) -> None:
+    """Every drafting is the rounds', that which a newcomer's admission waits for, too."""
+    hub, stats, reading = SlowHub(), TargetStats(), TargetReading()
+    drafts = DraftReading(hub, stats.batch, lambda: hub.now_s)
+    runner = load_runner(ModelConfig(model=MODEL, num_rows=8, max_model_len=128))
+    config = TargetConfig(max_num_seqs=2, batching=BatchingConfig(prompts="first"))
+    engine = TargetEngine(runner, load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s, trace=reading)
+    jobs = [Job(f"{number}", (1, 2, 3 + number), TokenLaw(temperature=0), 4 + number) for number in range(5)]
+    answers = serve(engine, jobs).answers
+    assert drafts.seconds == 5 * READING_S
+    assert stats.batch.draft_s == sum(len(each.token_ids) - 1 for each in answers) * DRAFTING_S
+    assert stats.batch.total_s == stats.batch.draft_s
