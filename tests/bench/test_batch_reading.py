@@ -9,14 +9,14 @@ import pytest
 
 from starspec.bench.batch.measure import BatchModels, BatchPlan, _Bench
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
-from starspec.bench.batch.reading import DraftReading, TargetReading
+from starspec.bench.batch.reading import DraftReading
 from starspec.bench.batch.serving import serve
 from starspec.bench.decode import Job
-from starspec.config import BatchingConfig, ModelConfig, TargetConfig
+from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import TargetStats
+from starspec.speculation.stats import BatchStats, TargetStats
 from starspec.speculation.tree import DraftTree
 from starspec.target.drafts import NoDrafts
 from starspec.target.engine import TargetEngine
@@ -96,16 +96,35 @@ class SlowHub(NoDrafts):
         self._owed_s |= {each.request_id: DRAFTING_S for each in going_on}
 
 
-@pytest.mark.parametrize("method", ["ragged", "exspec"])
-def test_rounds_wait_for_proposals_and_not_for_the_drafts_reading(method: str) -> None:
-    """Every drafting is the rounds', that which a newcomer's admission waits for, too."""
-    hub, stats, reading = SlowHub(), TargetStats(), TargetReading()
+def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int]) -> tuple[DraftReading, BatchStats]:
+    """Answers of so many tokens each, a token a round."""
+    hub, stats = SlowHub(), TargetStats()
     drafts = DraftReading(hub, stats.batch, lambda: hub.now_s)
     runner = load_runner(ModelConfig(model=MODEL, num_rows=8, max_model_len=128))
-    config = TargetConfig(max_num_seqs=2, batching=BatchingConfig(prompts="first"))
-    engine = TargetEngine(runner, load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s, trace=reading)
-    jobs = [Job(f"{number}", (1, 2, 3 + number), TokenLaw(temperature=0), 4 + number) for number in range(5)]
-    answers = serve(engine, jobs).answers
+    config = TargetConfig(max_num_seqs=batch_size, batching=BatchingConfig(method=method, prompts="first"))
+    engine = TargetEngine(runner, load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s)
+    jobs = [Job(f"{number}", (1, 2, 3 + number), TokenLaw(temperature=0), num) for number, num in enumerate(max_tokens)]
+    assert [len(each.token_ids) for each in serve(engine, jobs).answers] == list(max_tokens)
+    return drafts, stats.batch
+
+
+@pytest.mark.parametrize("method", ["ragged", "exspec"])
+def test_rounds_wait_for_proposals_and_not_for_the_drafts_reading(method: BatchingMethod) -> None:
+    """Every drafting is the rounds', that which a newcomer's admission waits for, too."""
+    drafts, stats = run_slowly(method, 2, (4, 5, 6, 7, 8))
     assert drafts.seconds == 5 * READING_S
-    assert stats.batch.draft_s == sum(len(each.token_ids) - 1 for each in answers) * DRAFTING_S
-    assert stats.batch.total_s == stats.batch.draft_s
+    assert stats.total_s == stats.draft_s == (3 + 4 + 5 + 6 + 7) * DRAFTING_S
+
+
+def test_rounds_of_first_proposals_alone_are_charged_what_others_took() -> None:
+    drafts, stats = run_slowly("ragged", 1, (4, 4, 4))
+    assert (stats.num_rounds, stats.draft_s) == (12, 9 * DRAFTING_S)
+    drafts.charge_first_rounds()
+    assert stats.draft_s == 12 * DRAFTING_S
+
+
+def test_a_round_with_one_beginner_is_charged_nothing_for_it() -> None:
+    drafts, stats = run_slowly("ragged", 2, (4, 8, 4))  # the third begins beside the second
+    drafts.charge_first_rounds()
+    assert stats.draft_s == pytest.approx((3 + 7 + 3) * DRAFTING_S * 8 / 7)
+    assert stats.num_rounds == 8

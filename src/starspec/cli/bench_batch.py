@@ -15,7 +15,7 @@ from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import show_caution
 from starspec.cli.saved_files import JsonFile, PngFile
-from starspec.cli.tables import batch_table, out
+from starspec.cli.tables import batch_table, batch_time_table, out
 from starspec.errors import ConfigError
 
 
@@ -128,6 +128,7 @@ def batch(
         report = measure_batch(models, prompts, plan.in_small() if quick else plan, bar.advance)
     console = out()
     console.print(batch_table(report.rows))
+    console.print(batch_time_table(report.rows))
     console.print(f"numerics: {report.numerics}")
     for name, by_batch_size in report.ratios.items():
         console.print(f"{name}: {', '.join(f'batch {size} {ratio:.2f}x' for size, ratio in by_batch_size.items())}")

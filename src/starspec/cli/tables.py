@@ -130,19 +130,14 @@ def tree_table(rows: Sequence[TreeRow]) -> Table:
 
 
 def batch_table(rows: Sequence[BatchRow]) -> Table:
-    """One row for each method and batch size."""
-    columns = ("tokens/s", "scaling", "exact", "partial", "verify calls", "ms/verify", "verify", "draft", "overhead")
+    """How fast, and whether right: one row for each method and batch size."""
+    columns = ("seq/round", "tokens/s", "scaling", "exact", "partial", "verify calls", "ms/verify")
     table = new_table(
         "seq/round = what a batch really held; tokens/s: median, prompts included; scaling = over the method's own at "
-        "batch 1; prompts: seconds that target + draft read them; shares are of rounds' time, without prompts",
+        "batch 1",
         "method",
         "batch",
-        "seq/round",
         *columns,
-        "prompts s",
-        "pad + KV ms",
-        "grouped",
-        "wait s",
         "P50 / P90 / P99 s",
         "peak MiB",
     )
@@ -158,15 +153,33 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
             f"{row.partial_match:.1%}",
             str(row.num_verify_calls),
             f"{row.ms_per_verify:.1f}",
+            NOTHING if done is None else f"{done.p50_s:.1f} / {done.p90_s:.1f} / {done.p99_s:.1f}",
+            or_nothing(row.peak_mib, ".0f"),
+        )
+    return table
+
+
+def batch_time_table(rows: Sequence[BatchRow]) -> Table:
+    """Where the time goes: one row for each method and batch size."""
+    table = new_table(
+        "prompts s: what target and draft read before a sequence's rounds, of one repeat; ms/token and shares are of "
+        "rounds alone",
+        "method",
+        "batch",
+        *("prompts s", "ms/token", "verify", "draft", "overhead", "pad + KV ms", "grouped", "wait s"),
+    )
+    for row in rows:
+        table.add_row(
+            row.method,
+            str(row.batch_size),
+            f"{row.prefill_s:.1f} + {row.draft_prefill_s:.1f}",
+            f"{row.ms_per_token.median:.1f}",
             f"{row.verify_share:.1%}",
             f"{row.draft_share:.1%}",
             f"{row.overhead_share:.1%}",
-            f"{row.prefill_s:.1f} + {row.draft_prefill_s:.1f}",
             f"{row.ms_realign_pad:.2f} + {row.ms_realign_kv:.2f}",
             f"{row.grouping_rate:.1%}",
             f"{row.grouping_wait_s:.2f}",
-            NOTHING if done is None else f"{done.p50_s:.1f} / {done.p90_s:.1f} / {done.p99_s:.1f}",
-            or_nothing(row.peak_mib, ".0f"),
         )
     return table
 

@@ -105,4 +105,5 @@ def run_method(
     reset_peak()
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
     served = serve(engine, asked, arrivals_s)
+    draft_reading.charge_first_rounds()
     return MethodRun(served, stats.batch, reading.seconds, draft_reading.seconds, peak_mib())

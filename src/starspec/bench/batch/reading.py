@@ -45,6 +45,8 @@ class DraftReading:
         self._stats = stats
         self._clock = clock
         self._newcomers: dict[RequestId, TargetSequence] = {}
+        self._beginners: set[RequestId] = set()  # whose first proposals are there, and not collected
+        self._num_first_rounds = 0  # of beginners alone
         self._reported: dict[RequestId, TargetSequence] = {}  # and not collected since
 
     def open(self, sequence: TargetSequence) -> None:
@@ -60,11 +62,25 @@ class DraftReading:
         self.seconds += self._seconds_of(read)
         for sequence in read:
             del self._newcomers[sequence.request_id]
+            self._beginners.add(sequence.request_id)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        for sequence in batch:
-            self._reported.pop(sequence.request_id, None)
+        request_ids = {each.request_id for each in batch}
+        self._num_first_rounds += request_ids <= self._beginners
+        self._beginners -= request_ids
+        for request_id in request_ids:
+            self._reported.pop(request_id, None)
         return self._drafts.collect(batch)
+
+    def charge_first_rounds(self) -> None:
+        """Charge rounds that had nothing to wait for, of first proposals alone, what others took on average.
+
+        Else short answers would have much of their drafting for nothing. Call once, when all is answered.
+        Effects: `draft_s` of the rounds.
+        """
+        num_timed = self._stats.num_rounds - self._num_first_rounds
+        if num_timed:
+            self._stats.draft_s *= self._stats.num_rounds / num_timed
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         self._drafts.report(batch, emitted)
