@@ -149,6 +149,18 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         llm_of("plain").generate(5)
     with pytest.raises(ConfigError, match="2 prompts but 1"):
         llm_of("plain").generate([[1], [2]], [GREEDY])
+    for params in ({"max_tokens": 3}, [{"max_tokens": 3}], iter([GREEDY])):
+        with pytest.raises(ConfigError, match="sampling_params must be a SamplingParams, or a list"):
+            llm_of("plain").generate([[1]], params)
+    with pytest.raises(ConfigError, match="sampling_params must be a SamplingParams"):
+        next(llm_of("plain").stream([1], {"max_tokens": 3}))
+    with pytest.raises(RequestError, match="messages must be a list of"):
+        llm_of("plain").chat({"role": "user", "content": "hi"})
+    for config in ("ngram", ["ngram"]):
+        with pytest.raises(ConfigError, match="speculative_config must be a mapping or a SpeculativeConfig, not"):
+            LLM(TARGET, speculative_config=config)
+    with pytest.raises(ConfigError, match="unknown key '1'"):
+        LLM(TARGET, speculative_config={1: 2})
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -181,6 +193,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"seed": "a"}, "seed"),
         ({"n": True}, "n"),
         ({"stop": [3]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"ignore_eos": "no"}, "ignore_eos"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 10**400}, "top_p"),
+        ({"logit_bias": {5: 10**400}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
         ({"logit_bias": {5: "1"}}, "logit_bias"),

@@ -197,7 +197,7 @@ class SpeculativeConfig:
         Raises: ConfigError naming the unknown key and the nearest known one, or the value that is out of range.
         """
         where = "speculative config"
-        known = {key.replace("-", "_"): value for key, value in values.items()}
+        known = {str(key).replace("-", "_"): value for key, value in values.items()}
         for key, part in (("remote", RemoteConfig), ("length", LengthConfig)):
             if isinstance(known.get(key), Mapping):
                 _check_keys(part, known[key], f"{where}, {key}")

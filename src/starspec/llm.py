@@ -95,8 +95,7 @@ class LLM:
         prefill_chunk: int = 256,
         **model_options: Any,
     ) -> None:
-        if isinstance(speculative_config, Mapping):
-            speculative_config = SpeculativeConfig.from_mapping(speculative_config)
+        speculative_config = _speculative_config(speculative_config)
         if not isinstance(batching, BatchingConfig):
             batching = BatchingConfig(method=batching)
         target_config = TargetConfig(
@@ -159,6 +158,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template. As `generate` otherwise."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError("messages must be a list of {'role': ..., 'content': ...}, or several", "messages")
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[ChatMessage]]", [messages] if is_one else messages)
         prompts: list[Prompt] = [prompt_ids_of_chat(self.tokenizer, each) for each in conversations]
@@ -169,7 +170,7 @@ class LLM:
 
         Several streams may be read in turns, and `generate` called between: each keeps what the others' steps bring it.
         """
-        params = sampling_params or SamplingParams()
+        (params,) = _params_for([prompt], sampling_params)
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
@@ -231,6 +232,14 @@ class LLM:
         del self._takers[request_id]
 
 
+def _speculative_config(given: object) -> SpeculativeConfig | None:
+    if isinstance(given, Mapping):
+        return SpeculativeConfig.from_mapping(given)
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    raise ConfigError(f"speculative_config must be a mapping or a SpeculativeConfig, not {type(given).__name__}")
+
+
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
     own = ["speculative_config", "max_num_seqs", "batching", "prefill_chunk"]
     names = [*own, *(each.name for each in fields(ModelConfig) if each.name not in ("num_rows", "kv_budget_bytes"))]
@@ -272,6 +281,8 @@ def _params_for(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ConfigError("sampling_params must be a SamplingParams, or a list of one for each prompt")
     if len(params) != len(prompts):
         raise ConfigError(f"{len(prompts)} prompts but {len(params)} sampling_params")
     return params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -16,6 +17,7 @@ MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
 INTEGERS = ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs")
 REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 OPTIONAL = ("max_tokens", "seed", "logprobs")
 
 
@@ -45,22 +47,30 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers(INTEGERS, Integral, "an integer")
         self._check_numbers(REALS, Real, "a number")
-        if not all(isinstance(text, str) for text in self.stop_strings):
-            raise RequestError("stop must be a string or several", "stop")
+        for name in FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, got {value!r}", name)
+        self._check_stop()
         self._check_token_ids()
         if not 1 <= self.n <= MAX_CHOICES:
             raise RequestError(f"n must be 1 to {MAX_CHOICES}, got {self.n}", "n")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
-            raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
-        if any(len(text) > MAX_STOP_LEN for text in self.stop_strings):
-            raise RequestError(f"a stop string has at most {MAX_STOP_LEN} characters", "stop")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}", "logprobs")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
         self.law(())
+
+    def _check_stop(self) -> None:
+        stop = () if self.stop is None else self.stop
+        is_several = isinstance(stop, Collection) and not isinstance(stop, Mapping)
+        if not is_several or not all(isinstance(text, str) for text in stop):
+            raise RequestError("stop must be a string or several", "stop")
+        if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
+            raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
+        if any(len(text) > MAX_STOP_LEN for text in self.stop_strings):
+            raise RequestError(f"a stop string has at most {MAX_STOP_LEN} characters", "stop")
 
     def _check_token_ids(self) -> None:
         ids, bias = () if self.stop_token_ids is None else self.stop_token_ids, self.logit_bias or {}
@@ -120,6 +130,9 @@ class SamplingParams:
             )
         except ValueError as error:
             raise RequestError(str(error), str(error).split()[0]) from error
+        except OverflowError as error:  # an integer of hundreds of digits
+            name = next((each for each in REALS if abs(getattr(self, each)) > sys.float_info.max), "logit_bias")
+            raise RequestError(f"{name} is too large for a number", name) from error
 
 
 def _token_id(key: Any) -> Any:

@@ -142,6 +142,16 @@ MISTAKES = {
         ("target", "--target", "synthetic:", "--trace", "/no/such/folder/t.json"),
         "--trace /no/such/folder/t.json: there is no folder /no/such/folder",
     ),
+    "a target's trace where a folder is": (
+        ("target", "--target", "synthetic:", "--trace", "."),
+        "--trace . is a folder",
+    ),
+    "a star's trace where a folder is": (("up", "--target", "synthetic:", "--trace", "."), "--trace . is a folder"),
+    "addresses where a folder is": (
+        ("up", "--target", "x", "--ready-file", "."),
+        "--ready-file . is a folder: give the",
+    ),
+    "more targets than a machine could hold": (("up", "--target", "x", "--targets", "100000"), "less than or equal to 256"),
     "addresses to nowhere": (
         ("up", "--target", "x", "--ready-file", "/no/such/folder/r.json"),
         "--ready-file /no/such/folder/r.json: there is no folder /no/such/folder",

@@ -21,6 +21,14 @@ USER = {"role": "user", "content": "hi"}
 CONTEXT, MAX_ANSWERS = 64, 256  # of the toy target
 
 
+def nested(depth: int) -> list[Any]:
+    """A list in a list in a list."""
+    inmost: list[Any] = []
+    for _ in range(depth):
+        inmost = [inmost]
+    return inmost
+
+
 def error_of(reply: Any) -> dict[str, Any]:
     """The error object, after a look at its shape."""
     body = reply.json()
@@ -120,6 +128,7 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
         ({"messages": [USER, {"role": "tool", "content": "42", "tool_call_id": "a"}]}, "messages[1].tool_call_id"),
         ({"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+        ({"messages": [USER], "chat_template_kwargs": {"a": nested(900)}}, "chat_template_kwargs"),
         (
             {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",

@@ -216,6 +216,13 @@ def test_a_config_that_does_not_fit_its_weights_is_one_sentence(llama, changes):
         load(llama)
 
 
+@pytest.mark.parametrize("changes", [{"hidden_size": 95}, {"num_attention_heads": 0}])
+def test_what_is_wrong_in_a_config_is_not_put_down_to_the_tokenizer(llama, changes):
+    edit_config(llama, **changes)
+    with pytest.raises(ModelError, match=f"the config.json of '{llama}' cannot be read"):
+        load_tokenizer(str(llama))
+
+
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize(
     ("rope", "complaint"),

@@ -105,6 +105,12 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         generate_keys(tmp_path / "file" / "keys")
 
 
+def test_a_file_in_the_way_of_a_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hub.public").symlink_to("nowhere/hub.public")
+    with pytest.raises(ConfigError, match=r"hub\.public: "):
+        generate_keys(tmp_path)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
 def test_these_hosts_are_loopback(host: str) -> None:
     assert is_loopback(host)

@@ -81,9 +81,13 @@ class ServerProcess:
 
 
 def check_folder(file: Path | None, option: str) -> None:
-    """Raises: ConfigError if there is no folder for a file that is to be written much later."""
-    if file is not None and not file.absolute().parent.is_dir():
+    """Raises: ConfigError if there is no folder for a file that is to be written much later, or one in its place."""
+    if file is None:
+        return
+    if not file.absolute().parent.is_dir():
         raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}")
+    if file.is_dir():
+        raise ConfigError(f"{option} {file} is a folder: give the name of a file")
 
 
 def stop_on_signal(stop: Callable[[], None], then: signal.Handlers) -> None:

@@ -36,7 +36,9 @@ TOGETHER_S = 0.3
 def up(
     *,
     target: opt.TargetModel,
-    targets: Annotated[int, typer.Option(min=1, help="Target servers to start.", rich_help_panel=opt.MODELS)] = 2,
+    targets: Annotated[
+        int, typer.Option(min=1, max=256, help="Target servers to start.", rich_help_panel=opt.MODELS)
+    ] = 2,
     draft: opt.DraftModel = None,
     draft_quantization: opt.DraftQuantization = None,
     spec_method: opt.SpecMethod = None,

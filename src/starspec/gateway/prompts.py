@@ -103,6 +103,8 @@ class PromptCodec:
         render = partial(self._tokenizer.apply_chat_template, tokenize=True, return_dict=False)
         try:
             return list(render(messages, add_generation_prompt=opens, continue_final_message=continues, **extra))
+        except RecursionError as error:  # messages are flat
+            raise RequestError("chat_template_kwargs are nested too deeply", "chat_template_kwargs") from error
         except TEMPLATE_ERRORS as error:
             raise RequestError(f"the chat template refused the messages: {error}", "messages") from error
 

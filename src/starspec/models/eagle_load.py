@@ -17,7 +17,8 @@ from starspec.models.eagle import EagleHead
 from starspec.models.eagle_checkpoint import read_head
 from starspec.models.eagle_dialect import names_a_head
 from starspec.models.eagle_spec import HeadWeights, TargetShape
-from starspec.models.foreign import first_line, reading
+from starspec.models.foreign import first_line
+from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.packing import make_packer
 
@@ -36,13 +37,10 @@ class TargetTensors:
     @classmethod
     def of(cls, target: str) -> TargetTensors:
         """Raises: ModelError if there is no such model, or it is none that has features."""
-        from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
-
         if is_synthetic(target):
             raise ModelError(f"'{target}' has no hidden states, so no EAGLE head can draft for it")
         folder = locate(target)
-        with reading(f"the config.json of '{target}' cannot be read"):
-            config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False).get_text_config(decoder=True)
+        config = read_hf_config(target, folder).get_text_config(decoder=True)
         shape = TargetShape(
             num_layers=config.num_hidden_layers, hidden_size=config.hidden_size, vocab_size=config.vocab_size
         )

@@ -12,10 +12,11 @@ import torch
 from starspec.config import ModelConfig, nearest
 from starspec.errors import ConfigError, ModelError
 from starspec.models.foreign import reading
+from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import folder_name, is_synthetic, locate
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import LoadedRunner, ModelInfo
-from starspec.models.soundness import check_finite, check_length, check_rope_in
+from starspec.models.soundness import check_finite, check_length
 from starspec.models.support import check_class, check_config, model_length, plain_attention
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer
 
@@ -83,11 +84,8 @@ def max_len_of(model: str) -> int | None:
 
 
 def _read_config(model: str, folder: Path) -> Any:
-    from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
-
-    check_rope_in(model, folder)
-    with reading(f"the config.json of '{model}' cannot be read"):
-        hf_config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    hf_config = read_hf_config(model, folder)
+    with reading(f"the config.json of '{model}' cannot be used"):
         check_config(model, hf_config)
         check_class(model, hf_config, _model_class(model, hf_config))
         check_length(model, model_length(hf_config))

@@ -12,13 +12,14 @@ from jinja2 import TemplateError
 from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.fingerprint import HasVocabulary
 from starspec.models.foreign import first_line, reading
+from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.soundness import check_rope_in
 
 Vocabulary = Mapping[str, int]
 
 # a chat template is a program, which a conversation can make fail in many ways
-TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
 
 
 def load_tokenizer(model: str) -> Any:
@@ -34,9 +35,14 @@ def load_tokenizer(model: str) -> Any:
     folder = locate(model)
     from transformers import AutoTokenizer  # noqa: PLC0415 (a second to import, and synthetic models do without)
 
-    check_rope_in(model, folder)  # transformers reads config.json too, and would put its faults down to the tokenizer
+    check_rope_in(model, folder)  # transformers may take wrong settings here, and fail over them when it loads weights
     with reading(f"'{model}' has no tokenizer that can be read"):
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        try:
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        except Exception:
+            if (folder / "config.json").is_file():
+                read_hf_config(model, folder)  # was read for the tokenizer, too: its faults are not the tokenizer's
+            raise
 
 
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:

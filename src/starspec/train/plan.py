@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from starspec.errors import ConfigError, ModelError
-from starspec.models.foreign import reading
+from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import is_synthetic, locate
 from starspec.train.answers import AnswerPlan
 from starspec.train.start import default_layers, earlier_head, head_spec
@@ -65,13 +65,9 @@ def check_plan(plan: HeadPlan) -> tuple[int, ...]:
 
 
 def _read_config(target: str) -> Any:
-    from transformers import AutoConfig  # noqa: PLC0415 (seconds)
-
     if is_synthetic(target):
         raise ConfigError(f"'{target}' has no weights, so nothing can be learnt from it")
-    folder = locate(target)
-    with reading(f"'{target}' cannot be read"):
-        return AutoConfig.from_pretrained(str(folder))
+    return read_hf_config(target, locate(target))
 
 
 def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None:

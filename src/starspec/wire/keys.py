@@ -75,7 +75,7 @@ def generate_keys(folder: Path) -> list[Path]:
             _write(folder / f"{role}.secret", secret, 0o600)
             _write(folder / f"{role}.public", public, 0o644)
     except OSError as error:
-        raise ConfigError(f"cannot write keys to {folder}: {error.strerror}") from error
+        raise ConfigError(f"cannot write keys to {folder}: {error.filename}: {error.strerror}") from error
     return paths
 
 
