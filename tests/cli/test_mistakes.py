@@ -151,7 +151,10 @@ MISTAKES = {
         ("up", "--target", "x", "--ready-file", "."),
         "--ready-file . is a folder: give the",
     ),
-    "more targets than a machine could hold": (("up", "--target", "x", "--targets", "100000"), "less than or equal to 256"),
+    "more targets than a machine could hold": (
+        ("up", "--target", "x", "--targets", "100000"),
+        "less than or equal to 256",
+    ),
     "addresses to nowhere": (
         ("up", "--target", "x", "--ready-file", "/no/such/folder/r.json"),
         "--ready-file /no/such/folder/r.json: there is no folder /no/such/folder",
