@@ -9,6 +9,9 @@ from starspec.bench.decode import Answer, Job
 from starspec.bench.pair.measure import PairModels, PairPlan, measure_pair
 from starspec.bench.pair.methods import Method, Work, num_turns, run_in_turns
 from starspec.bench.pair.rows import pair_row, plain_answers, ratios_of
+from starspec.bench.pair.steps import measure_steps
+from starspec.config import ModelConfig
+from starspec.models.load import load_runner
 from starspec.speculation.law import TokenLaw
 
 JOBS = [Job(name, (1, 2), TokenLaw(temperature=0.0), 4) for name in ("a", "b")]
@@ -61,6 +64,15 @@ def report(tiny_folder: Path):
         target=folder, draft=folder, quantization="int4", dtype="bfloat16", num_threads=1, max_model_len=256
     )
     return measure_pair(models, [own_prompts()], plan, lambda what, total: stages.append((what, total)))
+
+
+def test_the_limit_is_one_that_no_step_of_the_run_has_passed(tiny_folder: Path, monkeypatch) -> None:
+    """A plain sum in a slow minute of the memory says less than linears in a fast one."""
+    monkeypatch.setattr("starspec.bench.pair.steps.read_gigabytes_per_s", lambda: 1e-6)
+    runner = load_runner(ModelConfig(model=str(tiny_folder), num_rows=1, max_model_len=256))
+    rows = measure_steps(runner, (1, 4))
+    assert {row.read_gigabytes_per_s for row in rows} == {max(row.weight_gigabytes_per_s for row in rows)}
+    assert min(row.step_over_limit for row in rows) >= 1
 
 
 def test_all_that_is_to_be_compared_is_measured_in_one_run(report) -> None:

@@ -25,15 +25,18 @@ class StepRow:
     other_share: float  # of the step, not spent in linears
     weight_bytes: int
     weight_gigabytes_per_s: float  # at which the linears read
-    read_gigabytes_per_s: float  # what this machine's memory gives to a plain sum
+    read_gigabytes_per_s: float  # the most that this machine's memory gave: to a plain sum, or to linears
     bytes_ms: float  # the limit: weight bytes / that rate
     step_over_limit: float  # step / limit, 1 is perfect
 
 
 def measure_steps(runner: PackedRunner, nums_tokens: Sequence[int]) -> list[StepRow]:
     """Profile steps of several widths. Effects: leases a cache row meanwhile."""
-    rate = read_gigabytes_per_s()
-    return [_row(step_profile(runner, num_tokens=each), rate) for each in nums_tokens]
+    plain_sum = read_gigabytes_per_s()
+    profiles = [step_profile(runner, num_tokens=each) for each in nums_tokens]
+    # memory has fast and slow minutes: a limit must be one that nothing in this run has passed
+    rate = max(plain_sum, *(each.weight_gigabytes_per_s for each in profiles))
+    return [_row(each, rate) for each in profiles]
 
 
 def read_gigabytes_per_s() -> float:
