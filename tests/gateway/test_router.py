@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation import Generation
 from starspec.gateway.order import Order, ReplyOptions
-from starspec.gateway.router import PAUSE_S, SILENCE_S, Router
+from starspec.gateway.router import ASK_INTERVAL_S, MISSED_S, PAUSE_S, SILENCE_S, Router
 from starspec.ids import RequestId
 from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import Emission, RequestSpec
@@ -160,6 +161,21 @@ async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_goo
         assert refused.value.status == 413
         assert targets[0].aborted == ["r-0"]
         assert router.spokes[0].num_open == 0
+
+
+async def test_a_target_that_loads_is_complained_about_late_and_once(targets: list[Any]) -> None:
+    clock = Clock()
+    (spoke,) = Router(targets[:1], clock).spokes
+    targets[0].lose()
+    with capture_logs() as logs:
+        while clock.now_s < MISSED_S:
+            clock.now_s += ASK_INTERVAL_S
+            spoke.check()
+        assert not logs
+        for _ in range(3):
+            clock.now_s += ASK_INTERVAL_S
+            spoke.check()
+    assert ["has not answered for 30 s" in each["event"] for each in logs] == [True]
 
 
 async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:

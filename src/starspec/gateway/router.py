@@ -36,7 +36,7 @@ from starspec.wire.messages import (
 
 ASK_INTERVAL_S: Final = 0.5  # between questions for a target's status; each also renews the lease there
 SILENCE_S: Final = 30.0  # a connected target that says nothing for so long hangs; one step may take seconds
-MISSED_S: Final = 5.0  # a target that does not answer for so long is complained about once
+MISSED_S: Final = 30.0  # a target that does not answer for so long is complained about once; small models load faster
 PAUSE_S: Final = 8.0  # this process slept for longer: targets may have ended our leases (10 s) without a word
 
 log = structlog.get_logger()
@@ -142,7 +142,8 @@ class Spoke:
             self._lose("the gateway was paused for longer than targets keep requests")
         elif self.status is None and not self._is_missed and now - self._heard_s > MISSED_S:
             self._is_missed = True
-            log.warning("a target does not answer: is it started, and are the keys the same?", endpoint=self.endpoint)
+            why = f"a target has not answered for {MISSED_S:.0f} s: is it started, and are the keys the same?"
+            log.warning(why, endpoint=self.endpoint)
         elif self.status is not None and now - self._heard_s > SILENCE_S:
             self._lose(f"target {self.status.target_id} has said nothing for {SILENCE_S:.0f} s")
         self._asked_s = now
