@@ -48,7 +48,7 @@ certify: models
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \
 			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
 			$(if $(SHARD),--shard $(SHARD)) \
-			--json benchmarks/results/certificate-$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
+			--json benchmarks/results/certificate/$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
 	done
 
 models: $(INSTALLED)
