@@ -4,7 +4,8 @@
 #               RECEIPT=FILE keeps what the demo, or test-vllm, found
 # make check    format, lint, types, import directions, public API, the wire's page
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
-#               takes hours, PARTS=exact|sampled|bits|pair|batch|batch-pair one of them, SHARD=1/4 a quarter of the prompts
+#               takes hours, PARTS=exact|sampled|bits|head-exact|head-bits|pair|batch|batch-pair one of them, SHARD=1/4 a
+#               quarter of the prompts
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
 # make clean    forget the environment
 
@@ -17,7 +18,7 @@ VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-chec
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_VERSION := 0.32.0
-PARTS ?= exact sampled bits batch $(if $(TARGET),pair batch-pair)
+PARTS ?= exact sampled bits head-exact head-bits batch $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples benchmarks
 
 .PHONY: demo test test-vllm check certify models format clean
@@ -46,7 +47,7 @@ check: $(INSTALLED)
 certify: models
 	for part in $(PARTS); do \
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \
-			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
+			--head src/starspec/heads/smollm2-135m $(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
 			$(if $(SHARD),--shard $(SHARD)) \
 			--json benchmarks/results/certificate/$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
 	done

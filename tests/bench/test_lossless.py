@@ -12,7 +12,7 @@ import torch
 from starspec import LLM, SamplingParams
 from starspec.bench import certify as certificates
 from starspec.bench.certify import Shard, Subjects, certify, count_turns, short_prompts, try_part
-from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, PAIR, SAMPLED_PART
+from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEAD_EXACT, PAIR, SAMPLED_PART
 from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer
 from starspec.bench.liars import LyingDrafts
@@ -189,6 +189,19 @@ def test_the_certificate_holds_for_a_tiny_model_against_transformers(
     assert len(turns) == count_turns(subjects, 2)
 
 
+def test_a_head_is_certified_against_transformers_and_for_its_bits(headed: tuple[str, str]) -> None:
+    target, head = headed
+    subjects = Subjects(model=target, head=head, part_names=("head-exact", "head-bits"))
+    turns: list[str] = []
+    certificate = certify(subjects, [own_prompts()], max_prompts=2, advance=turns.append)
+    assert [(part.name, part.draft) for part in certificate.parts] == [("head-exact", "head"), ("head-bits", "head")]
+    assert certificate.provenance.models.keys() == {"model", "head"}
+    rows = [row for part in certificate.parts for row in part.rows]
+    assert all(row.is_identical for row in rows)
+    assert max(row.acceptance_length for row in rows) > 1  # it drafted
+    assert len(turns) == count_turns(subjects, 2)
+
+
 def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
     assert EXACT.num_prompts >= 200
     assert {size for _, size in EXACT.contenders} >= {1, 4, 8}
@@ -202,6 +215,11 @@ def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
     assert {size for _, size in BITS.contenders} >= {*range(1, 9), 12, 16}
     assert BITS.needs_same_bits
     assert PAIR.needs_same_bits
+    assert {size for _, size in HEAD_EXACT.contenders} == {size for _, size in HEAD_BITS.contenders} == {1, 4, 8}
+    assert {kind for kind, _ in HEAD_BITS.contenders} == {"draft", "tree"}
+    assert (HEAD_EXACT.num_prompts, HEAD_BITS.num_prompts) == (200, 200)
+    assert HEAD_EXACT.is_against_transformers
+    assert HEAD_BITS.needs_same_bits
     assert (BATCH.num_prompts, BATCH.max_tokens, BATCH_PAIR.num_prompts) == (480, 64, 100)
     assert {size for _, size in BATCH.contenders} == {1, 2, 4, 8, 16}
     assert {each.method for each in BATCH.batchings} == set(BATCHINGS)

@@ -172,6 +172,10 @@ MISTAKES = {
         ("bench", "certify", "--model", "x", "--part", "pair"),
         "--part pair is about two models: give --target and --draft",
     ),
+    "a claim about no head": (
+        ("bench", "certify", "--model", "x", "--part", "head-bits"),
+        "--part head-bits is about an EAGLE head: give --head",
+    ),
     "a shard that is none": (
         ("bench", "certify", "--model", "x", "--shard", "half"),
         "--shard must be as 2/4, the second",

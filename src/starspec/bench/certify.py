@@ -14,6 +14,8 @@ from starspec.bench.claims import (
     BITS,
     CHAIN,
     EXACT,
+    HEAD_BITS,
+    HEAD_EXACT,
     MAX_PROMPT_TOKENS,
     NUM_DRAFT_TOKENS,
     PAIR,
@@ -89,7 +91,8 @@ class Subjects:
     """What the claims are tried on."""
 
     model: str  # of the parts with one model
-    pair: tuple[str, str] | None = None  # target and draft of one more part; None = there is none
+    head: str | None = None  # an EAGLE head of `model`, for parts of its own; None = there are none
+    pair: tuple[str, str] | None = None  # target and draft of further parts; None = there are none
     num_threads: int | None = None
     part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tried
     shard: Shard = Shard()
@@ -97,13 +100,16 @@ class Subjects:
     def parts(self) -> list[tuple[Part, str, str]]:
         """Every part with its target and draft."""
         parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS, BATCH)]
+        if self.head:
+            parts += [(part, self.model, self.head) for part in (HEAD_EXACT, HEAD_BITS)]
         if self.pair:
             parts += [(part, *self.pair) for part in (PAIR, BATCH_PAIR)]
         return [each for each in parts if each[0].name in self.part_names]
 
     def models(self) -> dict[str, str]:
         """For the provenance."""
-        return {"model": self.model} | ({"target": self.pair[0], "draft": self.pair[1]} if self.pair else {})
+        head = {"head": self.head} if self.head else {}
+        return {"model": self.model} | head | ({"target": self.pair[0], "draft": self.pair[1]} if self.pair else {})
 
 
 def certify(

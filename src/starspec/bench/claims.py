@@ -4,6 +4,7 @@
     sampled   float32, T 0.7 and 1.0, with and without top-p: every token is that of plain decoding with the same seed
     bits      bfloat16, greedy and sampled: every token is that of plain decoding, decided by logits of the same bits
     pair      as bits, for a target and a draft that are different models
+    head-exact, head-bits    as exact and bits, with an EAGLE head as draft
     batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out
     batch-pair    as batch, for a target and a draft that are different models
 
@@ -20,7 +21,7 @@ from typing import Literal
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling
 from starspec.config import WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
 
-PartName = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]
+PartName = Literal["exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"]
 DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
@@ -104,6 +105,16 @@ BITS = Part(
     num_rows=16,
     needs_same_bits=True,
 )
+OF_HEADS: tuple[tuple[DraftKind, int], ...] = (
+    ("draft", 1),
+    ("draft", 4),
+    ("draft", 8),
+    ("tree", 1),
+    ("tree", 4),
+    ("tree", 8),
+)
+HEAD_EXACT = replace(EXACT, name="head-exact", contenders=OF_HEADS)
+HEAD_BITS = replace(BITS, name="head-bits", contenders=OF_HEADS, num_rows=NUM_ROWS)
 PAIR = Part(
     name="pair",
     claim="as bits, for a target and a draft that are different models",

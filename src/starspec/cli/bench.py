@@ -42,7 +42,9 @@ app.command()(vllm)
 
 QUICK_PROMPTS = 4  # of each part of the certificate
 
-CertifiedPart = Literal["exact", "sampled", "bits", "pair", "batch", "batch-pair"]  # importing claims imports torch
+CertifiedPart = Literal[  # importing claims imports torch
+    "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"
+]
 GRID, SUITABLE = "Grid", "what suits the kind of draft"
 
 
@@ -245,6 +247,10 @@ def certify(
     draft: Annotated[
         str | None, typer.Option(help="Its draft.", show_default="no such part", rich_help_panel=opt.MODELS)
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="An EAGLE head of --model.", show_default="no such parts", rich_help_panel=opt.MODELS),
+    ] = None,
     part: Annotated[
         CertifiedPart | None, typer.Option(help="Try only this part: all of them take hours.", show_default="all")
     ] = None,
@@ -277,9 +283,10 @@ def certify(
         two = (target, draft) if target and draft else None
         names = (part,) if part else get_args(CertifiedPart)
         chosen = Shard(*given.shard(shard)) if shard else Shard()
-        subjects = Subjects(model=model, pair=two, num_threads=num_threads, part_names=names, shard=chosen)
+        subjects = Subjects(model=model, head=head, pair=two, num_threads=num_threads, part_names=names, shard=chosen)
         if not subjects.parts():
-            raise ConfigError(f"--part {part} is about two models: give --target and --draft")
+            missing = "an EAGLE head: give --head" if "head" in str(part) else "two models: give --target and --draft"
+            raise ConfigError(f"--part {part} is about {missing}")
         max_prompts = QUICK_PROMPTS if quick else None
         files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
