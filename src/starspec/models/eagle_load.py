@@ -17,7 +17,7 @@ from starspec.models.eagle import EagleHead
 from starspec.models.eagle_checkpoint import read_head
 from starspec.models.eagle_dialect import names_a_head
 from starspec.models.eagle_spec import HeadWeights, TargetShape
-from starspec.models.foreign import first_line
+from starspec.models.foreign import first_line, reading
 from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.packing import make_packer
@@ -40,7 +40,8 @@ class TargetTensors:
         if is_synthetic(target):
             raise ModelError(f"'{target}' has no hidden states, so no EAGLE head can draft for it")
         folder = locate(target)
-        config = read_hf_config(target, folder).get_text_config(decoder=True)
+        with reading(f"the config.json of '{target}' cannot be used"):
+            config = read_hf_config(target, folder).get_text_config(decoder=True)
         shape = TargetShape(
             num_layers=config.num_hidden_layers, hidden_size=config.hidden_size, vocab_size=config.vocab_size
         )
