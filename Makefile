@@ -47,7 +47,8 @@ check: $(INSTALLED)
 certify: models
 	for part in $(PARTS); do \
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \
-			--head src/starspec/heads/smollm2-135m $(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
+			--head src/starspec/heads/smollm2-135m \
+			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
 			$(if $(SHARD),--shard $(SHARD)) \
 			--json benchmarks/results/certificate/$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
 	done

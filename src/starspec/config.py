@@ -271,9 +271,7 @@ class BatchingConfig:
 
     method: BatchingMethod = "ragged"
     admission: Literal["continuous", "fixed"] = "continuous"  # fixed: nobody joins a batch until all of it have ended
-    prompts: Literal["beside", "first"] = (
-        "beside"  # first: rounds wait while a prompt is read, so that batches are full
-    )
+    prompts: Literal["beside", "first"] = "beside"  # first: rounds wait while prompts are read, so batches are full
     window: int | None = None  # exspec: sequences with cache rows, among which one length is sought; None = 4 batches
     max_passed_over: int | None = 8  # exspec: steps without a sequence before it goes first; None = no bound
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from starspec.bench.around import DraftsAround
 from starspec.cache.sequence_rows import SequenceRows
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
@@ -81,42 +82,16 @@ class _WatchedRunner:
         return output
 
 
-class _WatchedDrafts:
+class _WatchedDrafts(DraftsAround):
     def __init__(self, drafts: Drafts, recorder: DecisionRecorder) -> None:
-        self._drafts = drafts
+        super().__init__(drafts)
         self._recorder = recorder
 
-    def open(self, sequence: TargetSequence) -> None:
-        self._drafts.open(sequence)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self._drafts.feature_layers
-
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        self._drafts.read(sequence, start, features)
-
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        trees = self._drafts.collect(batch)
+        trees = super().collect(batch)
         self._recorder.note_trees(trees)
         return trees
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         self._recorder.note_emitted(batch, emitted)
-        self._drafts.report(batch, emitted)
-
-    def close(self, sequence: TargetSequence) -> None:
-        self._drafts.close(sequence)
-
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        self._drafts.note_round(round_s, verify_s)
-
-    def poll(self) -> None:
-        self._drafts.poll()
-
-    def shutdown(self) -> None:
-        self._drafts.shutdown()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._drafts.is_connected
+        super().report(batch, emitted)

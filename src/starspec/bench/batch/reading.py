@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
+from starspec.bench.around import DraftsAround
 from starspec.ids import RequestId
 from starspec.speculation.stats import BatchStats
 from starspec.speculation.tree import DraftTree
@@ -28,7 +27,7 @@ class TargetReading:
             self.seconds += end_s - start_s
 
 
-class DraftReading:
+class DraftReading(DraftsAround):
     """Drafts that are awaited between rounds while their prompts are read, so that no round waits for that.
 
     A newcomer's first proposal comes with the reading of its prompt and is counted with it. Before the hub is told of
@@ -40,8 +39,8 @@ class DraftReading:
     """
 
     def __init__(self, drafts: Drafts, stats: BatchStats, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(drafts)
         self.seconds = 0.0  # of prompts and first proposals
-        self._drafts = drafts
         self._stats = stats
         self._clock = clock
         self._newcomers: dict[RequestId, TargetSequence] = {}
@@ -53,7 +52,7 @@ class DraftReading:
         if self._reported:
             self._stats.draft_s += self._seconds_of(list(self._reported.values()))
             self._reported.clear()
-        self._drafts.open(sequence)
+        super().open(sequence)
         self._newcomers[sequence.request_id] = sequence
 
     def poll(self) -> None:
@@ -70,7 +69,7 @@ class DraftReading:
         self._beginners -= request_ids
         for request_id in request_ids:
             self._reported.pop(request_id, None)
-        return self._drafts.collect(batch)
+        return super().collect(batch)
 
     def charge_first_rounds(self) -> None:
         """Charge rounds that had nothing to wait for, of first proposals alone, what others took on average.
@@ -83,30 +82,13 @@ class DraftReading:
             self._stats.draft_s *= self._stats.num_rounds / num_timed
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
-        self._drafts.report(batch, emitted)
+        super().report(batch, emitted)
         self._reported |= {each.request_id: each for each in batch if each.state is SequenceState.RUNNING}
 
     def close(self, sequence: TargetSequence) -> None:
         self._newcomers.pop(sequence.request_id, None)
         self._reported.pop(sequence.request_id, None)
-        self._drafts.close(sequence)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self._drafts.feature_layers
-
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        self._drafts.read(sequence, start, features)
-
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        self._drafts.note_round(round_s, verify_s)
-
-    def shutdown(self) -> None:
-        self._drafts.shutdown()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._drafts.is_connected
+        super().close(sequence)
 
     def _seconds_of(self, sequences: Sequence[TargetSequence]) -> float:
         """Await their proposals; a round that collects them again gets the same. Returns: how long that took."""
