@@ -1,3 +1,4 @@
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -265,6 +266,16 @@ def test_rows_are_whole_key_blocks_of_zeros():
     assert cache.keys[0].shape == (1, 1, 2 * KEY_BLOCK, 2)
     assert not cache.keys[0].any()
     assert cache.num_bytes == 2 * 2 * KEY_BLOCK * 2 * 2
+
+
+def test_what_is_not_used_of_a_row_takes_no_memory():
+    cache = RaggedCache(20, 4, 4096, 3, 64, dtype=torch.bfloat16)
+    process, row = psutil.Process(), cache.lease()
+    before = process.memory_info().rss
+    for layer in range(20):
+        cache.put(layer, row, 0, torch.ones(16, 2, 3, 64, dtype=torch.bfloat16))
+    row_bytes = cache.num_bytes // 4
+    assert process.memory_info().rss - before < row_bytes // 8  # in large pages: all of it, and more
 
 
 def test_a_cache_without_layers_still_counts():

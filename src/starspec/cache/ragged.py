@@ -20,10 +20,10 @@ and `truncate(row, length)` forgets from any position on, moving nothing. Where 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -223,11 +223,16 @@ def _num_slots(max_len: int) -> int:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose pages the operating system hands out on first touch: rows never used cost nothing.
+    """Zeros whose pages the operating system hands out on first touch: what is never used costs nothing.
 
     Zeros, not garbage: attention reads whole key blocks and multiplies what the mask hides by 0, and 0 * NaN is NaN.
+    Small pages: a row has a place in every head of every layer, and with pages of 2 MB, which NumPy asks for, its first
+    token would take hundreds of them (0.5 s and 200 MiB for SmolLM2).
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
