@@ -29,7 +29,7 @@ from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Fault, Goodbye, Ping, Pong, Proposal, Reopen, Verdict
+from starspec.wire.messages import Fault, Goodbye, Ping, Proposal, Reopen, Verdict
 
 A = SessionId("a")
 
@@ -366,11 +366,11 @@ def test_a_message_that_breaks_the_protocol_is_answered_with_fault_and_changes_n
     assert star.hub.stats.num_tags == 0
 
 
-def test_ping_is_answered_without_a_forward() -> None:
+def test_ping_is_no_work() -> None:
     star = ToyStar("a")
-    star.say("a", ToyTag(1, [1, 2]).open(4))
-    star.hub.handle(A, Ping(3), star.clock())
-    assert star.step() == [("a", Pong(3))]
+    star.hub.handle(A, Ping(3, plain_tokens_per_s=50.0), star.clock())
+    assert not star.hub.has_work
+    assert star.step() == []
     assert star.runner.layers == []
 
 

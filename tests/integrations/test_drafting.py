@@ -6,11 +6,12 @@ import random
 
 import pytest
 from toy import VOCAB_SIZE, next_of
-from toy_hub import DRAFT_S, FULL_S, MOODS
+from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S
 from toy_vllm import STEP_S, ToyVllm
 
+from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict
-from starspec.wire.patience import FIRST_READING_S
+from starspec.wire.patience import FIRST_READING_S, LONGEST_PAUSE_S
 
 PROMPT = list(range(1, 40))
 
@@ -70,9 +71,29 @@ def test_a_token_beyond_the_vocabulary_costs_no_other_request_its_drafts() -> No
     assert max(max(each.token_ids, default=0) for each in told) < VOCAB_SIZE
 
 
-def test_a_hub_whose_proposals_come_just_too_late_is_not_taken_for_gone() -> None:
+def test_a_hub_whose_proposals_come_just_too_late_is_used_a_step_later() -> None:
+    vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")
+    right, other = vllm.submit(PROMPT, 60), vllm.submit([5, *PROMPT], 60)
+    vllm.run()
+    assert right.num_accepted > 30
+    assert not right.num_refused  # what is left of a proposal is right as well
+    assert other.num_accepted > 30
+    assert vllm.hub.num_opens == 2
+
+
+def test_what_comes_late_and_is_not_what_was_committed_meanwhile_is_not_drafted() -> None:
+    vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")
+    vllm.hub.mood = "lying"
+    request = vllm.submit(PROMPT, 60)
+    vllm.run()
+    assert not request.num_drafted
+    assert request.is_done
+
+
+def test_a_hub_whose_proposals_come_far_too_late_is_not_taken_for_gone() -> None:
     """It is asked ever more rarely, and never told a whole request again."""
     vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")
+    vllm.hub.busy_s = 1.0
     request = vllm.submit(PROMPT, 60)
     vllm.run()
     assert request.is_done
@@ -80,6 +101,55 @@ def test_a_hub_whose_proposals_come_just_too_late_is_not_taken_for_gone() -> Non
     assert vllm.client.is_here
     assert vllm.hub.num_opens == 1
     assert sum(map(bool, vllm.num_sent)) < 20  # of 60 steps
+
+
+def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -> None:
+    vllm = ToyVllm(fallback="none")
+    vllm.submit(PROMPT, 440)
+    for _ in range(4):
+        vllm.step()
+    vllm.hub.busy_s = 3.0
+    for _ in range(20):
+        vllm.step()
+    assert vllm.client.is_here
+    assert vllm.hub.num_opens == 1
+    vllm.hub.busy_s = 0.0
+    vllm.rest(LONGEST_PAUSE_S)
+    for _ in range(20):
+        vllm.step()
+    assert vllm.rows[0].draft
+    vllm.hub.mood = "frozen"
+    vllm.step()
+    hangs_at_s = vllm.clock.now + DOUBT_S
+    while vllm.clock.now + STEP_S < hangs_at_s:
+        assert vllm.client.is_here
+        vllm.step()
+    vllm.step()
+    assert not vllm.client.is_here
+
+
+def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() -> None:
+    vllm = ToyVllm(fallback="none")
+    old = vllm.submit(PROMPT, 440)
+    for _ in range(4):
+        vllm.step()
+    vllm.hub.mood, vllm.hub.busy_s = "reading", READING_S
+    new = vllm.submit([9, *PROMPT], 440)
+    before_s, num_before, sent_before = vllm.clock.now, len(vllm.num_sent), sum(vllm.num_sent)
+    for _ in range(10):
+        vllm.step()
+    waited_s = vllm.clock.now - before_s - STEP_S * (len(vllm.num_sent) - num_before)
+    assert waited_s <= 3 * vllm.longest_propose_s  # for the Open and the other's verdict, and for the latter once more,
+    assert sum(vllm.num_sent) <= sent_before + 5  # when what it asked for cannot be of use any more
+    vllm.hub.mood, vllm.hub.busy_s = "good", 0.0
+    while vllm.clock.now < before_s + 2 * READING_S:
+        vllm.step()
+    for _ in range(6):
+        vllm.step()
+        assert old.draft
+        assert new.draft
+    assert vllm.hub.num_opens == 2
+    assert not old.num_refused
 
 
 def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end() -> None:
@@ -122,6 +192,7 @@ def test_a_hub_whose_answers_to_opens_are_all_malformed_is_told_whole_requests_e
 @pytest.mark.parametrize("num_rows", [1, 4, 8])
 def test_a_hub_too_slow_for_everybody_costs_little_however_many_they_are(num_rows: int) -> None:
     vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, fallback="none")
+    vllm.hub.busy_s = 1.0
     for index in range(num_rows):
         vllm.submit([index, *PROMPT], 400)
         vllm.step()  # so that their rounds with the hub are not in step
@@ -135,6 +206,9 @@ def test_a_hub_too_slow_for_everybody_costs_little_however_many_they_are(num_row
 def test_ngrams_draft_while_a_hub_too_slow_for_everybody_is_left_alone() -> None:
     vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, prompt_lookup_min=1)
     request = vllm.submit(PROMPT * 3, 60)
+    vllm.step()
+    vllm.step()  # by now its prompt is read
+    vllm.hub.busy_s = 1.0
     vllm.run()
     assert request.num_drafted > 10
     assert vllm.hub.num_opens == 1

@@ -26,8 +26,8 @@ from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import NoDrafts
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
-from starspec.wire.memory import MemoryHub
-from starspec.wire.messages import Hello
+from starspec.wire.memory import MemoryHub, MemoryTarget
+from starspec.wire.messages import Hello, HubToTarget
 
 RAGGED = BatchingConfig()
 VOCAB_SIZE = 4
@@ -83,6 +83,28 @@ def make_plain(num_rows: int) -> TargetEngine:
     return make_engine(TableRunner(TARGET, num_rows), TableTokenizer(), NoDrafts(), prefill_chunk=3)
 
 
+class LateLink:
+    """A link whose proposals come when nobody waits for them any more. Its clock stands still but for waits."""
+
+    def __init__(self, link: MemoryTarget) -> None:
+        self._link = link
+        self._arrived: list[HubToTarget] = []
+        self.now = 0.0
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        arrived, self._arrived = self._arrived, []
+        self.now += timeout_s
+        for message in self._link.receive(timeout_s):
+            (self._arrived if timeout_s else arrived).append(message)
+        return arrived
+
+    def clock(self) -> float:
+        return self.now
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._link, name)
+
+
 class TableStar(NamedTuple):
     """A target and its hub."""
 
@@ -96,18 +118,22 @@ def make_star(
     method: SampleMethod,
     batching: BatchingConfig = RAGGED,
     run_ahead: RunAhead = "off",
+    is_late: bool = False,
 ) -> TableStar:
-    """Over the coded in-process link. The hub has a row less than the target, if it can."""
+    """Over the coded in-process link, or one on which proposals are late. The hub has a row less than the target."""
     config = HubConfig(prefill_chunk=3, run_ahead=run_ahead)
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
     transport = MemoryHub(partial(admit, terms_of(loaded, config)))
     hub_loop = HubLoop(build_hub(loaded, config), transport)
     link = transport.connect(Hello(1, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
-    drafts = RemoteDrafts(link, FixedLength(budget), TargetStats(), deadline_s=600.0, method=method)
+    late, stats = LateLink(link), TargetStats()
+    options = {"clock": late.clock, "deadline_s": 0.01} if is_late else {"deadline_s": 600.0}
+    drafts = RemoteDrafts(late if is_late else link, FixedLength(budget), stats, method=method, **options)
     engine = make_engine(
         TableRunner(TARGET, num_rows),
         TableTokenizer(),
         drafts,
+        stats,
         prefill_chunk=3,
         batching=batching,
     )

@@ -15,7 +15,7 @@ from scipy import stats
 from table_star import law_of_answers, make_plain, make_star
 
 from starspec.bench.decode import Job, decode
-from starspec.config import BatchingConfig
+from starspec.config import BatchingConfig, SampleMethod
 from starspec.draft import guess
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.drawing import DrawnChildren
@@ -41,21 +41,28 @@ LAWS = {
 CASES = [("chain", "free", 1), ("tree", "warped", 1), ("tree", "free", 4), ("chain", "warped", 4)]
 CASES += [("chain", "free", 8), ("tree", "warped", 8), ("deep tree", "free", 8), ("doubting tree", "free", 8)]
 ROLLBACK_CASES = [("chain", "free"), ("tree", "warped")]
-FALSE_ALARM_EACH = FALSE_ALARM / (len(CASES) + len(ROLLBACK_CASES))
+LATE_CASES = [("long chain", "coupled"), ("long chain", "rejection"), ("wide tree", "rejection")]
+LATE_BUDGETS = {
+    "long chain": DraftBudget.chain(4),
+    "wide tree": DraftBudget(num_draft_tokens=16, num_steps=4, top_k=3),
+}
+FALSE_ALARM_EACH = FALSE_ALARM / (len(CASES) + len(ROLLBACK_CASES) + len(LATE_CASES))
 Answer = tuple[int, ...]
 
 
-def answers_of(engine: TargetEngine, law: TokenLaw, batch_size: int = 4, num: int = NUM_ANSWERS) -> list[Answer]:
-    jobs = [Job("", PROMPT, replace(law, seed=seed), NUM_TOKENS) for seed in range(num)]
+def answers_of(
+    engine: TargetEngine, law: TokenLaw, batch_size: int = 4, num: int = NUM_ANSWERS, num_tokens: int = NUM_TOKENS
+) -> list[Answer]:
+    jobs = [Job("", PROMPT, replace(law, seed=seed), num_tokens) for seed in range(num)]
     return [tuple(answer.token_ids) for answer in decode(engine, jobs, batch_size=batch_size)]
 
 
-def p_value(answers: list[Answer], law: TokenLaw) -> float:
+def p_value(answers: list[Answer], law: TokenLaw, num_tokens: int = NUM_TOKENS) -> float:
     """Chi-square of the answers' beginnings of every length; corrected for how many lengths there are."""
-    expected = law_of_answers(PROMPT, law, NUM_TOKENS)
+    expected = law_of_answers(PROMPT, law, num_tokens)
     assert set(answers) <= expected.keys()
     p_values = []
-    for length in range(1, NUM_TOKENS + 1):
+    for length in range(1, num_tokens + 1):
         found, chances = Counter(answer[:length] for answer in answers), defaultdict[Answer, float](float)
         for answer, chance in expected.items():
             chances[answer[:length]] += chance
@@ -63,7 +70,7 @@ def p_value(answers: list[Answer], law: TokenLaw) -> float:
         rare = [cell for cell in cells if cell[1] < 5]  # one cell together
         cells = [cell for cell in cells if cell[1] >= 5] + ([tuple(map(sum, zip(*rare, strict=True)))] if rare else [])
         p_values.append(float(stats.chisquare(*zip(*cells, strict=True)).pvalue))
-    return min(p_values) * NUM_TOKENS
+    return min(p_values) * num_tokens
 
 
 @pytest.mark.parametrize(("shape", "law", "batch_size"), CASES)
@@ -86,6 +93,19 @@ def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, law: s
     kept_alone = make_star(BUDGETS[shape], 3, "rejection").engine
     answers_of(kept_alone, LAWS[law], 2, NUM_ANSWERS // 5)
     assert engine.stats.acceptance.acceptance_rate < 0.9 * kept_alone.stats.acceptance.acceptance_rate
+
+
+@pytest.mark.parametrize(("shape", "method"), LATE_CASES)
+def test_what_is_left_of_late_proposals_keeps_the_law(shape: str, method: SampleMethod) -> None:
+    """Whether a proposal is of use still depends on what the target has drawn meanwhile, without it."""
+    engine = make_star(LATE_BUDGETS[shape], 2, method, is_late=True).engine
+    answers = answers_of(engine, LAWS["free"], 2, num_tokens=6)
+    assert p_value(answers, LAWS["free"], 6) > FALSE_ALARM_EACH
+    assert engine.stats.num_late_rounds > NUM_ANSWERS / 4
+    assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 20  # what was left was really at work
+    assert engine.stats.acceptance.acceptance_rate < 0.9  # and often wrong
+    if method == "coupled":
+        assert answers[:300] == answers_of(make_plain(2), LAWS["free"], 2, 300, 6)
 
 
 @pytest.mark.parametrize("shape", BUDGETS)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from law_strategies import trees
 
+from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 
 
@@ -27,6 +29,34 @@ def test_every_node_is_found_from_its_parent(tree):
     assert sorted(tree.children.values()) == list(range(tree.num_draft_tokens))
     for node, parent in enumerate(tree.parents):
         assert tree.depths[node] == (tree.depths[parent] if parent != ROOT else 0) + 1
+
+
+def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token_id))
+    return set(paths)
+
+
+@given(tree=trees(vocab_size=3), said=st.lists(st.integers(0, 2), max_size=3))
+def test_what_is_left_of_a_tree_is_what_it_says_behind_these_tokens(tree, said):
+    told = tuple(said)
+    left = {path[len(told) :] for path in paths_of(tree) if path[: len(told)] == told} - {()}
+    assert paths_of(tree.after(said)) == left
+
+
+def test_what_was_drawn_stays_with_what_is_left():
+    drafts = {
+        ROOT: NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT),
+        0: NodeDraft((3,), (3, 4), (0.9, 0.1), Drawing.WITHOUT_REPLACEMENT),
+        1: NodeDraft((5,), (5,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
+        2: NodeDraft((6,), (6,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
+    }
+    tree = DraftTree((1, 2, 3, 5, 6), (ROOT, ROOT, 0, 1, 2), drafts)
+    assert tree.after([1]) == DraftTree((3, 6), (ROOT, 0), {ROOT: drafts[0], 0: drafts[2]})
+    assert tree.after([2]) == DraftTree((5,), (ROOT,), {ROOT: drafts[1]})
+    assert tree.after([3]) == tree.after([1, 4]) == EMPTY_TREE
+    assert tree.after([]) == tree
 
 
 @pytest.mark.parametrize(

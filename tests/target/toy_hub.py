@@ -48,8 +48,8 @@ class VirtualClock:
 
 
 class SlowRunner(HashRunner):
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__()
+    def __init__(self, clock: VirtualClock, max_len: int = 96) -> None:
+        super().__init__(max_len=max_len)
         self.clock = clock
 
     def forward(self, segments: Sequence[Any], feature_layers: Sequence[int] = ()) -> Any:
@@ -70,6 +70,7 @@ class ToyHub:
         self.mail: list[tuple[float, HubToTarget]] = []  # (when, message)
         self.num_opens = 0
         self.num_opens_lost = 0  # so many are going to be
+        self.busy_s = 0.0  # what every proposal takes longer
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
         if self.is_connected and self.mood != "frozen":
@@ -142,7 +143,7 @@ class ToyHub:
         proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids)
         if self.mood != "chatty":
             session.send(proposal)
-        self._post(10.0 if self.mood == "late" else delay_s, proposal)
+        self._post(10.0 if self.mood == "late" else delay_s + self.busy_s, proposal)
 
     def _bush(self, session: TagSession, path: list[int], num: int) -> Proposal:
         """A tree of `num` nodes, with a wrong sibling before every right one."""

@@ -58,7 +58,18 @@ def test_a_target_is_welcomed_to_a_port_of_its_own_and_is_answered_there(star) -
     two.send([Ping(2)])
     assert one.receive(5.0) == [Pong(1)]
     assert two.receive(5.0) == [Pong(2)]
-    assert hub.messages_of("one") == [Joined(hello("one")), Ping(1)]
+    star.until(lambda: hub.messages_of("one") == [Joined(hello("one")), Ping(1)])
+
+
+def test_a_ping_is_answered_while_the_hub_computes_and_is_heard_after_it(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    star.until(lambda: hub.messages_of("t") == [Joined(hello())])
+    with hub.computing():
+        target.send([Ping(3, plain_tokens_per_s=50.0)])
+        assert target.receive(5.0) == [Pong(3)]
+        assert hub.messages_of("t") == [Joined(hello())]
+    star.until(lambda: hub.messages_of("t")[1:] == [Ping(3, plain_tokens_per_s=50.0)])
 
 
 def test_what_is_sent_together_arrives_together(star) -> None:
@@ -230,6 +241,7 @@ def test_malformed_frames_are_counted_answered_sparingly_and_disturb_nobody(star
     assert 1 <= len(faults) < 10  # one a second
     assert "no message" in faults[0].reason
     assert hub.transport.stats.num_frames_rejected == 100
+    star.until(lambda: Ping(7) in hub.messages_of("raw"))
     assert hub.messages_of("raw") == [Joined(hello("raw")), Ping(7)]  # a multipart counts whole or not at all
     honest.send([Ping(1)])
     assert honest.receive(5.0) == [Pong(1)]

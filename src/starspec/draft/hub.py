@@ -34,7 +34,6 @@ from starspec.wire.messages import (
     HubToTarget,
     Open,
     Ping,
-    Pong,
     Proposal,
     Reopen,
     TargetToHub,
@@ -237,7 +236,6 @@ class DraftHub:
                     self._drop(key)
             case Ping():
                 self._spokes[session_id].plain_tokens_per_s = message.plain_tokens_per_s
-                self._reply(session_id, Pong(message.sequence))
             case Goodbye():
                 self.leave(session_id, now)
             case Fault():

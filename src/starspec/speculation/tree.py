@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -70,6 +70,27 @@ class DraftTree:
         """(parent, token) -> node: the edge that a verifier follows."""
         edges = zip(self.parents, self.token_ids, strict=True)
         return {edge: node for node, edge in enumerate(edges)}
+
+    def after(self, token_ids: Sequence[int]) -> DraftTree:
+        """What the tree says of the text that goes on with these tokens.
+
+        Returns: empty if it says nothing. Laws are kept: how a node is reached says nothing of what was drawn below it.
+        """
+        node = ROOT
+        for token_id in token_ids:
+            if (node, token_id) not in self.children:
+                return EMPTY_TREE
+            node = self.children[node, token_id]
+        kept = {node: ROOT}
+        for child, parent in enumerate(self.parents):
+            if parent in kept:
+                kept[child] = len(kept) - 1
+        nodes = [each for each in kept if each != node]
+        return DraftTree(
+            tuple(self.token_ids[each] for each in nodes),
+            tuple(kept[self.parents[each]] for each in nodes),
+            {kept[each]: draft for each, draft in self.drafts.items() if each in kept},
+        )
 
     def _check_drawn(self) -> None:
         if not all(ROOT <= node < len(self.token_ids) for node in self.drafts):

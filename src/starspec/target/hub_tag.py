@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from starspec.config import SampleMethod
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.sequence import SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures
 from starspec.wire.messages import Close, Open, Proposal, TargetToHub, TreeShape, Verdict
@@ -20,11 +21,14 @@ class HubTag:
     sequence: TargetSequence
     session: TagSession
     features: ToldFeatures
-    proposal: Proposal | None = None
+    draft: DraftTree | None = None  # behind the committed tokens
     asked_s: float = 0.0  # when the awaited proposal was asked for
     is_awaited: bool = False
     is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
-    untold: list[int] = field(default_factory=list)  # committed since that Open; the hub hears of it once it answers
+    is_behind: bool = False  # nor is a `Verdict`, and a round has waited for it ...
+    is_excused: bool = False  # ... while the hub had to read first
+    has_to_catch_up: bool = False  # the hub was told of tokens without a question, and may not have read them yet
+    untold: list[int] = field(default_factory=list)  # committed since the hub was told of the tag last
     reading: Reading = field(default_factory=Reading)
     patience: Patience = field(default_factory=Patience)
 
@@ -35,6 +39,12 @@ class HubTag:
         is_read = self.sequence.state is not SequenceState.PREFILLING
         return not self.features.are_wanted or (num_wanted > 0 and (not is_read or self.features.reach(num_wanted)))
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing more is told before the hub has answered: it reads, or its answer may be of use."""
+        may_be_of_use = len(self.untold) < self.session.wanted.num_steps
+        return self.is_opening or (self.is_behind and (self.is_excused or may_be_of_use))
+
     def open(self, wanted: DraftBudget, method: SampleMethod, now: float) -> list[TargetToHub]:
         """Tell the hub all that is committed.
 
@@ -42,7 +52,7 @@ class HubTag:
             wanted: what to propose, if it can.
             method: how proposals are verified.
         """
-        budget = wanted if self.is_draftable else NO_DRAFT
+        budget = self._fitting(wanted) if self.is_draftable else NO_DRAFT
         message = Open(
             tag=self.session.tag,
             epoch=self.session.next_epoch,
@@ -61,20 +71,22 @@ class HubTag:
         self.features.forget_what_was_told()
         return [message, *self.features.frames(message.tag, len(message.token_ids))]
 
-    def verdict(self, token_ids: list[int], wanted: DraftBudget, now: float) -> list[TargetToHub]:
+    def verdict(self, wanted: DraftBudget, now: float) -> list[TargetToHub]:
         """Tell the hub what was committed since it last heard. A tag that keeps coming late asks for nothing."""
-        budget = wanted if not self.patience.is_pausing and self.is_draftable else NO_DRAFT
+        budget = self._fitting(wanted) if not self.patience.is_pausing and self.is_draftable else NO_DRAFT
         if self.patience.is_pausing:
             self.patience.pass_step(now)
         message = Verdict(
             tag=self.session.tag,
             epoch=self.session.next_epoch,
             base_len=self.session.prefix_len,
-            token_ids=token_ids,
+            token_ids=self.untold,
             num_draft_tokens=budget.num_draft_tokens,
             shape=TreeShape.of(budget),
         )
+        self.has_to_catch_up = self.session.wanted.num_steps == 0
         self.session.send(message)
+        self.untold = []
         self._ask(budget, now)
         features = self.features.frames(message.tag, len(self.sequence.token_ids))
         early = [each for each in features if each.start < message.base_len]
@@ -89,29 +101,55 @@ class HubTag:
             return []
         return [self.session.send(Close(tag=self.session.tag, epoch=self.session.next_epoch))]
 
-    def take(self, proposal: Proposal) -> None:
-        """What was awaited is here."""
-        self.proposal = proposal
+    def take(self, proposal: Proposal) -> bool:
+        """What was told is answered. If late, the rest is as good as if the target has said meanwhile what it says.
+
+        Returns: whether there is anything to verify; else the hub is to hear what was committed meanwhile.
+        """
+        self._settle()
+        self.reading.end()
+        draft = proposal.tree.after(self.untold)
+        if self.untold and draft == EMPTY_TREE:
+            return False
+        self.draft = draft
         self.patience.note_in_time()
-        self.is_awaited = self.is_opening = False
-        self.reading.end()
+        return True
 
-    def take_untold(self) -> list[int]:
-        """The Open is answered, by a proposal that is old by now. Returns: what was committed meanwhile."""
-        untold, self.untold, self.is_opening = self.untold, [], False
-        self.reading.end()
-        return untold
+    def pass_by(self) -> None:
+        """Go on without an answer, which is still to come."""
+        self.is_awaited, self.is_behind = False, not self.is_opening
 
-    def miss(self, now: float) -> None:
-        """What was awaited did not come in time: if that goes on, stop paying the deadline for it."""
+    def miss(self, now: float, has_prompts_to_read: bool) -> bool:
+        """What was awaited did not come in time. Rounds go on, and the tag joins when the hub answers.
+
+        If that goes on, stop paying the deadline for it.
+
+        Args:
+            has_prompts_to_read: the hub has some of this target's, which excuses one delay. So does a pause: what it
+                was told meanwhile it has to read.
+
+        Returns: whether the hub is to blame.
+        """
+        self.pass_by()
         if self.is_opening:
-            self.is_awaited = False  # rounds go on; the tag joins when the hub has read its prompt
-            return
-        self.patience.note_in_vain(now)
+            return False
+        if self.has_to_catch_up:
+            self.is_excused = True
+            self.reading.begin_catching_up(now)
+        elif has_prompts_to_read and self.patience.forgive():
+            self.is_excused = True
+            self.reading.begin(now)
+        else:
+            self.patience.note_in_vain(now)
+        return not self.is_excused
 
     def refuse(self, now: float) -> None:
-        """The answer to an Open breaks the protocol, so no other is going to follow: open anew, but not for ever."""
-        self.let_go()
+        """An answer breaks the protocol. If it was the one that was to come, ask anew, but not for ever."""
+        if not (self.is_awaited or self.is_opening or self.is_behind):
+            return
+        if self.is_opening:
+            self.let_go()
+        self._settle()
         self.patience.note_in_vain(now)
 
     def forgive(self) -> None:
@@ -121,9 +159,17 @@ class HubTag:
     def let_go(self) -> None:
         """The hub does not hold the tag any more; nothing is to come."""
         self.session.lose()
-        self.proposal, self.is_awaited, self.is_opening = None, False, False
+        self.draft = None
+        self._settle()
+
+    def _fitting(self, wanted: DraftBudget) -> DraftBudget:
+        return wanted.limited(num_steps=self.patience.fitting(wanted.num_steps))
+
+    def _settle(self) -> None:
+        """No answer is to come."""
+        self.is_awaited = self.is_opening = self.is_behind = self.is_excused = False
 
     def _ask(self, budget: DraftBudget, now: float) -> None:
-        self.proposal = None
+        self.draft, self.is_behind, self.is_excused = None, False, False
         self.is_awaited = budget.num_draft_tokens > 0
         self.asked_s = now

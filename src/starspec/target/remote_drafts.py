@@ -1,12 +1,12 @@
 """Proposals from a hub, and what happens when they do not come.
 
-A round waits for proposals at most until a deadline; a hub that says nothing at all by then is *lost*: rounds go on
-without waiting until it is heard again, and then every running tag is opened anew from its token ids.
-So a hub can make a target faster, never stop it, and never change a token.
+A round waits for proposals at most until a deadline. A hub that says nothing at all by then is pinged, and *lost* if it
+does not answer that either: rounds go on without waiting until it is heard again, and then every running tag is opened
+anew from its token ids. So a hub can make a target faster, never stop it, and never change a token.
 
-A tag whose `Open` is late is not waited for again, and is no silence: the hub has a prompt to read, of this tag or of
-others. Rounds go on, and the tag joins them when its first proposal comes: that one is old by then, and is answered
-with one verdict on all that was committed meanwhile.
+A late proposal is waited for once. Rounds go on, and say nothing of its tag, until it comes; if it says what they have
+committed meanwhile, its rest is verified, else one verdict tells the hub all of it. A tag, or a hub, that keeps coming
+too late is left alone for a while; the first proposal of a tag is no such case, for a prompt has to be read.
 """
 
 from __future__ import annotations
@@ -129,7 +129,11 @@ class RemoteDrafts:
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
         awaited = [state for state in states if state is not None and state.is_awaited]
-        self._await(awaited)
+        if any(state.is_excused for state in self._tags.values()):  # the hub is known to read: nobody waits
+            for state in awaited:
+                state.pass_by()
+        else:
+            self._await(awaited)
         return [self._tree(sequence, state, len(batch)) for sequence, state in zip(batch, states, strict=True)]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
@@ -172,8 +176,7 @@ class RemoteDrafts:
         now = self._clock()
         self._stats.degraded_s = self._hub.lost_s(now)
         if self._transport.is_connected and now >= self._next_ping_s:
-            self._next_ping_s = now + PING_INTERVAL_S
-            self._transport.send([Ping(next(self._ping_numbers), self._stats.plain_tokens_per_s)])
+            self._ping(now)
 
     def shutdown(self) -> None:
         self._transport.close()
@@ -197,19 +200,23 @@ class RemoteDrafts:
         num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
         is_heard = self._receive_until(self._clock() + self._deadline.seconds(num_steps), awaited)
         late = [state for state in awaited if state.is_awaited]
-        is_given_up = self._hub.has_fallen_silent(not is_heard and any(not state.is_opening for state in late))
-        if len(late) < len(awaited):
-            self._patience.note_in_time()
+        is_silent = not is_heard and any(not state.is_opening for state in late)
         if not late:
             return
         self._stats.num_late_rounds += 1
         now = self._clock()
-        for state in late:
-            state.miss(now)
-        if len(late) == len(awaited) and not all(state.is_opening for state in late):
+        has_prompts_to_read = any(state.is_opening for state in self._tags.values())
+        missed = [state for state in late if state.miss(now, has_prompts_to_read)]
+        is_blamed = bool(missed) or (any(state.is_excused for state in late) and not self._patience.forgive())
+        if is_blamed and len(late) == len(awaited):
             self._patience.note_in_vain(now)
-        if is_given_up and not self._hub.is_lost:
-            self._lose()
+        if is_silent and not self._hub.is_lost:
+            self._hub.doubt(now)
+            self._ping(now)
+
+    def _ping(self, now: float) -> None:
+        self._next_ping_s = now + PING_INTERVAL_S
+        self._transport.send([Ping(next(self._ping_numbers), self._stats.plain_tokens_per_s)])
 
     def _receive_until(self, deadline_s: float, awaited: list[HubTag]) -> bool:
         """Returns: whether anything was heard."""
@@ -228,7 +235,7 @@ class RemoteDrafts:
         return is_heard
 
     def _notice_connection(self) -> None:
-        """A session that ended took every tag with it; one that began can have them all."""
+        """A session that ended took every tag with it, as does a hub that hangs; one that began can have them all."""
         if not self._transport.is_connected:
             if not self._hub.is_lost:
                 self._lose()
@@ -237,6 +244,8 @@ class RemoteDrafts:
             if not self._hub.is_lost:
                 self._lose()
             self._find()
+        elif self._hub.hangs(self._clock()):
+            self._lose()
 
     def _lose(self) -> None:
         """The hub is silent or gone: wait for nothing until it is heard again."""
@@ -271,12 +280,13 @@ class RemoteDrafts:
             if self._hub.may_be_found(self._clock()):
                 self._find()
             return
+        self._hub.hear()
         if not isinstance(message, Proposal | Reopen):
             return  # Pong is a word, no more; Goodbye ends in a disconnection
         state = self._tags.get(message.tag)
         if state is None or not state.session.accepts(message):
             self._stats.num_stale_messages += 1
-            if state is not None and state.is_opening and state.session.is_answered_by(message):
+            if state is not None and state.session.is_answered_by(message):
                 state.refuse(self._clock())
             return
         if isinstance(message, Reopen):
@@ -291,17 +301,17 @@ class RemoteDrafts:
             return
         if state.is_opening:
             self._accept()
-        if state.untold:
-            self._transport.send(self._verdict(state, state.take_untold()))
+        if state.take(message):
+            self._note_answer(state, message)
         else:
-            self._take(state, message)
+            self._transport.send(self._verdict(state))
 
     def _accept(self) -> None:
         """The hub has room, as far as is known."""
         self._is_declined, self._ask_again_s = False, 0.0
 
-    def _take(self, state: HubTag, proposal: Proposal) -> None:
-        state.take(proposal)
+    def _note_answer(self, state: HubTag, proposal: Proposal) -> None:
+        self._patience.note_in_time()
         if self._is_waiting:  # else it has lain there for a while
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
@@ -325,27 +335,27 @@ class RemoteDrafts:
         if not wanted.num_draft_tokens:
             return []
         messages = state.open(wanted, self._method, now)
-        if self._is_declined:  # one asks for all, and rounds do not wait to hear no again
-            state.is_awaited, self._ask_again_s = False, now + ASK_AGAIN_S
+        if self._is_declined:  # one asks for all
+            self._ask_again_s = now + ASK_AGAIN_S
+        if self._is_declined or self._patience.is_pausing:  # rounds do not wait to hear no again, or nothing
+            state.is_awaited = False
         return messages
 
     def _tell(self, state: HubTag, token_ids: list[int], now: float) -> list[TargetToHub]:
         """Returns: what tells the hub of a round's tokens, as far as it can be told now."""
-        if state.is_opening and state.reading.is_overdue(now):
-            state.let_go()  # the Open or its answer may have been lost
-        if state.is_opening:
-            state.untold += token_ids
-            return []
+        if state.is_unanswered and state.reading.is_overdue(now):
+            state.let_go()  # what was told, or its answer, may have been lost
         if state.session.is_held:
-            return self._verdict(state, token_ids)
+            state.untold += token_ids
+            return [] if state.is_unanswered else self._verdict(state)
         if state.patience.is_pausing:
             state.patience.pass_step(now)
             return []
         return self._open(state) if self._may_open else []
 
-    def _verdict(self, state: HubTag, token_ids: list[int]) -> list[TargetToHub]:
+    def _verdict(self, state: HubTag) -> list[TargetToHub]:
         wanted = NO_DRAFT if self._patience.is_pausing else self._wanted(state.sequence, self._num_sequences)
-        return state.verdict(token_ids, wanted, self._clock())
+        return state.verdict(wanted, self._clock())
 
     def _forget(self, state: HubTag) -> list[TargetToHub]:
         """Drop the tag. Returns: what tells the hub."""
@@ -358,8 +368,8 @@ class RemoteDrafts:
         return None if tag is None else self._tags[tag]
 
     def _tree(self, sequence: TargetSequence, state: HubTag | None, num_sequences: int) -> DraftTree:
-        if state is not None and state.proposal is not None:
-            return state.proposal.tree
+        if state is not None and state.draft is not None:
+            return state.draft
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
             return self._fallback.propose(sequence, num_sequences)
         return EMPTY_TREE

@@ -112,12 +112,14 @@ class HubSession:
     def _take(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now
         match message:
-            case Ping(sequence=0):
+            case Ping(sequence=number):
                 if self._link.state is LinkState.ATTACHING:
                     self.has_joined = True
                     log.info("target joined", target=self.hello.target_id, session=self.session_id)
                     arrivals.append(self._arrival(Joined(self.hello), now))
-                self._send(self._identity, [encode(self._link.send(Pong(0)))])
+                self._send(self._identity, [encode(self._link.send(Pong(number)))])
+                if number:
+                    arrivals.append(self._arrival(message, now))
             case Goodbye(reason=reason):
                 self.end(reason or "said goodbye")
             case _:

@@ -17,7 +17,7 @@ import msgspec
 from starspec.ids import SessionId
 from starspec.wire.channel import Channel, Faults, VirtualClock
 from starspec.wire.codec import Decoder
-from starspec.wire.messages import Goodbye, Hello, HubToTarget, Refused, TargetToHub, Welcome
+from starspec.wire.messages import Goodbye, Hello, HubToTarget, Ping, Pong, Refused, TargetToHub, Welcome
 from starspec.wire.transport import Admit, Arrival, HubTransportStats, Joined, Left
 
 MAX_TURNS: Final = 100_000  # of the hub within one `receive`: a hub that always has work cannot hold a target for ever
@@ -124,6 +124,8 @@ class MemoryHub:
             if isinstance(message, Goodbye):
                 self.leave(session_id, message.reason or "said goodbye")
                 return
+            if isinstance(message, Ping):
+                session.to_target.put(Pong(message.sequence), self.clock())
             self._arrivals.append(Arrival(session_id, session.hello.target_id, message, at_s))
         self.stats.num_frames_rejected += session.to_hub.num_rejected
         session.to_hub.num_rejected = 0

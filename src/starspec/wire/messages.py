@@ -227,7 +227,7 @@ class Reopen(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """target -> hub: I live; answer.
+    """target -> hub: I live; are you there? The hub's transport answers at once, whatever the hub computes.
 
     Sequence 0 belongs to the transports: it attaches a session, keeps its lease and never reaches the hub itself.
     """

@@ -12,17 +12,20 @@ MAX_MISSES: Final = 3  # in a row, before the first pause
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # steps
 LONGEST_PAUSE_S: Final = 5.0  # a pause of more than FIRST_PAUSE steps ends after this: what was slow may be quick again
 FIRST_READING_S: Final = 5.0  # an `Open` unanswered for longer may have been lost; each one after it gets twice as long
+CATCHING_UP_S: Final = 1.0  # so may be the answer to what ended a pause
 
 
 class Patience:
     """With one tag, or with the hub: waits in vain are counted, and pauses follow.
 
     After the first pause one more wait in vain is enough for the next, which is twice as long: what a hopeless case
-    costs is one deadline in LONGEST_PAUSE steps, or LONGEST_PAUSE_S. One proposal in time and all is forgotten.
+    costs is one deadline in LONGEST_PAUSE steps, or LONGEST_PAUSE_S. One proposal in time and all is forgotten. One
+    wait in vain between two of those may be forgiven. Meanwhile ever less is asked for: a short draft may come in time.
     """
 
     def __init__(self) -> None:
         self._num_misses = 0  # in a row
+        self._has_forgiven = False
         self._num_passed = self._pause = 0  # steps of the present pause
         self._next_pause = FIRST_PAUSE
         self._ends_s = inf
@@ -31,6 +34,10 @@ class Patience:
     def is_pausing(self) -> bool:
         return self._num_passed < self._pause
 
+    def fitting(self, num_steps: int) -> int:
+        """Of a draft so deep, what may yet come in time: half of it for each wait in vain, but something."""
+        return max(min(num_steps, 1), num_steps >> self._num_misses)
+
     def pass_step(self, now: float) -> None:
         """A step of the pause goes by."""
         self._num_passed += 1
@@ -38,7 +45,13 @@ class Patience:
             self._pause = 0
 
     def note_in_time(self) -> None:
-        self._num_misses, self._next_pause = 0, FIRST_PAUSE
+        self._num_misses, self._pause = 0, 0
+        self._next_pause, self._has_forgiven = FIRST_PAUSE, False
+
+    def forgive(self) -> bool:
+        """Returns: whether this wait in vain, for which there is a reason, need not count."""
+        is_first, self._has_forgiven = not self._has_forgiven, True
+        return is_first
 
     def note_in_vain(self, now: float) -> None:
         self._num_misses += 1
@@ -49,9 +62,10 @@ class Patience:
 
 
 class Reading:
-    """How long an `Open` may stay unanswered: the hub may have a long prompt to read, or the answer may be lost.
+    """How long one may stay unanswered by a hub that has to read first: a long prompt, or what a pause has left.
 
-    An `Open` that says the same again costs a hub that is still reading nothing: it goes on where it is.
+    The answer may be lost. An `Open` that says the same again costs a hub that is still reading nothing: it goes on
+    where it is.
     """
 
     def __init__(self) -> None:
@@ -59,8 +73,13 @@ class Reading:
         self._until_s = inf
 
     def begin(self, now: float) -> None:
+        """Of a prompt."""
         self._until_s = now + self._patience_s
         self._patience_s *= 2
+
+    def begin_catching_up(self, now: float) -> None:
+        """Of what it was told in a pause."""
+        self._until_s = now + CATCHING_UP_S
 
     def end(self) -> None:
         self._patience_s, self._until_s = FIRST_READING_S, inf

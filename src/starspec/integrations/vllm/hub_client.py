@@ -46,18 +46,56 @@ class _HubTag:
     proposal: Proposal | None = None
     is_awaited: bool = False
     is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
+    is_behind: bool = False  # nor is a `Verdict`, and a step has waited for it ...
+    is_excused: bool = False  # ... while the hub had to read first
+    has_to_catch_up: bool = False  # it was told of nothing in a pause, and of all that at once
     reading: Reading = field(default_factory=Reading)
     patience: Patience = field(default_factory=Patience)
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing more is told before the hub has answered: it reads, or its answer may be of use."""
+        may_be_of_use = len(self.request) - self.session.prefix_len < self.session.wanted.num_steps
+        return self.is_opening or (self.is_behind and (self.is_excused or may_be_of_use))
 
     def begin_opening(self, now: float) -> None:
         self.is_opening = True
         self.reading.begin(now)
 
-    def give_up_opening(self) -> None:
+    def pass_by(self) -> None:
+        """Go on without an answer, which is still to come."""
+        self.is_awaited, self.is_behind = False, not self.is_opening
+
+    def miss(self, now: float, has_prompts_to_read: bool) -> bool:
+        """Returns: whether the hub is to blame for being late, or has to read first."""
+        self.pass_by()
+        if self.is_opening:
+            return False
+        if self.has_to_catch_up:
+            self.is_excused = True
+            self.reading.begin_catching_up(now)
+        elif has_prompts_to_read and self.patience.forgive():
+            self.is_excused = True
+            self.reading.begin(now)
+        else:
+            self.patience.note_in_vain(now)
+        return not self.is_excused
+
+    def draft(self) -> list[int]:
+        """Returns: the rest of the last proposal behind the request's tokens; empty if they are not what it says."""
+        if self.proposal is None or not self.proposal.tree.is_chain:  # vLLM verifies chains
+            return []
+        return list(self.proposal.tree.after(self.request.token_ids(self.proposal.prefix_len)).token_ids)
+
+    def settle(self) -> None:
+        """What was told is answered, or never will be."""
+        self.is_opening = self.is_behind = self.is_excused = self.is_awaited = self.has_to_catch_up = False
+
+    def give_up(self) -> None:
         """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
         self.session.lose()
-        self.is_opening = self.is_awaited = False
+        self.settle()
 
 
 class HubClient:
@@ -80,7 +118,6 @@ class HubClient:
         self._vocab_size = vocab_size
         self._clock = clock
         self._hub = HubLiveness(clock())
-        self._is_heard = False  # since the last wait ended: a hub whose proposals come too late is slow, not silent
         self._patience = Patience()  # with the hub, whoever is late
         self._tags: dict[KnownRequest, _HubTag] = {}
         self._by_number: dict[Tag, _HubTag] = {}
@@ -117,6 +154,8 @@ class HubClient:
             return None
         if self._patience.is_pausing:
             self._patience.pass_step(self._clock())
+            for each_tag in self._tags.values():
+                each_tag.has_to_catch_up = True
             return None
         messages = [message for each in wanted for message in self._tell(each)]
         if messages:
@@ -144,8 +183,7 @@ class HubClient:
         self._receive(0.0)
         now = self._clock()
         if self._transport.is_connected and now >= self._next_ping_s:
-            self._next_ping_s = now + PING_INTERVAL_S
-            self._transport.send([Ping(next(self._ping_numbers))])
+            self._ping(now)
 
     def shutdown(self) -> None:
         """Leave in good order; no call follows."""
@@ -158,15 +196,18 @@ class HubClient:
         tag = self._tags.get(wanted.request)
         if tag is None and wanted.num_draft_tokens:
             tag = _HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
-        if tag is not None and tag.is_opening and tag.reading.is_overdue(self._clock()):
-            tag.give_up_opening()
-        if tag is None or tag.is_opening:
+        if tag is not None and tag.is_unanswered and tag.reading.is_overdue(self._clock()):
+            tag.give_up()
+        if tag is None or tag.is_unanswered:
             return []
-        tag.proposal, tag.is_awaited = None, False
+        if tag.draft():  # it came late, and is right so far
+            return []
+        tag.proposal, tag.is_behind, tag.is_excused = None, False, False
         if tag.patience.is_pausing:
             tag.patience.pass_step(self._clock())
+            tag.has_to_catch_up = True
             return []
-        num_tokens = self._limited(wanted.num_draft_tokens)
+        num_tokens = tag.patience.fitting(self._limited(wanted.num_draft_tokens))
         if not num_tokens or self._clock() < tag.open_at_s:
             return []
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
@@ -207,59 +248,76 @@ class HubClient:
 
     def _await(self, awaited: list[_HubTag]) -> None:
         """Receive until all that is awaited is here, or the deadline passes, or the hub is lost."""
+        if any(tag.is_excused for tag in self._tags.values()):  # the hub is known to read
+            for tag in awaited:
+                tag.pass_by()
+            return
         if not awaited:
             return
         asked_s = self._clock()
-        deadline_s = asked_s + self._deadline.seconds
+        is_heard = self._receive_until(asked_s + self._deadline.seconds, awaited)
+        late = [tag for tag in awaited if tag.is_awaited]
+        missed = [tag for tag in late if not tag.is_opening]
+        if missed or not late:  # a prompt that is read is no sample
+            self._deadline.note_round(self._clock() - asked_s)
+        self._judge(late, is_for_all=len(late) == len(awaited))
+        if missed and not is_heard and not self._hub.is_lost:
+            self._hub.doubt(self._clock())
+            self._ping(self._clock())
+
+    def _receive_until(self, deadline_s: float, awaited: list[_HubTag]) -> bool:
+        """Returns: whether anything was heard."""
+        is_heard = False
         while not self._hub.is_lost and any(tag.is_awaited for tag in awaited):
             left_s = deadline_s - self._clock()
             if left_s <= 0:
                 break
-            self._receive(left_s)
-        late = [tag for tag in awaited if tag.is_awaited]
-        if not late or any(not tag.is_opening for tag in late):  # a prompt that is read is no sample
-            self._deadline.note_round(self._clock() - asked_s)
-        self._judge(awaited, late)
-        is_silent = not self._is_heard and any(not tag.is_opening for tag in late)
-        self._is_heard = False
-        if self._hub.has_fallen_silent(is_silent) and not self._hub.is_lost:
-            self._lose()
+            is_heard |= self._receive(left_s)
+        return is_heard
 
-    def _judge(self, awaited: list[_HubTag], late: list[_HubTag]) -> None:
-        """Wait no more for those who are late; stop paying the deadline for a request, or a hub, that is always late.
+    def _judge(self, late: list[_HubTag], *, is_for_all: bool) -> None:
+        """Wait no more for those who are late: they join when they are answered, with what is left of the proposal.
 
-        What is opening is not judged: steps go on, and it joins them when the hub has read its prompt.
+        Stop paying the deadline for a request, or a hub, that is always late.
         """
-        for tag in late:
-            tag.is_awaited = False
-        missed = [tag for tag in late if not tag.is_opening]
-        for tag in missed:
-            tag.patience.note_in_vain(self._clock())
-        if len(late) < len(awaited):
-            self._patience.note_in_time()
-        elif missed:
-            self._patience.note_in_vain(self._clock())
+        now, has_prompts_to_read = self._clock(), any(tag.is_opening for tag in self._tags.values())
+        missed = [tag for tag in late if tag.miss(now, has_prompts_to_read)]
+        is_blamed = bool(missed) or (any(tag.is_excused for tag in late) and not self._patience.forgive())
+        if is_blamed and is_for_all:
+            self._patience.note_in_vain(now)
+
+    def _ping(self, now: float) -> None:
+        self._next_ping_s = now + PING_INTERVAL_S
+        self._transport.send([Ping(next(self._ping_numbers))])
 
     def _draft_of(self, wanted: Wanted) -> list[int]:
         tag = self._tags.get(wanted.request)
-        if tag is None or tag.proposal is None or tag.session.prefix_len != len(wanted.request):
-            return []
-        proposal, tag.proposal = tag.proposal, None
-        return list(proposal.token_ids) if proposal.tree.is_chain else []  # vLLM verifies chains
+        draft = [] if tag is None else tag.draft()[: wanted.num_draft_tokens]
+        if tag is not None and draft:
+            tag.proposal = None
+            self._note_in_time(tag)
+        return draft
+
+    def _note_in_time(self, tag: _HubTag) -> None:
+        tag.patience.note_in_time()
+        self._patience.note_in_time()
 
     # ---------------------------------------------------------------- in
 
-    def _receive(self, timeout_s: float) -> None:
-        for message in self._transport.receive(timeout_s):
-            self._is_heard = True
+    def _receive(self, timeout_s: float) -> bool:
+        """Returns: whether anything was heard."""
+        messages = self._transport.receive(timeout_s)
+        for message in messages:
             self._handle(message)
         self._notice_connection()
+        return bool(messages)
 
     def _handle(self, message: HubToTarget) -> None:
         if self._hub.is_lost:
             if self._hub.may_be_found(self._clock()):
                 self._hub.find(self._clock())
             return
+        self._hub.hear()
         if not isinstance(message, Proposal | Reopen):
             return
         tag = self._by_number.get(message.tag)
@@ -268,25 +326,24 @@ class HubClient:
         if not tag.session.accepts(message):
             self._refuse(message, tag)
             return
-        is_in_time = tag.is_awaited
-        tag.is_opening = tag.is_awaited = False
+        if tag.is_awaited:
+            self._note_in_time(tag)
+        tag.settle()
         tag.reading.end()
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
             tag.open_at_s = self._clock() + message.retry_after_s
         elif isinstance(message, Proposal):
             tag.proposal = message
-            if is_in_time:
-                tag.patience.note_in_time()
 
     def _refuse(self, message: Proposal | Reopen, tag: _HubTag) -> None:
-        """What the protocol forbids changes nothing, but that no other answer to an `Open` is going to follow."""
-        if tag.is_opening and tag.session.is_answered_by(message):
-            tag.give_up_opening()
+        """What the protocol forbids changes nothing, but that no other answer is going to follow."""
+        if (tag.is_awaited or tag.is_opening or tag.is_behind) and tag.session.is_answered_by(message):
+            tag.give_up()
             tag.patience.note_in_vain(self._clock())
 
     def _notice_connection(self) -> None:
-        """A session that ended took every tag with it; one that began is told of them step by step."""
+        """A session that ended took every tag with it, and so does a hub that hangs; a new one is told step by step."""
         if not self._transport.is_connected:
             if not self._hub.is_lost:
                 self._lose()
@@ -295,12 +352,13 @@ class HubClient:
             if not self._hub.is_lost:
                 self._lose()
             self._hub.find(self._clock())
+        elif self._hub.hangs(self._clock()):
+            self._lose()
 
     def _lose(self) -> None:
         """The hub is silent or gone: wait for nothing until it is heard again, and open every tag anew then."""
         self._hub.lose(self._clock())
         self._patience = Patience()  # the one that is found next has kept nobody waiting yet
         for tag in self._tags.values():
-            tag.session.lose()
-            tag.patience, tag.reading = Patience(), Reading()
-            tag.proposal, tag.is_awaited, tag.is_opening = None, False, False
+            tag.give_up()
+            tag.proposal, tag.patience, tag.reading = None, Patience(), Reading()
