@@ -10,6 +10,7 @@ from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.patience import FIRST_READING_S, MAX_MISSES
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
+LATE_S = 0.4  # what a hub needs that is busy: too long for a round, short enough to catch up
 
 
 class LongStar(Star):
@@ -119,4 +120,33 @@ def test_an_open_and_a_verdict_that_are_lost_cost_their_tags_a_while_and_no_more
     accepted = star.stats.acceptance.num_accepted_tokens
     assert rounds_late(star, 8) == 0
     assert star.stats.acceptance.num_accepted_tokens > accepted + 8
+    star.finish()
+
+
+def paused_star() -> Star:
+    """The hub was late until it was left alone; the question that ends the pause has been asked, and not answered."""
+    star = running_star()
+    star.hub.busy_s = LATE_S
+    rounds_late(star, 12)
+    assert rounds_late(star, 8) == 0
+    while not rounds_late(star, 1):
+        pass
+    return star
+
+
+def test_who_asks_first_after_a_pause_lets_the_hub_catch_up() -> None:
+    star = paused_star()
+    star.hub.busy_s = 0.0
+    num_until_answer = int((LATE_S - 0.8 * MAX_GAP_S) / STEP_S)  # a round has waited for the deadline already
+    assert rounds_late(star, num_until_answer + 2) == 0
+    accepted = star.stats.acceptance.num_accepted_tokens
+    assert rounds_late(star, 8) == 0
+    assert star.stats.acceptance.num_accepted_tokens > accepted + 8  # no second pause
+    star.finish()
+
+
+def test_while_the_hub_catches_up_nobody_waits_for_it() -> None:
+    star = paused_star()
+    star.submit("b", PROMPT[1:], 1000)
+    assert rounds_late(star, 10) == 0
     star.finish()
