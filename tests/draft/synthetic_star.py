@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -134,9 +134,9 @@ class SyntheticStar:
                 arrived.append(Arrival(event.target, TargetId(event.target), event.message, event.at_s))
         return arrived
 
-    def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
-        target = self._targets[session_id]
-        for message in messages:
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        for session_id, message in [(name, each) for name, messages in replies.items() for each in messages]:
+            target = self._targets[session_id]
             if isinstance(message, Pong) or not target.tag.receive(message):
                 continue
             assert isinstance(message, Proposal)

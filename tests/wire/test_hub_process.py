@@ -27,7 +27,7 @@ sys.stdout.flush()
 while True:
     for arrival in hub.receive(1.0):
         if isinstance(arrival.message, Ping):
-            hub.send(arrival.session_id, [Pong(arrival.message.sequence)])
+            hub.send({arrival.session_id: [Pong(arrival.message.sequence)]})
 """
 
 

@@ -115,7 +115,7 @@ def test_a_hub_that_dies_loses_the_session_and_a_new_one_begins_when_it_returns(
     assert target.welcome is not None
     assert old is not None
     assert target.welcome.session_id != old.session_id
-    hub.transport.send(old.session_id, [Pong(1)])
+    hub.transport.send({old.session_id: [Pong(1)]})
     assert hub.transport.stats.num_dropped == 1
     assert target.receive(1.0) == []
 
@@ -126,7 +126,7 @@ def test_messages_pass_through_the_codec() -> None:
     hub.step()
     assert target.welcome is not None
     impossible = Proposal(Tag(1), Epoch(1), 3, [1, 1], [-1, -1])  # two siblings with one token
-    hub.transport.send(target.welcome.session_id, [impossible, Reopen(Tag(1), Epoch(1))])
+    hub.transport.send({target.welcome.session_id: [impossible, Reopen(Tag(1), Epoch(1))]})
     assert target.receive(0.0) == [Reopen(Tag(1), Epoch(1))]
     target.send([msgspec.structs.replace(Ping(1), sequence=-1)])
     hub.step()

@@ -77,7 +77,7 @@ def test_what_is_sent_together_arrives_together(star) -> None:
     target = star.connected(hub.endpoint)
     assert target.welcome is not None
     proposals = [Proposal(Tag(tag), Epoch(1), 3, [1, 2]) for tag in range(50)]
-    hub.transport.send(target.welcome.session_id, proposals)
+    hub.transport.send({target.welcome.session_id: proposals})
     assert target.receive(5.0) == proposals
     verdicts = [Verdict(Tag(tag), Epoch(2), 3, [1], 4) for tag in range(50)]
     target.send(verdicts)
@@ -288,7 +288,7 @@ def test_a_message_that_is_too_large_is_dropped_and_the_others_go(star) -> None:
 
 def test_what_is_for_a_target_that_left_is_dropped_and_counted(star) -> None:
     hub = star.hub()
-    hub.transport.send(SessionId("nobody"), [Reopen(Tag(1), Epoch(1)), Pong(1)])
+    hub.transport.send({SessionId("nobody"): [Reopen(Tag(1), Epoch(1)), Pong(1)]})
     star.until(lambda: hub.transport.stats.num_dropped == 2)
 
 
@@ -385,10 +385,10 @@ def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
     stats = HubTransportStats()
     exchange = Exchange(queue.SimpleQueue(), stats)
     for _ in range(5):
-        exchange.put_reply(SessionId("s"), [b"one", b"two"])
+        exchange.put_replies({SessionId("s"): [b"one", b"two"]})
     assert (len(exchange.replies), stats.num_dropped) == (3, 4)
     exchange.close()
-    exchange.put_reply(SessionId("s"), [b"late"])  # nobody is there to be woken, and nobody minds
+    exchange.put_replies({SessionId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
 
 
 def test_the_data_ports_come_from_the_range_and_end_with_it(star) -> None:

@@ -13,6 +13,7 @@ ones sooner for the likeliest; by simulation this bound is near the best of both
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from statistics import median
 from typing import Final
@@ -60,4 +61,4 @@ class AheadWidth:
 
 def _size(num_nodes: int) -> int:
     """The size that a layer is measured as: the least of SIZES that is not less; the largest for all beyond."""
-    return next((size for size in SIZES if size >= num_nodes), SIZES[-1])
+    return SIZES[min(bisect_left(SIZES, num_nodes), len(SIZES) - 1)]

@@ -180,12 +180,13 @@ class RequestBuffer:
     def note_time(self, layer: Layer, seconds: float) -> None:
         """A layer took so long: what shares a layer, and what is read of prompts beside it, follows that."""
         self._times.add(layer, seconds)
-        if not layer.has_prefill:
-            before = self.max_sessions
-            self._limit.add(len(layer.portions), seconds)
-            self._width.add(sum(portion.num_tokens for portion in layer.portions), seconds)
-            if before != self.max_sessions:
-                self._settled = ()
+        if layer.has_prefill:
+            return
+        self._width.add(sum([portion.num_tokens for portion in layer.portions]), seconds)
+        before = self._limit.max_sessions
+        self._limit.add(len(layer.portions), seconds)
+        if before != self._limit.max_sessions:
+            self._settled = ()
 
     def note_time_ahead(self, num_nodes: int, seconds: float) -> None:
         """A layer ahead, of so many nodes, took so long: how wide others are follows that."""
@@ -206,38 +207,53 @@ class RequestBuffer:
             raise OurBug(f"rows are known of {list(self._holders)}, which is not who holds one")
         if any(session.in_verification is None for session in self._preparing.values()):
             raise OurBug(f"{list(self._preparing)} are prepared for verdicts, and not all will get one")
-        if self._settled and self._choose_layer() != self._choose(self._snapshot()):
+        if self._waiting and self._choose_layer() != self._choose(self._snapshot()):
             raise OurBug(f"{self._choose_layer()} is not the layer that the scheduler would choose")
 
     def _is_due(self, session: DraftSession) -> bool:
         return session.request is not None and self._drafter.can_grow(session)
 
     def _choose_layer(self) -> tuple[Layer, Turns]:
-        """The scheduler's choice, taken from the last layer where that is the same."""
+        """The scheduler's choice, found without it where there is none: all that wait fit, or the last layer goes on."""
+        everyone = self._everyone()
+        if everyone is not None:
+            return everyone, self._turns
         if not self._settled:
             return self._choose(self._snapshot())
         layer = Layer(tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in self._settled))
-        if not self._is_fair or len(self._settled) == len(self._waiting):
+        if not self._is_fair:
             return layer, self._turns
         taken = zip(self._settled, layer.portions, strict=True)
         return layer, self._turns.charged(portion for session, portion in taken if not session.is_urgent)
 
+    def _everyone(self) -> Layer | None:
+        """All that wait, if each of them holds a row and none reads a prompt: then nobody takes anything from anybody."""
+        most = self.max_sessions
+        if most is not None and len(self._waiting) > most:
+            return None
+        portions: list[Portion] = []
+        for session in self._waiting.values():
+            num_missing = self._drafter.num_missing(session)
+            if session.row is None or _is_prefill(session, num_missing):
+                return None
+            portions.append(Portion(session.key, num_missing, False, not session.tree.is_rooted))
+        return Layer(tuple(portions))
+
     def _who_goes_on(self) -> Sequence[DraftSession]:
-        """After a layer without prompts: those who will be in the next one if nothing happens before it.
+        """After a layer without prompts that not all fit in: those who will be in the next one if nothing happens before.
 
         Returns: the sessions in flight, in the order of the next layer; () if others may come before one of them.
         """
         # one that was to take a prompt over may have lost it to one that was leased its source before
         if not all(session.tree.is_rooted for session in self._in_flight):
             return ()
+        if len(self._in_flight) != self.max_sessions or len(self._in_flight) == len(self._waiting):
+            return ()  # there is room for more, or all fit
         line = list(self._waiting.values())
-        if len(self._in_flight) < len(line):
-            if len(self._in_flight) != self.max_sessions:
-                return ()
-            if self._is_fair:  # who comes before all turns, in this order
-                begun = [session for session in line if session.is_begun and not session.is_urgent]
-                line = [session for session in line if session.is_urgent] + begun
-            line = line[: self.max_sessions]
+        if self._is_fair:  # who comes before all turns, in this order
+            begun = [session for session in line if session.is_begun and not session.is_urgent]
+            line = [session for session in line if session.is_urgent] + begun
+        line = line[: self.max_sessions]
         in_flight = {session.key for session in self._in_flight}
         return line if in_flight == {session.key for session in line} else ()
 
@@ -263,7 +279,7 @@ class RequestBuffer:
 
     def _view(self, session: DraftSession) -> SessionView:
         num_missing = self._drafter.num_missing(session)
-        is_prefill = num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST)
+        is_prefill = _is_prefill(session, num_missing)
         return SessionView(
             session.key,
             session.row is not None,
@@ -291,6 +307,11 @@ class RequestBuffer:
         session.is_read = False
         self._drafter.free(session)
         self._holders.pop(session.key, None)
+
+
+def _is_prefill(session: DraftSession, num_missing: int) -> bool:
+    """Whether what it misses is more than a verdict leaves."""
+    return num_missing > (MOST_COMMITTED if session.is_read else SHORT_PAST)
 
 
 def _is_of_use(growth: Growth, message: Open | Verdict | Close | None) -> bool:

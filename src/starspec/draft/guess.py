@@ -10,10 +10,12 @@ from torch import Tensor
 
 from starspec.draft.growing_tree import Children, Guess
 from starspec.draft.session import DraftSession
+from starspec.speculation.argmax import argmaxes
 from starspec.speculation.budget import Opinion
 from starspec.speculation.drawing import draw_children
 from starspec.speculation.proposing import propose_token, propose_tokens
 
+ONE_UNRATED: Final = Opinion(1, is_rated=False)
 NUM_SPARE: Final = 4  # looked at beyond those wanted: of equal logits the lowest ids are to be taken
 
 
@@ -65,9 +67,9 @@ def _widest(points: Sequence[Point]) -> Opinion:
 
 def _likeliest(logits: Tensor, opinion: Opinion, token_ids: Tensor | None) -> list[list[Guess]]:
     """The `top_k` largest of each row [B, V], of equals mostly the lowest id first, in one go for all rows."""
-    if opinion == Opinion(1, is_rated=False):  # max is five times as fast as argmax on a CPU, and finds the same index
-        best = logits.max(dim=-1).indices
-        return [[Guess(token_id, 0.0)] for token_id in (best if token_ids is None else token_ids[best]).tolist()]
+    if opinion == ONE_UNRATED:
+        best = argmaxes(logits)
+        return [[Guess(token_id, 0.0)] for token_id in (best if token_ids is None else token_ids[best].tolist())]
     top = logits.topk(min(opinion.top_k + NUM_SPARE, logits.shape[-1]), dim=-1)
     indices = top.indices if token_ids is None else token_ids[top.indices]
     log_confidences = (top.values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).tolist()

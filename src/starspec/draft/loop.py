@@ -93,12 +93,12 @@ class HubLoop:
                 self._hub.handle(arrival.session_id, message, arrival.arrived_at)
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
-        """Send each target its replies in one go."""
+        """Send all targets their replies in one go."""
         by_session: dict[SessionId, list[HubToTarget]] = {}
         for session_id, message in replies:
             by_session.setdefault(session_id, []).append(message)
-        for session_id, messages in by_session.items():
-            self._transport.send(session_id, messages)
+        if by_session:
+            self._transport.send(by_session)
 
     def _give_up(self, arrival: Arrival) -> None:
         if isinstance(arrival.message, Open | Features | Verdict | Close):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from starspec.ids import SessionId, Tag
@@ -85,7 +86,7 @@ class Portion:
         return 1 if self.is_past else self.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layer:
     """The decision: free the rows of `evicted`, then forward the portions together."""
 
@@ -94,11 +95,11 @@ class Layer:
 
     @property
     def has_prefill(self) -> bool:
-        return any(portion.is_prefill for portion in self.portions)
+        return self.num_prompt_tokens > 0
 
-    @property
+    @cached_property
     def num_prompt_tokens(self) -> int:
-        return sum(portion.num_tokens for portion in self.portions if portion.is_prefill)
+        return sum([portion.num_tokens for portion in self.portions if portion.is_prefill])
 
 
 class Line(Protocol):

@@ -269,9 +269,11 @@ class DraftSession:
         """
         if self.request is None:
             return False
+        if self.is_complete:
+            return True
         num_known = 0 if self.ahead_choice.mode == "off" else self.num_known
-        if self.is_complete or not num_known:
-            return self.is_complete
+        if not num_known:
+            return False
         if self.ahead_choice.mode == "chain":
             return begun_s <= NEARLY * layer_s
         away_s = None if return_s is None else return_s + now - self.request.arrived_s

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
 PROPOSED_SHARE = 0.25
+MOST_REMEMBERED: Final = 1024  # chains: the commonest budgets, of which a hub makes one for each verdict
 
 
 class Opinion(NamedTuple):
@@ -38,6 +39,7 @@ class DraftBudget:
     p_min: float = 0.0  # of the path to a node that is expanded, 0..1
 
     @classmethod
+    @lru_cache(maxsize=MOST_REMEMBERED)
     def chain(cls, num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:
         return cls(num_draft_tokens, num_draft_tokens, p_min=p_min)
 

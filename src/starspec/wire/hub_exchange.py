@@ -7,7 +7,7 @@ import queue
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from starspec.ids import SessionId
@@ -39,12 +39,14 @@ class Exchange:
         self.wake.setblocking(False)
         self._alarm.setblocking(False)
 
-    def put_reply(self, session_id: SessionId, frames: list[bytes]) -> None:
-        """Hub's side: leave what is to be sent. Dropped, and counted, beyond MAX_REPLIES."""
-        if len(self.replies) >= MAX_REPLIES:
-            self._stats.num_dropped += len(frames)
-            return
-        self.replies.append(Outgoing(session_id, frames, time.monotonic()))
+    def put_replies(self, frames: Mapping[SessionId, list[bytes]]) -> None:
+        """Hub's side: leave what is to be sent, and ring once. Dropped, and counted, beyond MAX_REPLIES."""
+        now = time.monotonic()
+        for session_id, theirs in frames.items():
+            if len(self.replies) >= MAX_REPLIES:
+                self._stats.num_dropped += len(theirs)
+            else:
+                self.replies.append(Outgoing(session_id, theirs, now))
         self._wake_up()
 
     def count_taken(self, arrivals: Sequence[Arrival]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,13 +66,14 @@ class MemoryHub:
         arrivals, self._arrivals = self._arrivals, []
         return sorted(arrivals, key=lambda arrival: arrival.arrived_at)  # stable: Joined stays first, Left last
 
-    def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
-        session = self._sessions.get(session_id)
-        if session is None:
-            self.stats.num_dropped += len(messages)
-            return
-        for message in messages:
-            session.to_target.put(message, self.clock())
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        for session_id, messages in replies.items():
+            session = self._sessions.get(session_id)
+            if session is None:
+                self.stats.num_dropped += len(messages)
+                continue
+            for message in messages:
+                session.to_target.put(message, self.clock())
 
     def close(self) -> None:
         self.fail()

@@ -5,7 +5,7 @@ Implementations: `zmq_hub.py` and `zmq_target.py` between processes, `memory.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,8 +69,9 @@ class HubTransport(Protocol):
         """
         ...
 
-    def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
-        """Hand messages over without waiting; they travel together. Dropped, and counted, if the target is gone."""
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        """Hand messages over without waiting: those of a session travel together. Dropped, and counted, if the target
+        is gone."""
         ...
 
     def close(self) -> None:

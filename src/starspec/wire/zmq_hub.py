@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import zmq
@@ -95,10 +95,11 @@ class ZmqHub:
             self._note(arrivals, self._trace)
         return arrivals
 
-    def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
         """As HubTransport; callable from any thread."""
-        if messages:
-            self._exchange.put_reply(session_id, [encode(message) for message in messages])
+        frames = {name: [encode(message) for message in messages] for name, messages in replies.items() if messages}
+        if frames:
+            self._exchange.put_replies(frames)
 
     def close(self) -> None:
         self._exchange.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -71,8 +72,16 @@ def run_hub(parent: Connection, model: ModelConfig) -> None:
     try:
         loop = HubLoop(build_hub(loaded, config), LoggedTransport(transport, log))
         parent.send(transport.port)
-        while not parent.poll():
+        is_stopping = threading.Event()  # a look at it costs a turn nothing, one at a pipe costs it a system call
+        threading.Thread(target=_watch, args=(parent, is_stopping), name="bench-stop", daemon=True).start()
+        while not is_stopping.is_set():
             loop.turn(IDLE_WAIT_S)
         parent.send((log.requests, runner.forwards))
     finally:
         transport.close()
+
+
+def _watch(parent: Connection, is_stopping: threading.Event) -> None:
+    """Wait for the parent's word, or its end."""
+    parent.poll(None)
+    is_stopping.set()

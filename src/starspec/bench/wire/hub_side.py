@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starspec.bench.wire.clock import Interval
 from starspec.ids import SessionId, Tag
@@ -59,9 +59,10 @@ class LoggedTransport:
         self._log.note_arrivals(arrivals)
         return arrivals
 
-    def send(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
-        self._log.note_reply(session_id, messages)
-        self._transport.send(session_id, messages)
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        for session_id, messages in replies.items():
+            self._log.note_reply(session_id, messages)
+        self._transport.send(replies)
 
     def close(self) -> None:
         self._transport.close()
