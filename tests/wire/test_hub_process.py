@@ -17,22 +17,19 @@ pytestmark = pytest.mark.system
 
 HUB = """
 import sys
-from starspec.speculation.stats import HubStats
-from starspec.wire.messages import HubStatus, Ping, Pong, Welcome
+from starspec.wire.messages import Welcome
 from starspec.wire.zmq_hub import ZmqHub
 
 hub = ZmqHub("127.0.0.1", int(sys.argv[1]), lambda hello, num: Welcome(1, "", 0, "d", 4, 10.0), lambda: None)
 sys.stdout.write(f"{hub.port}\\n")
 sys.stdout.flush()
 while True:
-    for arrival in hub.receive(1.0):
-        if isinstance(arrival.message, Ping):
-            hub.send({arrival.session_id: [Pong(arrival.message.sequence)]})
+    hub.receive(1.0)  # the transport answers pings by itself
 """
 
 
 class HubProcess:
-    """An echo hub in a process of its own, always on the same port."""
+    """A hub that only listens, in a process of its own, always on the same port."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -179,7 +179,7 @@ def test_real_time_passes_for_delayed_messages_on_a_real_clock() -> None:
     def step() -> bool:
         arrivals = [each for each in transport.receive() if isinstance(each.message, Ping)]
         for each in arrivals:
-            transport.send(each.session_id, [Pong(1)])
+            transport.send({each.session_id: [Pong(1)]})
         return bool(arrivals)
 
     target = transport.connect(hello(), step)

@@ -42,7 +42,7 @@ class AheadChoice:
 
     def __init__(self, run_ahead: RunAhead) -> None:
         self.mode: AheadMode = "off" if run_ahead == "auto" else run_ahead
-        self._is_auto = run_ahead == "auto"
+        self.is_learning = run_ahead == "auto"  # by its rounds
         self._settled = self.mode
         self._candidate = IN_TURN[self.mode]
         self._settled_rate = 0.0  # before the trial
@@ -68,7 +68,7 @@ class AheadChoice:
             num_emitted: tokens that a round with such a proposal is likely to emit.
         """
         owed_s, self._owed_s = self._owed_s, 0.0
-        if not self._is_auto:
+        if not self.is_learning:
             return
         if self._num_to_skip:
             self._num_to_skip -= 1

@@ -30,12 +30,12 @@ class AheadWidth:
     """Watches what layers take. Begins with one node, and tries one size after the other."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}  # size -> of its last layers
+        self._seconds = {size: deque[float](maxlen=NUM_LAYERS) for size in SIZES}  # of the last layers of each
         self._num_ahead = 0
 
     def add(self, num_nodes: int, seconds: float) -> None:
         """Count one layer without prompts, whether anybody waited for it or not."""
-        self._seconds.setdefault(_size(num_nodes), deque(maxlen=NUM_LAYERS)).append(seconds)
+        self._seconds[_size(num_nodes)].append(seconds)
 
     def choose(self, num_sessions: int) -> int:
         """Nodes of the next layer ahead of so many sessions, at most. Effects: it counts as one layer."""
@@ -55,7 +55,7 @@ class AheadWidth:
         return width
 
     def _known_s(self, num_nodes: int) -> float | None:
-        seconds = self._seconds.get(_size(num_nodes), ())
+        seconds = self._seconds[_size(num_nodes)]
         return median(seconds) if len(seconds) >= MIN_LAYERS else None
 
 

@@ -38,8 +38,10 @@ class BatchLimit:
 
     def add(self, num_sessions: int, seconds: float) -> None:
         """Count one layer."""
-        costs = self._costs.setdefault(_size(num_sessions), deque(maxlen=NUM_LAYERS))
-        costs.append(seconds / num_sessions)
+        size = _size(num_sessions)
+        if size not in self._costs:
+            self._costs[size] = deque(maxlen=NUM_LAYERS)
+        self._costs[size].append(seconds / num_sessions)
         self._num_layers += 1
         if self._num_layers % REVIEW_LAYERS == 0:
             self._limit = self._choose()

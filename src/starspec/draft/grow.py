@@ -82,11 +82,10 @@ class CausalDrafter:
             Point(growth.session, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes
         ]
         children = guess_children(points, logits)
-        for segment in segments:
+        for growth, segment in zip(layer, segments, strict=True):
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
-        for growth in layer:
-            self._sharing.note(growth.session)
+                self._sharing.note(growth.session)
         for (session, node), known in zip(points, children, strict=True):
             session.tree.expand(node, known, session.opinion)
 

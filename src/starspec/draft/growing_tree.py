@@ -92,7 +92,9 @@ class GrowingTree:
 
     def to_forward(self, budget: DraftBudget) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""
-        return self._go_on(self._from_root(budget))
+        if self._missing is None or self._missing[0] is not budget:  # asked several times a layer
+            self._missing = budget, self._go_on(self._from_root(budget))
+        return self._missing[1]
 
     def segment(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token ids and parents of the forwarded nodes and then of `nodes`, as a `Segment` wants them."""
@@ -126,6 +128,7 @@ class GrowingTree:
         self.opinion = opinion
         if node != ROOT:
             self.forwarded.append(node)
+        self._missing = None
 
     def become_chain(self, token_ids: Sequence[int]) -> None:
         """Forget all else; for a drafter that knows the whole chain at once and has no K/V."""
@@ -136,6 +139,7 @@ class GrowingTree:
             self.token_ids.append(token_id)
             self._log_confidences.append(0.0)
         self._children.setdefault(ROOT, [])
+        self._missing = None
 
     def best(self, budget: DraftBudget) -> DraftTree:
         """The likeliest nodes. An ancestor is at least as likely as what hangs from it, so they are connected.
@@ -143,11 +147,13 @@ class GrowingTree:
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
         order = self.proposed(budget)
+        if budget.is_chain and not self._drafts:
+            return DraftTree.chain([self.token_ids[node] for node in order])
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
             tuple(place[self._parents[node]] for node in order),
-            self._told(self._grown(budget), place),
+            self._told(self._grown(budget), place) if self._drafts else {},
         )
 
     def proposed(self, budget: DraftBudget) -> list[int]:
@@ -234,6 +240,7 @@ class GrowingTree:
 
     def _forget_walks(self) -> None:
         """Nodes have other numbers now."""
+        self._missing: tuple[DraftBudget, list[int]] | None = None  # the last answer of `to_forward`, while it is true
         self._root_walk: Walk | None = None  # the last one from the root
         self._outlook: Outlook | None = None  # the last one
 
@@ -317,8 +324,6 @@ class GrowingTree:
 
         That would depend on what was drawn: where only likely children are told of, the others are never tested.
         """
-        if not self._drafts:
-            return {}
         expanded = dict.fromkeys(self._parents[node] for node in walked)
         return {place[node]: self._drafts[node] for node in expanded if node in place and node in self._drafts}
 

@@ -44,8 +44,8 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     is_plain = [session.is_plain_argmax for session, _ in points]
     likeliest = _likeliest(logits, _widest(points), token_ids) if any(is_plain) else []
     if all(is_plain):
-        likely = [Children(_of_target(point.session, each)) for point, each in zip(points, likeliest, strict=True)]
-        if all(each.guesses for each in likely):
+        likely = [Children(_of_target(session, each)) for (session, _), each in zip(points, likeliest, strict=True)]
+        if all([each.guesses for each in likely]):
             return likely
     children: list[Children] = []
     for (session, _), group in groupby(zip(count(), points), lambda pair: (pair[1].session, pair[1].depth)):
@@ -62,6 +62,8 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
 def _widest(points: Sequence[Point]) -> Opinion:
     """One that answers what is asked about every node."""
     opinions = {session.opinion for session, _ in points}
+    if len(opinions) == 1:
+        return opinions.pop()
     return Opinion(max(each.top_k for each in opinions), any(each.is_rated for each in opinions))
 
 

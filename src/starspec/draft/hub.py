@@ -119,7 +119,7 @@ class DraftHub:
             self._spokes.leave(session_id)
             self._buffer.leave(session_id)
         self._outbox = [reply for reply in self._outbox if reply[0] != session_id]
-        self._mark(now)
+        self._take_stock(now)
 
     def handle(self, session_id: SessionId, message: TargetToHub, now: float) -> None:
         """Take in one message; what it calls for comes out of `step`.
@@ -137,7 +137,7 @@ class DraftHub:
             self._dispatch(session_id, message, now)
         except PeerProtocolError as error:
             self._reply(session_id, Fault(str(error)))
-        self._mark(now)
+        self._take_stock(now)
 
     def step(self, now: float, is_in_vain: Callable[[], bool] | None = None) -> list[Reply]:
         """Hand over what is ready to be sent; if nothing is, draft one layer for all sessions that owe growth; if none
@@ -204,25 +204,16 @@ class DraftHub:
             self._drop(key)
             if link.is_held:
                 self._reply(session_id, link.send(Reopen(tag, link.epoch)))
-            self._mark(now)
+            self._take_stock(now)
 
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
         self._ledger.refresh(now, self._buffer.weights, self._buffer.waiting_targets)
         self._spokes.count(self.stats, now)
-        self._take_stock()
-        return HubStatus(self._drafter.name, deepcopy(self.stats), self._spokes.statuses())
-
-    def _take_stock(self) -> None:
-        """Count what there is."""
-        self.stats.num_targets = len(self._spokes)
-        self.stats.num_tags = len(self._sessions)
-        self.stats.max_batch = self._buffer.max_sessions or 0
-        self.stats.num_shared_tokens = self._drafter.num_shared_tokens
-        self.stats.num_waiting = self._buffer.num_waiting
         held = [len(session.token_ids) for session in self._sessions.values() if session.row is not None]
         self.stats.num_rows_leased, self.stats.num_rows_free = len(held), self._drafter.num_free_rows
         self.stats.row_fill = sum(held) / (len(held) * self._drafter.max_len) if held else 0.0
+        return HubStatus(self._drafter.name, deepcopy(self.stats), self._spokes.statuses())
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless sessions, rows, links and the request buffer agree."""
@@ -348,7 +339,7 @@ class DraftHub:
             if self._propose_if_ready(session, end):
                 self._buffer.update(session)
         self._buffer.land()
-        self._mark(end)
+        self._take_stock(end)
 
     def _run_layer_ahead(self, now: float, is_in_vain: Callable[[], bool] | None) -> None:
         self._ahead_since_s = now
@@ -361,7 +352,7 @@ class DraftHub:
             self._buffer.note_time_ahead(num_nodes, end - now)
         if sessions:
             self._rounds.add_layer_ahead(sessions, num_nodes, now, end)
-        self._mark(end)
+        self._take_stock(end)
 
     def _propose_if_ready(self, session: DraftSession, now: float) -> bool:
         if session.request is None:
@@ -370,8 +361,10 @@ class DraftHub:
             promised = session.promise.proposal
             self._propose(session, session.request, promised, promised.tree, session.promise.made_s)
             return True
-        return_s = self._spokes[session.key.session_id].return_s
-        is_ready = session.is_ready(now, self.stats.t_s.value, return_s)
+        is_ready = session.is_complete or (
+            session.ahead_choice.mode != "off"
+            and session.is_ready(now, self.stats.t_s.value, self._spokes[session.key.session_id].return_s)
+        )
         if is_ready:
             link, times = session.link, session.request.times(now)
             tree = session.proposal()
@@ -406,7 +399,11 @@ class DraftHub:
     def _reply(self, session_id: SessionId, message: HubToTarget) -> None:
         self._outbox.append((session_id, message))
 
-    def _mark(self, now: float) -> None:
-        """Tell the ledger whether there is anything to draft."""
+    def _take_stock(self, now: float) -> None:
+        self.stats.num_targets = len(self._spokes)
+        self.stats.num_tags = len(self._sessions)
+        self.stats.max_batch = self._buffer.max_sessions or 0
+        self.stats.num_shared_tokens = self._drafter.num_shared_tokens
+        self.stats.num_waiting = self._buffer.num_waiting
         is_busy = self._buffer.owes_growth or self._buffer.can_run_ahead
         self._ledger.mark(now, is_idle=bool(self._sessions) and not is_busy)

@@ -81,10 +81,12 @@ class Rounds:
         if request.has_prefill:
             return
         # a layer has a node at least; what else was there already was drafted for the proposal before, and waited for
-        num_spared = max(0, min(max(tree.depths, default=0) - request.num_layers, session.num_kept_ahead))
+        num_spared = 0
+        if session.num_kept_ahead:
+            num_spared = max(0, min(max(tree.depths) - request.num_layers, session.num_kept_ahead))
         self._stats.saved_s += num_spared * self._stats.t_s.value
         # were there more targets, nothing would run ahead, and these layers would be waited for
         spoke.add_layers(request.num_layers + num_spared)
-        if request.began_s is not None:
+        if request.began_s is not None and session.ahead_choice.is_learning:
             num_emitted = session.pace.emitted(tree.num_draft_tokens) if request.budget.is_chain else 1.0
             session.ahead_choice.add_round(num_emitted, now - request.began_s)

@@ -31,6 +31,7 @@ class HubIo:
         self._stats = stats
         self._trace = trace
         self._sessions: dict[SessionId, HubSession] = {}
+        self._at: dict[object, HubSession] = {}  # by socket
         self._paused: set[HubSession] = set()
         self._poller = zmq.Poller()
         self._poller.register(door.socket, zmq.POLLIN)
@@ -64,10 +65,10 @@ class HubIo:
             self._exchange.doze()
             self._send_replies()
         arrivals: list[Arrival] = []
-        for session in list(self._sessions.values()):
-            if session.socket in events:
-                arrivals += session.read(now)
-                self._pause_if_ahead(session)
+        for socket in events:
+            if socket in self._at:
+                arrivals += self._at[socket].read(now)
+                self._pause_if_ahead(self._at[socket])
         if self._door.socket in events:
             self._welcome(now)
         if now - self._checked_at >= TICK_S:
@@ -89,7 +90,7 @@ class HubIo:
 
     def _welcome(self, now: float) -> None:
         for session in self._door.read(self._sessions.values(), now):
-            self._sessions[session.session_id] = session
+            self._sessions[session.session_id] = self._at[session.socket] = session
             self._poller.register(session.socket, zmq.POLLIN)
 
     def _check(self, now: float) -> None:
@@ -104,7 +105,7 @@ class HubIo:
         """Close the sessions that are over. Returns: the last word about those that the hub knows."""
         departed = [session for session in self._sessions.values() if session.left is not None]
         for session in departed:
-            del self._sessions[session.session_id]
+            del self._sessions[session.session_id], self._at[session.socket]
             if session in self._paused:
                 self._paused.discard(session)
             else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from starspec.bench.wire.clock import Interval
-from starspec.ids import SessionId, Tag
+from starspec.ids import SessionId
 from starspec.wire.messages import HubToTarget, Proposal, Verdict
 from starspec.wire.transport import Arrival, HubTransport, HubTransportStats
 
@@ -16,31 +17,42 @@ class RequestLog:
 
     Wraps the hub's transport, and is the `Tracer` of that transport: the replies to one target are written in the
     order in which the hub handed them over. What `Open` asks for is not noted: its answer includes the prompt.
+
+    While the hub works things are written down as they come; what belongs together is found out afterwards.
     """
 
     def __init__(self) -> None:
-        self.requests: list[Interval] = []
-        self._asked: dict[tuple[SessionId, Tag, int], float] = {}
-        self._leaving: defaultdict[SessionId, deque[list[float]]] = defaultdict(deque)
+        self._arrivals: list[Sequence[Arrival]] = []
+        self._replies: list[Mapping[SessionId, Sequence[HubToTarget]]] = []
+        self._written: list[tuple[str | float, float]] = []  # session, seconds
 
     def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:  # noqa: ARG002 (as Tracer)
         """As Tracer: a slice named "reply" ends when the reply was written."""
         if name == "reply":
-            self.requests += [
-                Interval(asked_s, end_s) for asked_s in self._leaving[SessionId(str(args["session"]))].popleft()
-            ]
+            self._written.append((args["session"], end_s))
 
     def note_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         """The hub takes these."""
-        for arrival in arrivals:
-            message = arrival.message
-            if isinstance(message, Verdict) and message.num_draft_tokens:
-                self._asked[arrival.session_id, message.tag, message.epoch] = arrival.arrived_at
+        self._arrivals.append(arrivals)
 
-    def note_reply(self, session_id: SessionId, messages: Sequence[HubToTarget]) -> None:
-        """The hub hands these over, to be written together."""
-        answered = [(session_id, each.tag, each.epoch) for each in messages if isinstance(each, Proposal)]
-        self._leaving[session_id].append([self._asked.pop(key) for key in answered if key in self._asked])
+    def note_replies(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        """The hub hands these over, those of a session to be written together."""
+        self._replies.append(replies)
+
+    @property
+    def requests(self) -> list[Interval]:
+        """In order of their ends."""
+        asked_s = {
+            (arrival.session_id, arrival.message.tag, arrival.message.epoch): arrival.arrived_at
+            for arrival in chain.from_iterable(self._arrivals)
+            if isinstance(arrival.message, Verdict) and arrival.message.num_draft_tokens
+        }
+        leaving: defaultdict[str | float, deque[Sequence[HubToTarget]]] = defaultdict(deque)
+        for session_id, messages in chain.from_iterable(replies.items() for replies in self._replies):
+            leaving[session_id].append(messages)
+        written = [(session, each, end_s) for session, end_s in self._written for each in leaving[session].popleft()]
+        answers = [(asked_s.get((session, each.tag, each.epoch)), end_s) for session, each, end_s in written if isinstance(each, Proposal)]
+        return [Interval(start_s, end_s) for start_s, end_s in answers if start_s is not None]
 
 
 class LoggedTransport:
@@ -60,8 +72,7 @@ class LoggedTransport:
         return arrivals
 
     def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
-        for session_id, messages in replies.items():
-            self._log.note_reply(session_id, messages)
+        self._log.note_replies(replies)
         self._transport.send(replies)
 
     def close(self) -> None:
