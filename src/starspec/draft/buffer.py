@@ -240,7 +240,7 @@ class RequestBuffer:
         return Layer(tuple(portions))
 
     def _who_goes_on(self) -> Sequence[DraftSession]:
-        """After a layer without prompts that not all fit in: those who will be in the next one if nothing happens before.
+        """After a layer without prompts that not all fit in: those who will be in the next one, if nothing happens.
 
         Returns: the sessions in flight, in the order of the next layer; () if others may come before one of them.
         """

@@ -65,6 +65,7 @@ class GrowingTree:
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
         self._drafts: dict[int, NodeDraft] = {}  # expanded node -> what its children were drawn from, if they were
+        self._missing: tuple[DraftBudget, list[int]] | None = None  # the last answer of `to_forward`, while it is true
         self._forget_walks()
 
     def copy(self) -> GrowingTree:
@@ -240,7 +241,7 @@ class GrowingTree:
 
     def _forget_walks(self) -> None:
         """Nodes have other numbers now."""
-        self._missing: tuple[DraftBudget, list[int]] | None = None  # the last answer of `to_forward`, while it is true
+        self._missing = None
         self._root_walk: Walk | None = None  # the last one from the root
         self._outlook: Outlook | None = None  # the last one
 

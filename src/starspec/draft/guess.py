@@ -45,7 +45,7 @@ def guess_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
     likeliest = _likeliest(logits, _widest(points), token_ids) if any(is_plain) else []
     if all(is_plain):
         likely = [Children(_of_target(session, each)) for (session, _), each in zip(points, likeliest, strict=True)]
-        if all([each.guesses for each in likely]):
+        if all(each.guesses for each in likely):
             return likely
     children: list[Children] = []
     for (session, _), group in groupby(zip(count(), points), lambda pair: (pair[1].session, pair[1].depth)):

@@ -69,8 +69,7 @@ class LayerSnapshot:
         return len(self.waiting) > self.max_portions
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(NamedTuple):
     """One session's part of a layer: the first `num_tokens` of those that it misses."""
 
     key: TagKey

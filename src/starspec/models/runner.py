@@ -12,8 +12,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """New tokens of one cache row in one forward.
 
     They sit behind the row's committed positions, `cache.lengths[row] ...`; token i attends those, its ancestors and

@@ -24,12 +24,12 @@ class RequestLog:
     def __init__(self) -> None:
         self._arrivals: list[Sequence[Arrival]] = []
         self._replies: list[Mapping[SessionId, Sequence[HubToTarget]]] = []
-        self._written: list[tuple[str | float, float]] = []  # session, seconds
+        self._written: list[tuple[SessionId, float]] = []  # seconds
 
     def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:  # noqa: ARG002 (as Tracer)
         """As Tracer: a slice named "reply" ends when the reply was written."""
         if name == "reply":
-            self._written.append((args["session"], end_s))
+            self._written.append((SessionId(str(args["session"])), end_s))
 
     def note_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         """The hub takes these."""
@@ -47,12 +47,15 @@ class RequestLog:
             for arrival in chain.from_iterable(self._arrivals)
             if isinstance(arrival.message, Verdict) and arrival.message.num_draft_tokens
         }
-        leaving: defaultdict[str | float, deque[Sequence[HubToTarget]]] = defaultdict(deque)
+        leaving: defaultdict[SessionId, deque[Sequence[HubToTarget]]] = defaultdict(deque)
         for session_id, messages in chain.from_iterable(replies.items() for replies in self._replies):
             leaving[session_id].append(messages)
-        written = [(session, each, end_s) for session, end_s in self._written for each in leaving[session].popleft()]
-        answers = [(asked_s.get((session, each.tag, each.epoch)), end_s) for session, each, end_s in written if isinstance(each, Proposal)]
-        return [Interval(start_s, end_s) for start_s, end_s in answers if start_s is not None]
+        requests = []
+        for session_id, written_s in self._written:
+            for each in leaving[session_id].popleft():
+                if isinstance(each, Proposal) and (session_id, each.tag, each.epoch) in asked_s:
+                    requests.append(Interval(asked_s[session_id, each.tag, each.epoch], written_s))
+        return requests
 
 
 class LoggedTransport:
