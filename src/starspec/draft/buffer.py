@@ -214,7 +214,7 @@ class RequestBuffer:
         return session.request is not None and self._drafter.can_grow(session)
 
     def _choose_layer(self) -> tuple[Layer, Turns]:
-        """The scheduler's choice, found without it where there is none: all that wait fit, or the last layer goes on."""
+        """The scheduler's choice, found without it where it is plain: all that wait fit, or the last layer goes on."""
         everyone = self._everyone()
         if everyone is not None:
             return everyone, self._turns
@@ -227,7 +227,7 @@ class RequestBuffer:
         return layer, self._turns.charged(portion for session, portion in taken if not session.is_urgent)
 
     def _everyone(self) -> Layer | None:
-        """All that wait, if each of them holds a row and none reads a prompt: then nobody takes anything from anybody."""
+        """All that wait, if each holds a row and none reads a prompt: then nobody takes anything from anybody."""
         most = self.max_sessions
         if most is not None and len(self._waiting) > most:
             return None
