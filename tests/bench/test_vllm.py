@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.datasets import own_prompts
+from starspec.bench.report import Spread
 from starspec.bench.vllm.answers import NEAR_TIE, Parting, VllmAnswer, partings
-from starspec.bench.vllm.measure import VllmPlan, measure_vllm
+from starspec.bench.vllm.measure import VllmPlan, VllmRow, measure_vllm, ratios_of
 from starspec.bench.vllm.methods import DRAFT_MODEL, HUB, PLAIN, SILENT_HUB, VllmModels
 from starspec.bench.vllm.server import VllmServer
 from starspec.errors import ConfigError, PeerLost
@@ -53,11 +54,13 @@ def test_every_method_answers_in_turns(toy_vllm: str) -> None:
     )
     plan = VllmPlan(num_prompts=2, max_tokens=6, batch_sizes=(1, 2), num_repeats=1, lengths=(3,))
     report = measure_vllm(models, [own_prompts()], plan, lambda *_: None)
-    assert [(row.method, row.num_draft_tokens, row.batch_size) for row in report.rows] == [
-        *((PLAIN, 0, size) for size in (1, 2)),
-        *((DRAFT_MODEL, 3, size) for size in (1, 2)),
-        *((HUB, 4, size) for size in (1, 2)),
-        (SILENT_HUB, 4, 1),
+    own = f"{DRAFT_MODEL}, K = 3"
+    assert [(row.rival, row.method, row.num_draft_tokens, row.batch_size) for row in report.rows] == [
+        *((PLAIN, PLAIN, 0, size) for size in (1, 2)),
+        *((PLAIN, HUB, 4, size) for size in (1, 2)),
+        (PLAIN, SILENT_HUB, 4, 1),
+        *((own, DRAFT_MODEL, 3, size) for size in (1, 2)),
+        *((own, HUB, 4, size) for size in (1, 2)),
     ]
     for row in report.rows:
         assert row.tokens_per_s.lowest > 0
@@ -72,6 +75,28 @@ def test_every_method_answers_in_turns(toy_vllm: str) -> None:
         "hub_vs_plain_b2",
     }
     assert report.notes["vllm_version"] == "0.32.0"
+
+
+def test_a_ratio_is_of_two_that_answered_in_turns_and_against_the_best_length() -> None:
+    def row(method: str, rival: str, rate: float) -> VllmRow:
+        return VllmRow(
+            method=method,
+            num_draft_tokens=0,
+            rival=rival,
+            batch_size=1,
+            tokens_per_s=Spread.of([rate]),
+            acceptance_length=1.0,
+            num_answers=1,
+            num_identical=1,
+            num_near_ties=0,
+            gaps=[],
+        )
+
+    rows = [row(PLAIN, PLAIN, 10.0), row(HUB, PLAIN, 20.0), row(SILENT_HUB, PLAIN, 9.0)]
+    # The machine was slower meanwhile, for both: 18 / 12 tells more than 20 / 12.
+    rows += [row(DRAFT_MODEL, "K = 3", 12.0), row(HUB, "K = 3", 18.0)]
+    rows += [row(DRAFT_MODEL, "K = 5", 16.0), row(HUB, "K = 5", 20.0)]
+    assert ratios_of(rows) == {"hub_vs_draft_model_b1": 1.25, "hub_vs_plain_b1": 2.0, "silent_hub_vs_plain_b1": 0.9}
 
 
 @pytest.mark.system

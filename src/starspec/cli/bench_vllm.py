@@ -92,7 +92,9 @@ def vllm(
 
 def _table(rows: Sequence[VllmRow]) -> Table:
     table = new_table("", "method", "draft tokens", "batch", "tokens/s", "acceptance length", "identical", "near-ties")
-    for row in rows:
+    for before, row in zip([rows[0], *rows], rows, strict=False):
+        if row.rival != before.rival:
+            table.add_section()
         table.add_row(
             row.method,
             str(row.num_draft_tokens),

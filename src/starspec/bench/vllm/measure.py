@@ -12,7 +12,16 @@ from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spre
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report, Spread
 from starspec.bench.vllm.answers import VllmAnswer, ask_all, partings
-from starspec.bench.vllm.methods import DRAFT_MODEL, HUB, PLAIN, SILENT_HUB, Method, VllmModels, start_methods
+from starspec.bench.vllm.methods import (
+    DRAFT_MODEL,
+    HUB,
+    PLAIN,
+    SILENT_HUB,
+    Method,
+    VllmModels,
+    start_rival,
+    start_star,
+)
 from starspec.models.vocabulary import load_tokenizer
 
 Advance = Callable[[str, int | None], None]
@@ -39,6 +48,7 @@ class VllmRow:
 
     method: str
     num_draft_tokens: int
+    rival: str  # that the hub's server answered in turns with: the two are compared
     batch_size: int
     tokens_per_s: Spread  # prompts included
     acceptance_length: float  # tokens of a verification, by vLLM's counters; the median of the repeats
@@ -51,7 +61,9 @@ class VllmRow:
 def measure_vllm(
     models: VllmModels, prompt_files: Sequence[Sequence[Prompt]], plan: VllmPlan, advance: Advance
 ) -> Report:
-    """Start a hub and a server for each method, all of which stay, and let them answer in turns.
+    """Start a hub and its server, which stay, and one rival after the other, each of which answers in turns with it.
+
+    All at once would be more weights than a small machine holds, and each ratio needs only its two.
 
     Args:
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
@@ -60,16 +72,22 @@ def measure_vllm(
     tokenizer = load_tokenizer(models.target)
     chosen = [prompt for file in prompt_files for prompt in spread(file, plan.num_prompts)]
     prompts = [prompt_token_ids(tokenizer, prompt) for prompt in chosen]
-    with ExitStack() as stack:
+    truths: list[VllmAnswer] = []
+    rows: list[VllmRow] = []
+    with ExitStack() as staying:
         advance("starting the hub", None)
-        methods = start_methods(models, plan.lengths, stack)
-        advance("starting servers", len(methods))
-        for method in methods:
-            method.server.wait_ready()
-            advance(method.name, None)
-        vllm_version = methods[0].server.reading().version
-        truths = asyncio.run(_run_in_turns(methods, prompts, plan, advance))
-    rows = [_row(method, size, truths) for method in methods for size in method.rates]
+        star = start_star(models, staying)
+        for length in (0, *plan.lengths):
+            with ExitStack() as leaving:
+                rival = start_rival(models, length, leaving)
+                methods = star.methods(rival)
+                _await_servers(methods, advance)
+                if rival.name == PLAIN:
+                    advance("answers of plain decoding", 1)
+                    truths = asyncio.run(_plain_answers(rival, prompts, plan))
+                asyncio.run(_run_in_turns(methods, prompts, plan, advance))
+                rows += [_row(method, rival, size, truths) for method in methods for size in method.rates]
+        vllm_version = star.server.reading().version
     notes = {
         "num_prompts": len(prompts),
         "prompts_sha256": hash_prompts(chosen),
@@ -84,16 +102,27 @@ def measure_vllm(
     return Report(collect_provenance({"target": models.target, "draft": models.draft}), rows, ratios_of(rows), notes)
 
 
+def _await_servers(methods: Sequence[Method], advance: Advance) -> None:
+    advance("starting servers", len(methods))
+    for method in methods:
+        method.server.wait_ready()
+        advance(method.name, None)
+
+
+async def _plain_answers(plain: Method, prompts: Sequence[Sequence[int]], plan: VllmPlan) -> list[VllmAnswer]:
+    """At batch 1, with the likeliest tokens of each position."""
+    await plain.warm_up(prompts[0])
+    timed = await ask_all(plain.server.url, prompts, num_tokens=plan.max_tokens, batch_size=1, with_likeliest=True)
+    return timed.answers
+
+
 async def _run_in_turns(
     methods: Sequence[Method], prompts: Sequence[Sequence[int]], plan: VllmPlan, advance: Advance
-) -> list[VllmAnswer]:
-    """Returns: the plain answers at batch 1, with the likeliest tokens of each position."""
+) -> None:
     advance("warming up", len(methods))
     for method in methods:
         await method.warm_up(prompts[0])
         advance(method.name, None)
-    plain = methods[0].server
-    likeliest = await ask_all(plain.url, prompts, num_tokens=plan.max_tokens, batch_size=1, with_likeliest=True)
     turns = [
         (method, size)
         for size in plan.batch_sizes
@@ -106,14 +135,14 @@ async def _run_in_turns(
             await method.warm_up(prompts[0])  # after a silence, a hub's drafts take a moment
             await method.run(prompts, plan.max_tokens, size)
             advance(f"{method.name}, batch {size}", None)
-    return likeliest.answers
 
 
-def _row(method: Method, batch_size: int, truths: Sequence[VllmAnswer]) -> VllmRow:
+def _row(method: Method, rival: Method, batch_size: int, truths: Sequence[VllmAnswer]) -> VllmRow:
     parted = partings(truths, method.answers[batch_size])
     return VllmRow(
         method=method.name,
         num_draft_tokens=method.num_draft_tokens,
+        rival=rival.title,
         batch_size=batch_size,
         tokens_per_s=Spread.of(method.rates[batch_size]),
         acceptance_length=round(median(method.acceptance_lengths[batch_size]), 2),
@@ -125,20 +154,23 @@ def _row(method: Method, batch_size: int, truths: Sequence[VllmAnswer]) -> VllmR
 
 
 def ratios_of(rows: Sequence[VllmRow]) -> dict[str, float]:
-    """The hub's drafts against the best length of vLLM's own draft model, and against none, by batch size; and what
-    a hub costs that answers nothing."""
+    """The hub's drafts against vLLM's own draft model at its best length, and against none, by batch size; and what
+    a hub costs that answers nothing. Each is of two that answered in turns."""
     ratios = {}
     for size in dict.fromkeys(row.batch_size for row in rows):
-        of_size = [row for row in rows if row.batch_size == size]
-
-        def rate(name: str, of_size: Sequence[VllmRow] = of_size) -> float:
-            return max((row.tokens_per_s.median for row in of_size if row.method == name), default=0.0)
-
         for key, one, other in (
             (f"hub_vs_draft_model_b{size}", HUB, DRAFT_MODEL),
             (f"hub_vs_plain_b{size}", HUB, PLAIN),
             (f"silent_hub_vs_plain_b{size}", SILENT_HUB, PLAIN),
         ):
-            if rate(one) and rate(other):
-                ratios[key] = round(rate(one) / rate(other), 3)
+            found = [
+                ours.tokens_per_s.median / theirs.tokens_per_s.median
+                for theirs in rows
+                for ours in rows
+                if (theirs.method, ours.method) == (other, one)
+                and theirs.rival == ours.rival
+                and theirs.batch_size == ours.batch_size == size
+            ]
+            if found:
+                ratios[key] = round(min(found), 3)  # against the best of the lengths
     return ratios

@@ -1,4 +1,4 @@
-"""The ways of drafting for a vLLM server that are compared: each is a server of its own, and one hub serves two."""
+"""The ways of drafting for a vLLM server that are compared: a hub's, and each of its rivals in a server of its own."""
 
 from __future__ import annotations
 
@@ -76,6 +76,11 @@ class Method:
     acceptance_lengths: dict[int, list[float]] = field(default_factory=dict)
     answers: dict[int, list[VllmAnswer]] = field(default_factory=dict)  # the last ones
 
+    @property
+    def title(self) -> str:
+        """With its length, where it drafts."""
+        return f"{self.name}, K = {self.num_draft_tokens}" if self.num_draft_tokens else self.name
+
     def batch_sizes(self, wanted: Sequence[int]) -> Sequence[int]:
         """Those that it is tried with: what a silent hub costs shows alone."""
         return wanted if self.stopped is None else wanted[:1]
@@ -105,6 +110,22 @@ class Method:
                 raise PeerLost(f"no drafts reach the server of '{self.name}':\n{self.server.output()}")
 
 
+@dataclass(frozen=True, slots=True)
+class Star:
+    """A hub and the server that it drafts for."""
+
+    hub: ServerProcess
+    server: VllmServer
+    num_draft_tokens: int
+
+    def methods(self, rival: Method) -> list[Method]:
+        """What answers in turns with this rival. What a hub costs that answers nothing shows beside plain decoding."""
+        ours = [Method(HUB, self.num_draft_tokens, self.server)]
+        if rival.name == PLAIN:
+            ours.append(Method(SILENT_HUB, self.num_draft_tokens, self.server, stopped=self.hub))
+        return [rival, *ours]
+
+
 @contextmanager
 def _standing_still(hub: ServerProcess | None) -> Iterator[None]:
     if hub is None:
@@ -117,23 +138,27 @@ def _standing_still(hub: ServerProcess | None) -> Iterator[None]:
         hub.send(signal.SIGCONT)
 
 
-def start_methods(models: VllmModels, lengths: Sequence[int], ending: ExitStack) -> list[Method]:
-    """Start a hub, which is waited for, and a server for each method, of which none is ready when this returns.
+def start_star(models: VllmModels, ending: ExitStack) -> Star:
+    """Start a hub, which is waited for, and the server that it drafts for, which is not ready when this returns.
 
     Args:
-        lengths: draft tokens that vLLM's own draft model is tried with.
-        ending: closing it ends all that was started.
+        ending: closing it ends both.
     Raises: PeerLost if the hub does not come up; ConfigError as VllmServer.
     """
     hub = models.start_hub()
     ending.callback(hub.end)
-    methods = [Method(PLAIN, 0, ending.enter_context(models.start_server()))]
-    for length in lengths:
-        own = {"method": "draft_model", "model": models.draft, "num_speculative_tokens": length}
-        methods.append(Method(DRAFT_MODEL, length, ending.enter_context(models.start_server(own))))
-    star = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": models.num_draft_tokens}
+    speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": models.num_draft_tokens}
     environ = {"STARSPEC_HUB": hub.wait_ready(), "STARSPEC_FALLBACK": "none"}
-    server = ending.enter_context(models.start_server(star, environ))
-    methods.append(Method(HUB, models.num_draft_tokens, server))
-    methods.append(Method(SILENT_HUB, models.num_draft_tokens, server, stopped=hub))
-    return methods
+    return Star(hub, ending.enter_context(models.start_server(speculative, environ)), models.num_draft_tokens)
+
+
+def start_rival(models: VllmModels, length: int, ending: ExitStack) -> Method:
+    """Start a server that drafts without a hub, which is not ready when this returns.
+
+    Args:
+        length: draft tokens of vLLM's own draft model; 0 = plain decoding.
+        ending: closing it ends the server.
+    Raises: ConfigError as VllmServer.
+    """
+    own = {"method": "draft_model", "model": models.draft, "num_speculative_tokens": length} if length else None
+    return Method(DRAFT_MODEL if length else PLAIN, length, ending.enter_context(models.start_server(own)))
