@@ -193,6 +193,7 @@ def try_part(
         part.max_tokens,
         reference=baseline.answer_all if baseline else None,
         truths=truths,
+        reads_once=part.reads_prompts_once,
         advance=lambda what: advance(f"{part.name}: {what}"),
     )
     return PartResult(

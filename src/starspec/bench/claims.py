@@ -50,6 +50,7 @@ class Part:
     max_prompt_tokens: int = MAX_PROMPT_TOKENS
     is_against_transformers: bool = False
     needs_same_bits: bool = False
+    reads_prompts_once: bool = False  # each layout forwards a prompt once, and its contenders take copies of K and V
 
 
 EXACT = Part(
@@ -149,5 +150,6 @@ BATCH = Part(
     num_rows=WINDOW_BATCHES * MAX_BATCH_SIZE,
     max_model_len=MAX_BATCH_PROMPT_TOKENS + MAX_BATCH_TOKENS,
     max_prompt_tokens=MAX_BATCH_PROMPT_TOKENS,
+    reads_prompts_once=True,  # else nine tenths of these forwards would read the same prompts again
 )
-BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)
+BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100, max_tokens=24)

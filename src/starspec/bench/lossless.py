@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starspec.bench.compare import Comparison, Divergence, compare, is_near_tie
 from starspec.bench.datasets import Prompt
 from starspec.bench.decode import Answer, Job
+from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.provenance import hash_token_ids
 from starspec.bench.workbench import Recorded, Sampling, Workbench
 from starspec.config import BatchingConfig
@@ -112,6 +113,7 @@ def compare_with_plain(
     *,
     reference: Reference | None = None,
     truths: Truths | None = None,
+    reads_once: bool = False,
     advance: Advance = no_progress,
 ) -> list[LosslessRow]:
     """Decode every prompt plainly and alone, then with every contender, and compare tokens and deciding logits.
@@ -123,6 +125,7 @@ def compare_with_plain(
         reference: whose tokens must be matched; None: our own plain decoding, alone. With one, the plain decoding
             is a row as well.
         truths: learns every reference answer before the contenders run.
+        reads_once: each layout of keys and values forwards a prompt once, and its contenders take copies.
         advance: called with a contender's name after each of its chunks of prompts.
     Returns: one row for each way of sampling and contender, in this order.
     """
@@ -131,8 +134,9 @@ def compare_with_plain(
     rows += contenders
     for number, sampling in enumerate(samplings):
         for jobs in _chunks(_jobs(bench, prompts, sampling, max_tokens, number * SEEDS_APART)):
+            known = KnownPrompts() if reads_once else None
             started_s = time.perf_counter()
-            plain = bench.record(jobs)
+            plain = bench.record(jobs, known=known)
             plain_s = time.perf_counter() - started_s
             advance("plain, alone")
             expected = plain.answers if reference is None else reference(jobs)
@@ -145,7 +149,7 @@ def compare_with_plain(
                 found = (
                     plain
                     if is_plain
-                    else bench.record(jobs, contender.drafts, contender.batch_size, contender.batching)
+                    else bench.record(jobs, contender.drafts, contender.batch_size, contender.batching, known)
                 )
                 tally = tallies.setdefault((sampling.name, index), _Tally())
                 tally.seconds += plain_s if is_plain else time.perf_counter() - started_s

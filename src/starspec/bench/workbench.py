@@ -9,6 +9,7 @@ from torch import Tensor
 
 from starspec.bench.datasets import Prompt, prompt_token_ids
 from starspec.bench.decode import Answer, Job, decode, make_engine
+from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.recorder import DecisionRecorder
 from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
@@ -103,19 +104,22 @@ class Workbench:
         drafts: Drafts | None = None,
         batch_size: int = 1,
         batching: BatchingConfig | None = None,
+        known: KnownPrompts | None = None,
     ) -> Recorded:
         """Decode, and keep the deciding logits. Without drafts: plain decoding.
 
         Args:
             batch_size: sequences of a round. At most one more joins in a step.
             batching: None = ragged.
+            known: prompts that need not be forwarded; this run's are added. None = all are.
         Raises: ConfigError if the model cannot be batched so, or has too few rows for it.
         """
         batching, stats = batching or BatchingConfig(), TargetStats()
         num_rows = batching.num_rows(batch_size)
         if num_rows > self.runner.cache.num_rows:
             raise ConfigError(f"batching '{batching.method}' needs {num_rows} rows, and the target has fewer")
-        recorder = DecisionRecorder(lay_out(self.runner, batching, stats.batch), drafts or NoDrafts())
+        runner = lay_out(self.runner, batching, stats.batch)
+        recorder = DecisionRecorder(known.reading_once(runner) if known else runner, drafts or NoDrafts())
         engine = make_engine(
             recorder.runner, self.tokenizer, recorder.drafts, stats, batching=batching, max_num_seqs=batch_size
         )

@@ -118,6 +118,12 @@ class PaddedCache(SequenceRows):
         is_even = home is not None or len(set(lengths)) == 1
         return made, Movement.COPY if is_even else Movement.REALIGNMENT
 
+    def behind(self, row: int, num_tokens: int) -> Tensor:
+        """As `SequenceRows.behind`. Effects: the row lies in a rectangle of its own, as after a forward of it alone."""
+        self.check_fits(row, num_tokens)
+        rectangle, _ = self.gather([row], num_tokens)
+        return rectangle.keys_values[:, :, 0, :, rectangle.width : rectangle.width + num_tokens]
+
     def append(self, row: int, num_tokens: int) -> None:
         """As `SequenceRows.append`."""
         self.commit(row, range(num_tokens))

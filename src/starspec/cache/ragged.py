@@ -162,6 +162,12 @@ class RaggedCache(SequenceRows):
         """A view of a row's keys and values in slots `start..stop`: [stop - start, 2, H, D]."""
         return self._by_slot[layer][row, start:stop]
 
+    def behind(self, row: int, num_tokens: int) -> Tensor:
+        """As `SequenceRows.behind`. Effects: none."""
+        self.check_fits(row, num_tokens)
+        start = self.lengths[row]
+        return self._storage[:, :, row, :, start : start + num_tokens]
+
     def commit(self, row: int, path: Sequence[int], kept: Sequence[int] = ()) -> None:
         """Commit the tokens on one path of the segment just forwarded, ancestors first.
 

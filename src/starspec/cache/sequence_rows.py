@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from starspec.cache.rows import RowPool
 from starspec.errors import CacheRangeError, OurBug
 
@@ -71,6 +73,14 @@ class SequenceRows(ABC):
         """
         self.check_fits(row, num_tokens)
         self.lengths[row] += num_tokens
+
+    @abstractmethod
+    def behind(self, row: int, num_tokens: int) -> Tensor:
+        """A view of the keys and values that a forward of so many tokens writes: [L, 2, H, num_tokens, D].
+
+        Raises: CacheRangeError if the row has no such slots.
+        Effects: may move the row to where it has room; any other movement makes the view worthless.
+        """
 
     @abstractmethod
     def commit(self, row: int, path: Sequence[int]) -> None:
