@@ -25,7 +25,9 @@ def main(prompts: Path, benchmarks: Sequence[Path]) -> int:
             shared.setdefault(entries[run], (prompt.name, " ".join(run)))
     for entry, (name, words) in shared.items():
         print(f"{entry} and {name}: {words}")
-    print(f"{len(read_prompts(prompts))} prompts: {len(shared)} entries of the benchmarks share {NUM_WORDS} words with any")
+    print(
+        f"{len(read_prompts(prompts))} prompts; benchmark entries that share {NUM_WORDS} words with one: {len(shared)}"
+    )
     return len(shared)
 
 
