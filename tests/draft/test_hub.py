@@ -29,7 +29,7 @@ from starspec.errors import OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
-from starspec.wire.messages import Fault, Goodbye, Ping, Proposal, Reopen, Verdict
+from starspec.wire.messages import Fault, Ping, Proposal, Reopen, Verdict
 
 A = SessionId("a")
 
@@ -301,13 +301,6 @@ def test_a_target_that_leaves_takes_its_tags_along_and_nobody_elses() -> None:
     assert propose(star, "b", stays).token_ids == stays.expected(4)
 
 
-def test_goodbye_is_leaving() -> None:
-    star = ToyStar("a")
-    star.say("a", ToyTag(1, [1, 2]).open(4))
-    star.hub.handle(A, Goodbye(), star.clock())
-    assert (star.num_leased, star.hub.stats.num_targets, star.hub.has_work) == (0, 0, False)
-
-
 def test_nothing_is_sent_to_a_target_that_has_left() -> None:
     star = ToyStar("a")
     star.hub.handle(A, Ping(1), star.clock())
@@ -372,12 +365,6 @@ def test_ping_is_no_work() -> None:
     assert not star.hub.has_work
     assert star.step() == []
     assert star.runner.layers == []
-
-
-def test_a_fault_of_the_target_changes_nothing() -> None:
-    star = ToyStar("a")
-    star.hub.handle(A, Fault("what was that"), star.clock())
-    assert not star.hub.has_work
 
 
 def test_a_tag_too_many_is_answered_with_an_empty_proposal_and_taken_in_when_there_is_room() -> None:

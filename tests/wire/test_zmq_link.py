@@ -15,9 +15,9 @@ import zmq
 
 from starspec.errors import ConfigError, OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.speculation.stats import HubStats
+from starspec.speculation.stats import HubStats, SpokeStats
 from starspec.wire import hub_exchange, hub_io, hub_session, sockets
-from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.hub_exchange import Exchange
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -85,6 +85,18 @@ def test_what_is_sent_together_arrives_together(star) -> None:
     moments = {each.arrived_at for each in hub.heard if isinstance(each.message, Verdict)}
     assert hub.messages_of("t")[1:] == verdicts
     assert len(moments) == 1
+
+
+def test_more_than_a_multipart_takes_travels_in_several(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    proposals = [Proposal(Tag(tag), Epoch(1), 3, [1, 2]) for tag in range(2 * MAX_MESSAGES + 1)]
+    hub.transport.send({target.welcome.session_id: proposals})
+    received = []
+    star.until(lambda: received.extend(target.receive(1.0)) or len(received) == len(proposals))
+    assert received == proposals
+    assert target.num_frames_rejected == 0
 
 
 def test_receive_waits_for_the_first_message_and_no_longer_than_told(star) -> None:
@@ -245,6 +257,52 @@ def test_malformed_frames_are_counted_answered_sparingly_and_disturb_nobody(star
     assert hub.messages_of("raw") == [Joined(hello("raw")), Ping(7)]  # a multipart counts whole or not at all
     honest.send([Ping(1)])
     assert honest.receive(5.0) == [Pong(1)]
+
+
+def test_a_hub_does_not_repeat_at_length_what_it_cannot_read(star) -> None:
+    hub = star.hub()
+    honest, raw = star.connected(hub.endpoint), star.raw(hub.endpoint)
+    fault = raw.ask(raw.socket, [msgspec.msgpack.encode({"type": "A" * (MAX_PUBLIC_FRAME_BYTES - 20)})])
+    assert isinstance(fault, Fault)
+    assert len(fault.reason) < 400
+    raw.attach()
+    fault = raw.ask(raw.socket, [msgspec.msgpack.encode({"type": "A" * (MAX_FRAME_BYTES - 11)})], HubToTarget)
+    assert isinstance(fault, Fault)
+    assert len(fault.reason) < 400
+    honest.send([Ping(1)])
+    assert honest.receive(5.0) == [Pong(1)]
+
+
+def test_a_report_too_large_for_a_frame_is_dropped_and_the_hub_goes_on(star) -> None:
+    spokes = {TargetId(f"target-{number:04}" + "x" * 180): SpokeStats() for number in range(6000)}
+    terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
+    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: HubStatus("d", HubStats(), spokes))
+    try:
+        raw = star.raw(f"tcp://127.0.0.1:{hub.port}")
+        raw.socket.send(encode(Ask(PROTOCOL_VERSION)))
+        star.until(lambda: hub.stats.num_dropped == 1)
+        star.connected(f"tcp://127.0.0.1:{hub.port}")
+    finally:
+        hub.close()
+
+
+def test_a_hub_without_sockets_left_refuses_the_next_target_and_serves_the_others(star) -> None:
+    hub = star.hub(max_targets=64)
+    held = [star.connected(hub.endpoint, f"t{number}") for number in range(3)]
+    hub.transport._context.socket = _no_socket
+    late = star.target(hub.endpoint, "late")
+    star.until(lambda: late.refusal is not None, late)
+    assert late.refusal.code == "full"
+    assert "Too many open files" in late.refusal.reason
+    for number, target in enumerate(held, start=1):
+        target.send([Ping(number)])
+        assert target.receive(5.0) == [Pong(number)]
+    del hub.transport._context.socket
+    star.until(lambda: late.is_connected, late)
+
+
+def _no_socket(*_: object) -> None:
+    raise zmq.ZMQError(errno.EMFILE)
 
 
 def test_a_message_before_the_first_ping_breaks_the_protocol(star) -> None:
@@ -508,6 +566,14 @@ class StubbornHub:
     def say(self, *frames: bytes) -> None:
         self.own.send_multipart([b"s", *frames])
 
+    def hear(self) -> object:
+        """The next message that is no keep-alive."""
+        while True:
+            assert self.own.poll(int(PATIENCE_S * 1000))
+            message = Decoder(TargetToHub).decode(self.own.recv_multipart()[1])
+            if message != Ping(0):
+                return message
+
 
 @pytest.fixture
 def stubborn():
@@ -528,6 +594,28 @@ def test_malformed_frames_of_a_hub_are_dropped_and_counted(star, stubborn: Stubb
     assert target.receive(5.0) == [Pong(6)]
     assert target.num_frames_rejected == 2
     assert target.is_connected
+    assert isinstance(stubborn.hear(), Fault)  # one a second: the hub is told, and not flooded
+    target.send([Ping(4)])
+    assert stubborn.hear() == Ping(4)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "\0a", "ü"])
+def test_a_session_that_no_socket_can_have_is_no_welcome(star, stubborn: StubbornHub, name: str) -> None:
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    star.until(lambda: stubborn.public.poll(0), target)
+    caller, _ = stubborn.public.recv_multipart()
+    stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId(name), stubborn.own_port, "d", 4, 10.0))])
+    star.until(lambda: target.num_frames_rejected == 1, target)
+    stubborn.welcome(star, target)
+
+
+def test_a_port_that_cannot_be_dialled_is_given_up_with_a_sentence(star, stubborn: StubbornHub, monkeypatch) -> None:
+    target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
+    star.until(lambda: stubborn.public.poll(0), target)
+    caller, _ = stubborn.public.recv_multipart()
+    monkeypatch.setattr(target._dialler, "dial_own", _no_socket)
+    stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0))])
+    star.until(lambda: "cannot be dialled: Too many open files" in target.problem, target)
 
 
 def test_a_hub_that_reads_nothing_is_given_up(star, stubborn: StubbornHub, monkeypatch) -> None:

@@ -30,7 +30,6 @@ from starspec.wire.messages import (
     Close,
     Fault,
     Features,
-    Goodbye,
     HubStatus,
     HubToTarget,
     Open,
@@ -237,10 +236,6 @@ class DraftHub:
                     self._drop(key)
             case Ping():
                 self._spokes[session_id].plain_tokens_per_s = message.plain_tokens_per_s
-            case Goodbye():
-                self.leave(session_id, now)
-            case Fault():
-                pass  # the target dropped something of ours and goes on without it; its next message sets us right
 
     def _open(self, key: TagKey, message: Open, now: float) -> None:
         link = self._link(key)

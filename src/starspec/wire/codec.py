@@ -6,7 +6,6 @@ One message is one frame; what is sent together travels as the frames of one mul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ from starspec.wire.messages import Message, Open, Proposal, Verdict
 
 MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
 MAX_PUBLIC_FRAME_BYTES: Final = 4096  # a stranger's first message
+MAX_COMPLAINT_LEN: Final = 300  # characters of what is wrong with a frame, which goes back to its sender
 MAX_MESSAGES: Final = 1024  # frames of one multipart: a verdict, a close and an open for each of many sequences
 
 T = TypeVar("T", bound=Message)
@@ -57,7 +57,8 @@ class Decoder(Generic[T]):
             message = self._decoder.decode(frame)
             self._check(message)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise PeerProtocolError(f"frame of {len(frame)} bytes is no message: {error}") from error
+            complaint = str(error)[:MAX_COMPLAINT_LEN]  # it may repeat what the frame says, at any length
+            raise PeerProtocolError(f"frame of {len(frame)} bytes is no message: {complaint}") from error
         return message
 
     def decode_all(self, frames: Sequence[bytes]) -> list[T]:
@@ -65,18 +66,21 @@ class Decoder(Generic[T]):
         _check_count(frames)
         return [self.decode(frame) for frame in frames]
 
-    def decode_sound(self, frames: Sequence[bytes]) -> tuple[list[T], int]:
+    def decode_sound(self, frames: Sequence[bytes]) -> tuple[list[T], list[PeerProtocolError]]:
         """Those messages of one multipart that can be read: a bad one costs no other request its own.
 
-        Returns: the messages, and how many frames are none.
+        Returns: the messages, and what is wrong with each frame that is none.
         Raises: PeerProtocolError for too many frames.
         """
         _check_count(frames)
         messages: list[T] = []
+        errors: list[PeerProtocolError] = []
         for frame in frames:
-            with suppress(PeerProtocolError):
+            try:
                 messages.append(self.decode(frame))
-        return messages, len(frames) - len(messages)
+            except PeerProtocolError as error:
+                errors.append(error)
+        return messages, errors
 
     def _check(self, message: Message) -> None:
         match message:

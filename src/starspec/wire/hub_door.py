@@ -12,11 +12,12 @@ from typing import Final
 import msgspec
 import zmq
 
-from starspec.errors import ConfigError, PeerProtocolError
+from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import SessionId
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
-from starspec.wire.hub_session import FAULT_INTERVAL_S, READ_BURST, HubSession
+from starspec.wire.hub_session import READ_BURST, HubSession
 from starspec.wire.keys import Keys
+from starspec.wire.link import FAULT_INTERVAL_S
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
@@ -156,10 +157,11 @@ class Door:
     ) -> Welcome | Refused:
         try:
             socket, port = self._ports.open_data_port()
-        except ConfigError as error:
+            welcome = msgspec.structs.replace(terms, session_id=SessionId(secrets.token_hex(16)), port=port)
+            session = HubSession(socket, hello, welcome, self._stats, now)
+        except (ConfigError, zmq.ZMQError) as error:  # of ZeroMQ: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
-        welcome = msgspec.structs.replace(terms, session_id=SessionId(secrets.token_hex(16)), port=port)
-        session = self._guests[caller] = HubSession(socket, hello, welcome, self._stats, now)
+        self._guests[caller] = session
         held.append(session)
         return welcome
 
@@ -173,7 +175,7 @@ class Door:
     def _send(self, caller: bytes, reply: HubPublicReply) -> None:
         try:
             self.socket.send_multipart([caller, encode(reply)], zmq.NOBLOCK)
-        except zmq.ZMQError:  # the caller is gone or does not read: it asks again if it still cares
+        except (zmq.ZMQError, LinkError):  # it is gone or does not read; or of too many targets for one frame
             self._stats.num_dropped += 1
 
 

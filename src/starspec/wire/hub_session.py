@@ -10,14 +10,13 @@ import structlog
 import zmq
 
 from starspec.errors import PeerProtocolError
-from starspec.wire.codec import Decoder, encode
-from starspec.wire.link import LinkSession, LinkState
+from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
+from starspec.wire.link import FAULT_INTERVAL_S, LinkSession, LinkState
 from starspec.wire.messages import Fault, Goodbye, Hello, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.sockets import LOST, Socket, Watch
 from starspec.wire.transport import Arrival, HubTransportStats, Joined, Left
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
-FAULT_INTERVAL_S: Final = 1.0  # a peer that keeps breaking the protocol is told so this often
 READ_BURST: Final = 64  # multiparts of one target before the next target's turn
 
 log = structlog.get_logger()
@@ -71,8 +70,9 @@ class HubSession:
         return arrivals
 
     def write(self, frames: Sequence[bytes]) -> bool:
-        """Send without waiting. Returns: False if the target is gone or does not read."""
-        return self._send(self._identity, frames)
+        """Send without waiting, in as many multiparts as it takes. Returns: False if the target is gone or reads not."""
+        starts = range(0, len(frames), MAX_MESSAGES)
+        return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
 
     def welcome_again(self, now: float) -> Welcome:
         """Answer a Hello that was said again. Effects: the time to attach starts anew."""

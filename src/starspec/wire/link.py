@@ -28,6 +28,8 @@ from starspec.wire.messages import (
     Welcome,
 )
 
+FAULT_INTERVAL_S: Final = 1.0  # a peer that keeps breaking the protocol is told so this often
+
 M = TypeVar("M", bound=Message)
 
 

@@ -23,6 +23,7 @@ from starspec.config import (
     MAX_STOP_LEN,
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
+    MIN_LEASE_S,
     SampleMethod,
 )
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
@@ -41,6 +42,8 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 TagNumber = Annotated[Tag, Meta(ge=0, lt=2**53)]
 EpochNumber = Annotated[Epoch, Meta(ge=1, lt=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+SessionName = Annotated[SessionId, Meta(pattern="^[!-~]{1,200}$")]  # also a ZeroMQ routing id, of 255 bytes at most
+LeaseSeconds = Annotated[float, Meta(ge=MIN_LEASE_S, le=1e9)]
 RequestName = Annotated[RequestId, Meta(max_length=200)]
 StopStrings = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LEN)], ...], Meta(max_length=64)]
 FeatureLayers = Annotated[tuple[Count, ...], Meta(max_length=MAX_FEATURE_LAYERS)]
@@ -69,11 +72,11 @@ class Welcome(Message, frozen=True):
     """hub -> target: your own port and your session; identify with `session_id` there."""
 
     protocol_version: int
-    session_id: SessionId
+    session_id: SessionName
     port: Annotated[int, Meta(ge=0, lt=65536)]  # dedicated port at the host that the target already knows
     draft_name: str
     max_draft_tokens: Count  # the hub never proposes more nodes than this
-    lease_s: Seconds  # a target silent for longer loses its tags
+    lease_s: LeaseSeconds  # a target silent for longer loses its tags
     feature_layers: FeatureLayers = ()  # hidden states that the draft reads, as Hugging Face counts them; () = none
     feature_window: Count = 0  # features of the past that it wants with a tag: of so many positions, the last ones
     is_plain_speed_wanted: bool = False  # the hub takes targets in by it: measure it now and then, and say it in Ping

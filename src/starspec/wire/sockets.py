@@ -114,11 +114,18 @@ def connect(socket: zmq.Socket[Any], endpoint: str) -> None:
 
 
 class Watch:
-    """The connection events of one socket."""
+    """The connection events of one socket.
+
+    Raises: ZMQError if the process has no socket left; the watched one is closed then.
+    """
 
     def __init__(self, socket: Socket, events: int) -> None:
         self._watched = socket
-        self.socket: Socket = socket.get_monitor_socket(events)
+        try:
+            self.socket: Socket = socket.get_monitor_socket(events)
+        except zmq.ZMQError:
+            socket.close()
+            raise
 
     def events(self) -> Iterator[tuple[int, int]]:
         """(event, value) pairs since the last call; never waits."""

@@ -61,6 +61,7 @@ class ZmqHub:
     ) -> None:
         require_keys(host, keys, is_insecure, "the hub would listen on")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # a target takes three
         self.stats = HubTransportStats()
         self._trace = trace
         try:
@@ -87,7 +88,8 @@ class ZmqHub:
             while True:
                 if batch is None:
                     self._arrivals.put(None)
-                    raise OurBug("the hub's I/O thread has died") from self._exchange.failure
+                    failure = self._exchange.failure
+                    raise OurBug(f"the hub's I/O thread has died: {failure!r}") from failure
                 arrivals += batch
                 batch = self._arrivals.get_nowait()
         except queue.Empty:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Final
 
 import structlog
+import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.line import Dialler, Line, why_handshake_failed
-from starspec.wire.link import LinkSession, LinkState
+from starspec.wire.link import FAULT_INTERVAL_S, LinkSession, LinkState
 from starspec.wire.messages import (
     Fault,
     Goodbye,
@@ -73,6 +74,7 @@ class ZmqTarget:
         self._terms: Welcome | None = None
         self._say_at = 0.0  # when the next Hello or keep-alive is due
         self._give_up_at = math.inf
+        self._fault_at = -math.inf  # when the hub was last told that it breaks the protocol
         self._is_closed = False
         self.refusal: Refused | None = None
         self.problem = f"no hub has answered yet at {endpoint}"  # why not connected, for people
@@ -181,13 +183,19 @@ class ZmqTarget:
             case Welcome():
                 self._terms = answer
                 self._give_up_at, self._say_at = now + ATTACH_S, now
-                self._own = self._dialler.dial_own(f"tcp://{self._host}:{answer.port}", answer.session_id.encode())
+                self._dial_own(answer, now)
             case Refused():
                 self.refusal = answer
                 wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
                 self._lose(f"the hub refused: {answer.reason}", now, wait_s)
             case Fault():
                 self._lose(f"the hub did not understand: {answer.reason}", now, REFUSED_RETRY_S)
+
+    def _dial_own(self, terms: Welcome, now: float) -> None:
+        try:
+            self._own = self._dialler.dial_own(f"tcp://{self._host}:{terms.port}", terms.session_id.encode())
+        except zmq.ZMQError as error:  # a hub's word must not stop a target
+            self._lose(f"the hub's port {terms.port} for this target cannot be dialled: {error}", now, REFUSED_RETRY_S)
 
     def _attach(self, now: float) -> None:
         """Ping on this target's own port until it is answered (`_read` sees the answer)."""
@@ -214,15 +222,24 @@ class ZmqTarget:
         messages: list[HubToTarget] = []
         for frames in self._own.read() if self._own is not None else ():
             try:
-                sound, num_bad = self._decoder.decode_sound(frames)
-                self.num_frames_rejected += num_bad
+                sound, errors = self._decoder.decode_sound(frames)
+                for error in errors:
+                    self._reject(error)
                 for message in sound:
                     self._take(self._link.receive(message), messages)
-            except PeerProtocolError:
-                self.num_frames_rejected += 1
+            except PeerProtocolError as error:
+                self._reject(error)
             if self._own is None:
                 break
         return messages
+
+    def _reject(self, error: PeerProtocolError) -> None:
+        """Go on without what the hub said, and tell it now and then."""
+        self.num_frames_rejected += 1
+        now = time.monotonic()
+        if self.is_connected and now - self._fault_at >= FAULT_INTERVAL_S:
+            self._fault_at = now
+            self.send([Fault(str(error))])
 
     def _take(self, message: HubToTarget, messages: list[HubToTarget]) -> None:
         match message:
