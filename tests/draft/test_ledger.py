@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from draft_toys import Slices, ToyStar, ToyTag
+from hypothesis import given
+from hypothesis import strategies as st
 
 from starspec.draft.fairness import jains_index
-from starspec.draft.ledger import WINDOW_S, Ledger
+from starspec.draft.ledger import WINDOW_S, Ledger, _Span, _Window
 from starspec.draft.scheduler import Layer, Portion, TagKey
 from starspec.ids import SessionId, Tag
 from starspec.speculation.stats import HubStats
@@ -137,7 +139,21 @@ def test_old_spans_are_forgotten() -> None:
     ledger = Ledger(HubStats(), 0.0)
     for second in range(1000):
         ledger.add_layer(second, second + 0.5, layer(False))
-    assert len(ledger._busy) <= WINDOW_S + 1
+    assert len(ledger._busy._spans) <= WINDOW_S + 1
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 2.0)), max_size=40), st.floats(0.0, 5.0))
+def test_a_window_is_the_sum_of_what_lies_in_it(steps: list[tuple[float, float]], later_s: float) -> None:
+    """Gaps and lengths of spans; looked at after each, and once more when nothing has come for a while."""
+    window, spans, now = _Window(), [], 0.0
+    for gap_s, length_s in [*steps, (later_s, 0.0)]:
+        spans.append(_Span(now + gap_s, now + gap_s + length_s))
+        now = spans[-1].end_s
+        window.add(spans[-1])
+        since_s = now - WINDOW_S
+        assert window.seconds(since_s) == pytest.approx(sum(each.seconds_since(since_s) for each in spans), abs=1e-9)
+        assert window.count(since_s) == sum(each.end_s > since_s for each in spans)
+    assert window.seconds(now + WINDOW_S) == window.count(now + WINDOW_S) == 0
 
 
 def test_the_trace_shows_layers_prefill_and_idle_gaps() -> None:

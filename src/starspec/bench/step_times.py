@@ -15,6 +15,7 @@ from starspec.draft.scheduler import TagKey
 from starspec.draft.session import DraftLimits, DraftSession
 from starspec.ids import Epoch, SessionId, Tag
 from starspec.models.runner import BatchRunner, Segment
+from starspec.speculation.argmax import argmaxes
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import Open
@@ -134,7 +135,7 @@ def _layer(drafter: Drafter, session: DraftSession) -> None:
 def _step(target: BatchRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
     segment = Segment(row, [TOKEN_ID] * num_tokens, num_logits=num_tokens)
     logits = target.forward([segment], feature_layers).logits
-    logits.max(dim=-1).indices.tolist()
+    argmaxes(logits)
 
 
 def _seconds_of(step: Callable[[], None]) -> float:

@@ -18,6 +18,7 @@ from starspec.bench.report import Report
 from starspec.config import ModelConfig
 from starspec.models.load import load_runner
 from starspec.models.runner import ModelRunner, Segment
+from starspec.speculation.argmax import argmaxes
 
 PREFIX_LEN: Final = 128  # committed tokens
 TOKEN_ID: Final = 1  # whatever it means
@@ -80,7 +81,7 @@ def _steps_after(gap_s: float, runner: ModelRunner, row: int) -> list[float]:
 
 def _step_ms(runner: ModelRunner, row: int) -> float:
     started_s = time.perf_counter()
-    runner.forward([Segment(row, [TOKEN_ID], num_logits=1)]).logits.max(dim=-1).indices.tolist()
+    argmaxes(runner.forward([Segment(row, [TOKEN_ID], num_logits=1)]).logits)
     return (time.perf_counter() - started_s) * 1e3
 
 

@@ -140,7 +140,6 @@ class GrowingTree:
             self.token_ids.append(token_id)
             self._log_confidences.append(0.0)
         self._children.setdefault(ROOT, [])
-        self._missing = None
 
     def best(self, budget: DraftBudget) -> DraftTree:
         """The likeliest nodes. An ancestor is at least as likely as what hangs from it, so they are connected.

@@ -25,6 +25,39 @@ class _Span(NamedTuple):
         return max(0.0, self.end_s - max(self.start_s, since_s))
 
 
+class _Window:
+    """Spans of the last WINDOW_S: none begins before the one before it has ended.
+
+    Their seconds are summed up as they come and go, for a hub looks ten times a second and does little else then.
+    """
+
+    def __init__(self) -> None:
+        self._spans: deque[_Span] = deque()
+        self._seconds = 0.0
+
+    def add(self, span: _Span) -> None:
+        self._spans.append(span)
+        self._seconds += span.end_s - span.start_s
+        self._forget(span.end_s - WINDOW_S)
+
+    def count(self, since_s: float) -> int:
+        """How many have ended since then, which is never less than in the call before."""
+        self._forget(since_s)
+        return len(self._spans)
+
+    def seconds(self, since_s: float) -> float:
+        """How long they are together since then; see `count`."""
+        self._forget(since_s)
+        if not self._spans:
+            return 0.0
+        return max(0.0, self._seconds - max(0.0, since_s - self._spans[0].start_s))
+
+    def _forget(self, since_s: float) -> None:
+        while self._spans and self._spans[0].end_s <= since_s:
+            gone = self._spans.popleft()
+            self._seconds = self._seconds - (gone.end_s - gone.start_s) if self._spans else 0.0
+
+
 class _Proposed(NamedTuple):
     """Draft tokens that targets got within one slot of time."""
 
@@ -45,9 +78,8 @@ class Ledger:
         self._stats = stats
         self._started_s = started_s
         self._trace = trace
-        self._busy: deque[_Span] = deque()
-        self._idle: deque[_Span] = deque()
-        self._proposed: deque[_Span] = deque()  # instants
+        self._busy, self._idle = _Window(), _Window()
+        self._proposed = _Window()  # instants
         self._slots: deque[_Proposed] = deque()
         self._idle_s = 0.0  # of gaps that are over
         self._idle_since_s: float | None = None
@@ -61,7 +93,7 @@ class Ledger:
         self._stats.sessions_per_layer.add(len(layer.portions))
         if not layer.has_prefill:
             self._stats.t_s.add(end_s - start_s)
-        _push(self._busy, _Span(start_s, end_s))
+        self._busy.add(_Span(start_s, end_s))
         if self._trace:
             num_tokens = sum(portion.num_tokens for portion in layer.portions)
             name = "prefill" if layer.has_prefill else "draft layer"
@@ -71,7 +103,7 @@ class Ledger:
         """Count one batched forward that nobody waited for; without a node if it was given up."""
         self._stats.ahead_s += end_s - start_s
         self._stats.num_ahead_nodes += num_nodes
-        _push(self._busy, _Span(start_s, end_s))
+        self._busy.add(_Span(start_s, end_s))
         if self._trace:
             name = "run ahead" if num_nodes else "given up"
             self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=num_sessions, tokens=num_nodes)
@@ -90,7 +122,7 @@ class Ledger:
         self._stats.num_proposals += 1
         self._stats.num_draft_tokens += num_draft_tokens
         if num_draft_tokens:
-            _push(self._proposed, _Span(now, now))
+            self._proposed.add(_Span(now, now))
             self._add_to_slot(now, target, num_draft_tokens)
 
     def add_service(self, queue_s: float, service_s: float, has_prefill: bool) -> None:
@@ -120,9 +152,9 @@ class Ledger:
         """
         since_s = now - WINDOW_S
         open_gap = _Span(now if self._idle_since_s is None else self._idle_since_s, now)
-        busy_s = sum(span.seconds_since(since_s) for span in self._busy)
-        idle_s = sum(span.seconds_since(since_s) for span in (*self._idle, open_gap))
-        num_proposals = sum(span.end_s > since_s for span in self._proposed)
+        busy_s = self._busy.seconds(since_s)
+        idle_s = self._idle.seconds(since_s) + open_gap.seconds_since(since_s)
+        num_proposals = self._proposed.count(since_s)
         known_s = min(WINDOW_S, now - self._started_s)
         told_s = self._stats.idle_s  # the request that ends a gap may have come just before it was last told
         self._stats.idle_s = max(told_s, self._idle_s + open_gap.seconds_since(0.0))
@@ -146,13 +178,6 @@ class Ledger:
 
     def _add_idle(self, gap: _Span) -> None:
         self._idle_s += gap.end_s - gap.start_s
-        _push(self._idle, gap)
+        self._idle.add(gap)
         if self._trace:
             self._trace.slice(IDLE_TRACK, "idle", gap.start_s, gap.end_s)
-
-
-def _push(spans: deque[_Span], span: _Span) -> None:
-    """Add a span and drop those that no window can reach any more."""
-    spans.append(span)
-    while spans[0].end_s <= span.end_s - WINDOW_S:
-        spans.popleft()

@@ -48,10 +48,12 @@ class HubLoop:
         had_work = self._hub.has_work
         if had_work:
             try:
-                self._deliver(self._hub.step(self._clock(), self._is_in_vain))
+                replies = self._hub.step(self._clock(), self._is_in_vain)
             except Exception:
                 log.exception("a draft layer failed; its tags are dropped, their targets are asked to open them anew")
                 self._hub.abandon_layer(self._clock())
+            else:
+                self._deliver(replies)
         return bool(arrivals) or had_work
 
     def status(self) -> HubStatus:

@@ -38,10 +38,9 @@ class DraftBudget:
     top_k: int = 1
     p_min: float = 0.0  # of the path to a node that is expanded, 0..1
 
-    @classmethod
-    @lru_cache(maxsize=MOST_REMEMBERED)
-    def chain(cls, num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:
-        return cls(num_draft_tokens, num_draft_tokens, p_min=p_min)
+    @staticmethod
+    def chain(num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:
+        return _chain(num_draft_tokens, p_min)
 
     @property
     def is_chain(self) -> bool:
@@ -81,6 +80,11 @@ class DraftBudget:
         if (nodes, steps) == (self.num_draft_tokens, self.num_steps):
             return self
         return replace(self, num_draft_tokens=nodes, num_steps=steps)
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _chain(num_draft_tokens: int, p_min: float) -> DraftBudget:
+    return DraftBudget(num_draft_tokens, num_draft_tokens, p_min=p_min)
 
 
 NO_DRAFT: Final = DraftBudget.chain(0)

@@ -70,7 +70,10 @@ class HubSession:
         return arrivals
 
     def write(self, frames: Sequence[bytes]) -> bool:
-        """Send without waiting, in as many multiparts as it takes. Returns: False if the target is gone or reads not."""
+        """Send without waiting, in as many multiparts as a target takes.
+
+        Returns: False if it is gone or does not read.
+        """
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import zmq
 
-from starspec.errors import OurBug
+from starspec.errors import LinkError, OurBug
 from starspec.ids import SessionId
 from starspec.tracing import Tracer
 from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
@@ -100,10 +100,19 @@ class ZmqHub:
         return arrivals
 
     def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
-        """As HubTransport; callable from any thread."""
-        frames = {name: [encode(message) for message in messages] for name, messages in replies.items() if messages}
+        """As HubTransport; callable from any thread. A message too large for a frame is dropped and counted."""
+        frames = {name: self._encode(messages) for name, messages in replies.items() if messages}
         if frames:
             self._exchange.put_replies(frames)
+
+    def _encode(self, messages: Sequence[HubToTarget]) -> list[bytes]:
+        frames = []
+        for message in messages:
+            try:
+                frames.append(encode(message))
+            except LinkError:
+                self.stats.num_dropped += 1
+        return frames
 
     def close(self) -> None:
         self._exchange.stop()

@@ -1,4 +1,5 @@
-"""The hub of a wire benchmark: as `starspec draft` runs it, with a note of what happened when."""
+"""The hub of a wire benchmark: as `starspec draft` runs it, with a note of what happened when, and without the
+statistics that nobody asks for here."""
 
 from __future__ import annotations
 
