@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -223,6 +224,8 @@ def main() -> None:
     given = parser.parse_args()
     if min(given.repeats, given.max_tokens) < 1:
         parser.error("--repeats and --max-tokens are at least 1")
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is stopped on the way out
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     started_s = time.monotonic()
     model = embedded_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:

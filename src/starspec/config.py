@@ -361,8 +361,16 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     _check_words(kind, values, where)
     try:
         return msgspec.convert(dict(values), kind)
-    except (msgspec.ValidationError, ConfigError) as error:
+    except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_kind_sentence(error)}") from error
+
+
+def _kind_sentence(error: msgspec.ValidationError) -> str:
+    """'key: expected int, got str' of msgspec's "Expected `int`, got `str` - at `$.key`"."""
+    what, _, at = str(error).replace("`", "").partition(" - at $.")
+    return f"{at}: {what[:1].lower()}{what[1:]}" if at else what
 
 
 def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:

@@ -178,5 +178,18 @@ def test_addresses_and_keys_are_checked_before_anything_runs(settings: dict[str,
         dial_of(GatewayConfig(**settings))
 
 
+async def test_a_gateway_with_a_hub_alone_serves_its_metrics_and_no_requests(model_folder: Path) -> None:
+    """For a fleet of vLLM servers."""
+    server = GatewayServer(GatewayConfig(port=0, model=str(model_folder), targets=(), hub="tcp://127.0.0.1:1"))
+    serving = asyncio.create_task(server.serve())
+    async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False) as http:
+        await until_health(http, 503)
+        assert "starspec_" in (await http.get("/metrics")).text
+        refused = await http.post("/v1/completions", json={"prompt": [1], "n": 2})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+    server.stop()
+    await asyncio.wait_for(serving, PATIENCE_S)
+
+
 def test_other_machines_may_be_reached_without_keys_if_the_operator_says_so() -> None:
     dial_of(GatewayConfig(targets=("tcp://10.0.0.1:1",), hub="tcp://10.0.0.2:1", insecure=True))

@@ -30,6 +30,6 @@ def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", tokenizers)
     monkeypatch.setenv("STARSPEC_HUB", "tcp://127.0.0.1:9")  # nobody listens there
     model = SimpleNamespace(get_vocab_size=lambda: 64, max_model_len=128, words=Words())
-    parallel = SimpleNamespace(rank=0, tensor_parallel_size=2)
+    parallel = SimpleNamespace(rank=0, tensor_parallel_size=2, data_parallel_size=1, data_parallel_rank=0)
     speculative = SimpleNamespace(num_speculative_tokens=3)
     return SimpleNamespace(model_config=model, parallel_config=parallel, speculative_config=speculative)

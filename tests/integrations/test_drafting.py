@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from toy import VOCAB_SIZE, next_of
-from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S
-from toy_vllm import STEP_S, ToyVllm
+from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S, ToyHub, VirtualClock
+from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
+from starspec.ids import SessionId
+from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.rows import KnownRequest
 from starspec.wire.hub_liveness import DOUBT_S
-from starspec.wire.messages import Close, Open, Ping, Verdict
+from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
 from starspec.wire.patience import FIRST_READING_S, LONGEST_PAUSE_S
 
 PROMPT = list(range(1, 40))
@@ -335,6 +343,54 @@ def test_ngrams_draft_while_there_is_no_hub_and_the_hub_again_when_it_is_back() 
     assert request.num_refused == before
 
 
+def test_what_ngrams_achieved_says_nothing_of_a_hub() -> None:
+    vllm = ToyVllm(prompt_lookup_min=1)
+    vllm.hub.kill()
+    request = vllm.submit(PROMPT * 3, 200)
+    for _ in range(60):
+        vllm.step()
+    assert not request.draft  # by now they are hardly asked
+    vllm.hub.revive()
+    vllm.rest(0.2)
+    vllm.step()
+    (asked,) = [each for messages in vllm.sends for each in messages if isinstance(each, Open)]
+    assert asked.num_draft_tokens == 4
+
+
+def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("starspec.integrations.vllm.drafting.MAX_CATCH_UP", 100)
+    vllm = ToyVllm(prompt_lookup_min=1)
+    vllm.hub.kill()
+    every = list(range(VOCAB_SIZE)) * 2  # so that whatever comes next has been there
+    first, second = vllm.submit(every, 30), vllm.submit(every[::-1], 30)
+    drafted: list[tuple[bool, bool]] = []
+    for _ in range(3):
+        vllm.step()
+        drafted.append((bool(first.draft), bool(second.draft)))
+    assert drafted == [(False, False), (True, False), (True, True)]
+
+
+def test_nothing_is_kept_of_requests_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = ToyVllm()
+    known: list[weakref.ref[KnownRequest]] = []
+    draft = vllm.client.draft
+
+    def watched(wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]] | None:
+        known.extend(weakref.ref(each.request) for each in wanted)
+        return draft(wanted)
+
+    monkeypatch.setattr(vllm.client, "draft", watched)
+    for prompt in prompts(5):
+        vllm.submit(prompt, 20)
+    vllm.run()
+    vllm.rest(2.0)
+    gc.collect()
+    assert known
+    assert all(each() is None for each in known)
+
+
 def test_without_a_fallback_a_lost_hub_means_plain_steps() -> None:
     vllm = ToyVllm(fallback="none")
     vllm.hub.kill()
@@ -365,6 +421,29 @@ def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
     assert vllm.hub.num_opens <= 4
 
 
+def test_a_hub_without_a_word_for_a_request_is_asked_ever_more_rarely_and_again_when_it_has() -> None:
+    """Its text may be longer than the draft's context, or its target's share of drafts used up."""
+    vllm = ToyVllm()
+    vllm.hub.mood = "empty"
+    request = vllm.submit(PROMPT, 300)
+    for _ in range(200):
+        vllm.step()
+    asked = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]
+    assert len(asked) < 20
+    vllm.hub.mood = "good"
+    vllm.run()
+    assert request.num_accepted > 20
+
+
+def test_an_empty_proposal_now_and_then_silences_nobody() -> None:
+    vllm = ToyVllm()
+    request = vllm.submit(PROMPT, 200)
+    for index in range(120):
+        vllm.hub.mood = "empty" if index % 3 else "good"
+        vllm.step()
+    assert request.num_accepted >= 40  # all that came
+
+
 def test_a_request_that_accepts_nothing_is_asked_about_ever_less() -> None:
     vllm = ToyVllm()
     vllm.hub.mood = "lying"
@@ -373,6 +452,49 @@ def test_a_request_that_accepts_nothing_is_asked_about_ever_less() -> None:
     assert request.num_drafted < 90  # of 800
     asked = [each for messages in vllm.sends for each in messages if isinstance(each, Verdict)]
     assert asked[-1].num_draft_tokens == 2  # a probe
+
+
+def test_a_hub_is_asked_for_no_more_than_it_said_that_it_drafts() -> None:
+    vllm = ToyVllm()
+    vllm.hub.welcome = Welcome(1, SessionId("s"), 1, "toy", 2, 10.0)
+    request = vllm.submit(PROMPT, 20)
+    vllm.run()
+    asked = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]
+    assert {each.num_draft_tokens for each in asked} == {2}
+    assert request.num_accepted > 10
+
+
+def test_no_draft_goes_beyond_the_model_length() -> None:
+    vllm = ToyVllm()
+    request = vllm.submit([1] * (MAX_MODEL_LEN - 5), 5)
+    vllm.run()
+    asked = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]
+    assert [each.num_draft_tokens for each in asked] == [3]  # behind the first token, and the last is vLLM's own
+    assert request.num_accepted == 3
+
+
+def test_a_tree_is_no_draft_for_a_server_that_verifies_chains() -> None:
+    vllm = ToyVllm(fallback="none")
+    vllm.hub.mood = "bushy"
+    request = vllm.submit(PROMPT, 30)
+    vllm.run()
+    assert request.is_done
+    assert vllm.hub.num_opens == 1
+    assert not request.num_drafted
+
+
+def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants() -> None:
+    clock = VirtualClock()
+    client = HubClient(ToyHub(clock), Deadline(0.75 * DRAFT_S), VOCAB_SIZE, clock)
+    request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
+    assert client.draft([Wanted(request, 4)]) == {}
+    clock.now += STEP_S
+    path = list(PROMPT)
+    for _ in range(4):
+        path.append(next_of(path))
+    right = path[len(PROMPT) :]
+    request.extend(np.array(right[:1], np.int32))
+    assert client.draft([Wanted(request, 2)]) == {request: right[1:3]}
 
 
 def test_a_fixed_length_stays() -> None:

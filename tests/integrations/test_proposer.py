@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from starspec.errors import ConfigError
 from starspec.integrations.vllm import StarProposer
+from starspec.wire.messages import Hello
 
 HEAVY = ["torch", "transformers", "starspec.models", "starspec.target", "starspec.draft", "starspec.gateway", "fastapi"]
 
@@ -45,6 +47,38 @@ def test_only_the_rank_whose_drafts_are_read_speaks_to_the_hub(vllm_config: Any)
     vllm_config.parallel_config.rank = 1
     proposer = StarProposer(vllm_config)
     assert proposer.propose([[2]], *batch([1, 2, 1, 2])) == [[]]
+
+
+@pytest.mark.parametrize(("size", "name"), [(1, "rack"), (4, "rack-3")])
+def test_data_parallel_ranks_of_one_name_are_told_apart(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch, size: int, name: str
+) -> None:
+    monkeypatch.setenv("STARSPEC_NAME", "rack")
+    said: list[Hello] = []
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.ZmqTarget", lambda hub, hello, *_: said.append(hello))
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.HubClient", MagicMock())
+    vllm_config.parallel_config.data_parallel_size = size
+    vllm_config.parallel_config.data_parallel_rank = 3
+    StarProposer(vllm_config).shutdown()
+    assert said[0].target_id.startswith(f"{name} (vLLM ")
+
+
+def test_a_long_name_is_cut_to_what_a_hub_takes(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARSPEC_NAME", "x" * 300)
+    said: list[Hello] = []
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.ZmqTarget", lambda hub, hello, *_: said.append(hello))
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.HubClient", MagicMock())
+    StarProposer(vllm_config).shutdown()
+    assert len(said[0].target_id) == 200
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_sampler_is_mended_on_every_rank(vllm_config: Any, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    mend = MagicMock()
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.mend_sampler", mend)
+    vllm_config.parallel_config.rank = rank
+    StarProposer(vllm_config).shutdown()
+    mend.assert_called_once_with()
 
 
 def test_a_vllm_without_a_tokenizer_is_refused(vllm_config: Any) -> None:

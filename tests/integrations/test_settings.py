@@ -81,6 +81,15 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, sentence: str) -> None
     assert str(path) in str(error.value)
 
 
+def test_variables_go_before_the_file_though_the_file_alone_would_not_do(tmp_path: Path) -> None:
+    path = tmp_path / "star.toml"
+    path.write_text("prompt_lookup_min = 5")
+    settings = load_settings({"STARSPEC_CONFIG": str(path), "STARSPEC_PROMPT_LOOKUP_MAX": "8"})
+    assert (settings.prompt_lookup_min, settings.prompt_lookup_max) == (5, 8)
+    with pytest.raises(ConfigError, match="prompt_lookup_min <= prompt_lookup_max"):
+        load_settings({"STARSPEC_CONFIG": str(path)})
+
+
 def test_a_vllm_that_was_not_tested_is_refused_unless_the_operator_insists() -> None:
     check_version("0.32.1rc1+cpu")
     for version in ("0.31.2", "0.33.0", "dev"):

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from starspec.errors import ModelError, VocabularyMismatch
 from starspec.fingerprint import vocab_fingerprint
+from starspec.models.foreign import first_line
 from starspec.models.vocabulary import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
 
 WORDS = ("<eos>", "red", "green", "blue")
@@ -84,8 +85,16 @@ def test_a_corrupt_generation_config_is_one_sentence(tmp_path):
 
 def test_a_model_without_tokenizer_is_one_sentence(tmp_path):
     write_json(tmp_path / "config.json", {"model_type": "llama"})
-    with pytest.raises(ModelError, match="has no tokenizer that can be read"):
+    with pytest.raises(
+        ModelError, match=r"has no tokenizer that can be read: there is none of tokenizer\.json, .* in its folder"
+    ):
         load_tokenizer(str(tmp_path))
+
+
+def test_what_an_error_lists_behind_a_colon_is_part_of_its_sentence():
+    error = ValueError("Could not make it from one of: \n(1) a file,\n(2) another.\n")
+    assert first_line(error) == "Could not make it from one of: (1) a file, (2) another"
+    assert first_line(ValueError("It is broken.\nMuch more")) == "It is broken"
 
 
 @pytest.mark.parametrize(("content", "why"), [("{", "it is not valid JSON"), ("[]", "it holds no object")])

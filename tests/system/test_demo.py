@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.system, pytest.mark.model, pytest.mark.timeout(600)]
@@ -38,3 +41,18 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Pat
         for prompts, num_tokens in (("code", 64), ("conversation", 64), ("all", 128))
     ]
     assert f"{receipt['ratios']['the EAGLE head, all']:.2f}x (" in races[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_stops_every_process(smollm2: Path, number: int) -> None:
+    assert smollm2.is_dir()
+    demo = subprocess.Popen([sys.executable, str(DEMO)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit_s = time.monotonic() + 60.0
+    while len(started := psutil.Process(demo.pid).children(recursive=True)) < 4:  # up, hub and targets
+        assert demo.poll() is None
+        assert time.monotonic() < limit_s
+        time.sleep(0.2)
+    demo.send_signal(number)
+    assert demo.wait(60.0) == 128 + number
+    _, alive = psutil.wait_procs(started, timeout=10.0)
+    assert not alive

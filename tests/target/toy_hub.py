@@ -36,7 +36,7 @@ STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
 FULL_S = 0.1
 READING_S = 0.6  # what an `Open` takes a hub that reads slowly
-MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full"]
+MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full", "empty"]
 
 
 class VirtualClock:
@@ -132,6 +132,9 @@ class ToyHub:
             empty = Proposal(session.tag, session.epoch, session.prefix_len, [], retry_after_s=FULL_S)
             self._post(DRAFT_S, session.send(empty))
             session.lose()
+            return
+        if self.mood == "empty":  # the draft's context is full
+            self._post(DRAFT_S, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
             return
         path = list(self.ids[session.tag])
         if self.mood == "bushy":

@@ -218,9 +218,13 @@ def gateway(
         ),
     ],
     endpoint: Annotated[
-        list[str],
-        typer.Option(help="A target server, tcp://HOST:PORT; may be repeated.", rich_help_panel=opt.NETWORK),
-    ],
+        list[str] | None,
+        typer.Option(
+            help="A target server, tcp://HOST:PORT; may be repeated. Without one, --hub's metrics are served alone.",
+            show_default=opt.NONE_GIVEN,
+            rich_help_panel=opt.NETWORK,
+        ),
+    ] = None,
     hub: Annotated[
         str | None,
         typer.Option(
@@ -259,7 +263,7 @@ def gateway(
         config = GatewayConfig(
             host=host,
             port=port,
-            targets=tuple(endpoint),
+            targets=tuple(endpoint or ()),
             hub=hub,
             model=target,
             served_model_name=served_model_name,

@@ -33,8 +33,10 @@ def dial_of(config: GatewayConfig) -> Dial:
 
     Raises: ConfigError for a missing target, a malformed address, bad keys, or an address that needs keys.
     """
-    if not config.targets:
-        raise ConfigError("a gateway needs at least one target: give its serving address, tcp://host:port")
+    if not config.targets and config.hub is None:
+        raise ConfigError(
+            "a gateway needs at least one target: give its serving address, tcp://host:port; or a hub, for its metrics"
+        )
     keys = load_keys(config.keys, "gateway")
     for endpoint in config.targets:
         host = host_of(endpoint, "a target")

@@ -229,7 +229,7 @@ class Router:
         """How many requests all targets together hold at once; None while one of them is away or does not say."""
         statuses = [spoke.status for spoke in self.spokes if spoke.is_live]
         known = [each.max_num_requests for each in statuses if each and each.max_num_requests is not None]
-        return sum(known) if len(known) == len(self.spokes) else None
+        return sum(known) if known and len(known) == len(self.spokes) else None
 
     def pick(self, prompt_len: int) -> Spoke:
         """The least loaded target that takes requests and whose context holds the prompt; of equals, the longest idle.

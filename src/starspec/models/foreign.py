@@ -48,4 +48,7 @@ def reading(complaint: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """What an error of someone else's code says, cut to one line that fits into a sentence."""
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].strip().rstrip(".:")[:MAX_QUOTED_CHARS]
+    line = text.splitlines()[0].strip()
+    if line.endswith(":"):  # what it is about comes behind
+        line = " ".join(text.split())
+    return line[:MAX_QUOTED_CHARS].rstrip(".: ")

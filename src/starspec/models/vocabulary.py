@@ -18,6 +18,7 @@ from starspec.models.soundness import check_rope_in
 
 Vocabulary = Mapping[str, int]
 
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 # a chat template is a program, which a conversation can make fail in many ways
 TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
 
@@ -42,6 +43,9 @@ def load_tokenizer(model: str) -> Any:
         except Exception:
             if (folder / "config.json").is_file():
                 read_hf_config(model, folder)  # was read for the tokenizer, too: its faults are not the tokenizer's
+            if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+                missing = f"there is none of {', '.join(TOKENIZER_FILES)} in its folder"
+                raise ModelError(f"'{model}' has no tokenizer that can be read: {missing}") from None
             raise
 
 

@@ -10,12 +10,12 @@ from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.sequence import SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures
 from starspec.wire.messages import Close, Open, Proposal, TargetToHub, TreeShape, Verdict
-from starspec.wire.patience import Patience, Reading
 from starspec.wire.session import TagSession
+from starspec.wire.waiting import Waiting
 
 
 @dataclass(slots=True, eq=False)
-class HubTag:
+class HubTag(Waiting):
     """No I/O: who calls `open`, `verdict` or `close` sends what they return, in order."""
 
     sequence: TargetSequence
@@ -23,14 +23,7 @@ class HubTag:
     features: ToldFeatures
     draft: DraftTree | None = None  # behind the committed tokens
     asked_s: float = 0.0  # when the awaited proposal was asked for
-    is_awaited: bool = False
-    is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
-    is_behind: bool = False  # nor is a `Verdict`, and a round has waited for it ...
-    is_excused: bool = False  # ... while the hub had to read first
-    has_to_catch_up: bool = False  # the hub was told of tokens without a question, and may not have read them yet
     untold: list[int] = field(default_factory=list)  # committed since the hub was told of the tag last
-    reading: Reading = field(default_factory=Reading)
-    patience: Patience = field(default_factory=Patience)
 
     @property
     def is_draftable(self) -> bool:
@@ -41,9 +34,8 @@ class HubTag:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether nothing more is told before the hub has answered: it reads, or its answer may be of use."""
-        may_be_of_use = len(self.untold) < self.session.wanted.num_steps
-        return self.is_opening or (self.is_behind and (self.is_excused or may_be_of_use))
+        """Whether nothing more is told before the hub has answered."""
+        return self.has_to_be_answered(may_be_of_use=len(self.untold) < self.session.wanted.num_steps)
 
     def open(self, wanted: DraftBudget, method: SampleMethod, now: float) -> list[TargetToHub]:
         """Tell the hub all that is committed.
@@ -65,9 +57,9 @@ class HubTag:
         )
         self.session.send(message)
         self._ask(budget, now)
-        self.is_opening, self.untold = self.is_awaited, []
-        if self.is_opening:
-            self.reading.begin(now)
+        self.untold = []
+        if self.is_awaited:
+            self.begin_opening(now)
         self.features.forget_what_was_told()
         return [message, *self.features.frames(message.tag, len(message.token_ids))]
 
@@ -106,7 +98,7 @@ class HubTag:
 
         Returns: whether there is anything to verify; else the hub is to hear what was committed meanwhile.
         """
-        self._settle()
+        self.settle()
         self.reading.end()
         draft = proposal.tree.after(self.untold)
         if self.untold and draft == EMPTY_TREE:
@@ -115,61 +107,25 @@ class HubTag:
         self.patience.note_in_time()
         return True
 
-    def pass_by(self) -> None:
-        """Go on without an answer, which is still to come."""
-        self.is_awaited, self.is_behind = False, not self.is_opening
-
-    def miss(self, now: float, has_prompts_to_read: bool) -> bool:
-        """What was awaited did not come in time. Rounds go on, and the tag joins when the hub answers.
-
-        If that goes on, stop paying the deadline for it.
-
-        Args:
-            has_prompts_to_read: the hub has some of this target's, which excuses one delay. So does a pause: what it
-                was told meanwhile it has to read.
-
-        Returns: whether the hub is to blame.
-        """
-        self.pass_by()
-        if self.is_opening:
-            return False
-        if self.has_to_catch_up:
-            self.is_excused = True
-            self.reading.begin_catching_up(now)
-        elif has_prompts_to_read and self.patience.forgive():
-            self.is_excused = True
-            self.reading.begin(now)
-        else:
-            self.patience.note_in_vain(now)
-        return not self.is_excused
-
     def refuse(self, now: float) -> None:
         """An answer breaks the protocol. If it was the one that was to come, ask anew, but not for ever."""
         if not (self.is_awaited or self.is_opening or self.is_behind):
             return
         if self.is_opening:
             self.let_go()
-        self._settle()
+        self.settle()
         self.patience.note_in_vain(now)
-
-    def forgive(self) -> None:
-        """The hub has been found (again), and has kept nobody waiting yet."""
-        self.patience, self.reading = Patience(), Reading()
 
     def let_go(self) -> None:
         """The hub does not hold the tag any more; nothing is to come."""
         self.session.lose()
         self.draft = None
-        self._settle()
+        self.settle()
 
     def _fitting(self, wanted: DraftBudget) -> DraftBudget:
         return wanted.limited(num_steps=self.patience.fitting(wanted.num_steps))
 
-    def _settle(self) -> None:
-        """No answer is to come."""
-        self.is_awaited = self.is_opening = self.is_behind = self.is_excused = False
-
     def _ask(self, budget: DraftBudget, now: float) -> None:
-        self.draft, self.is_behind, self.is_excused = None, False, False
+        self.draft, self.is_opening, self.is_behind, self.is_excused = None, False, False, False
         self.is_awaited = budget.num_draft_tokens > 0
         self.asked_s = now

@@ -30,13 +30,13 @@ from starspec.target.hub_tag import HubTag
 from starspec.target.plain_speed import PlainSpeed
 from starspec.target.sequence import Emitted, SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures, WantedFeatures
-from starspec.wire.hub_liveness import HubLiveness
+from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
 from starspec.wire.messages import HubToTarget, Ping, Proposal, Reopen, TargetToHub
 from starspec.wire.patience import Patience
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
+from starspec.wire.waiting import miss_all
 
-PING_INTERVAL_S: Final = 0.5  # also what a lost hub is found by
 ASK_AGAIN_S: Final = 1.0  # of a hub without room, if it does not answer: the sequence asked about may have ended
 
 
@@ -205,11 +205,7 @@ class RemoteDrafts:
             return
         self._stats.num_late_rounds += 1
         now = self._clock()
-        has_prompts_to_read = any(state.is_opening for state in self._tags.values())
-        missed = [state for state in late if state.miss(now, has_prompts_to_read)]
-        is_blamed = bool(missed) or (any(state.is_excused for state in late) and not self._patience.forgive())
-        if is_blamed and len(late) == len(awaited):
-            self._patience.note_in_vain(now)
+        miss_all(late, self._tags.values(), self._patience, now, is_for_all=len(late) == len(awaited))
         if is_silent and not self._hub.is_lost:
             self._hub.doubt(now)
             self._ping(now)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+PING_INTERVAL_S: Final = 0.5  # of a hub that may be heard; also what a lost one is found by
 DOUBT_S: Final = 0.25  # what an answer to a ping may take; nobody waits for it
 MIN_PAUSE_S: Final = 0.25  # a hub that fell silent is not waited for again before this ...
 MAX_PAUSE_S: Final = 4.0  # ... or up to this, if it keeps falling silent

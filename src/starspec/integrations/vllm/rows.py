@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -20,8 +21,8 @@ Tokens = NDArray[np.int32]
 
 NUM_COMPARED: Final = 64  # of the last tokens, and of those spread evenly
 FORGET_AFTER_S: Final = 1.0  # unseen for longer: finished, or preempted and to be recognised as another one later
-FORGET_AFTER_STEPS: Final = 2.0  # and for longer than so many steps: a slow machine may take seconds for one
-NUM_STEPS: Final = 16  # the longest of so many counts
+FORGET_AFTER_STEPS: Final = 2.0  # and for longer than so many usual steps: a slow machine may take seconds for each
+NUM_STEPS: Final = 16  # of so many the median is usual
 
 
 class KnownRequest:
@@ -149,9 +150,10 @@ class RowBook:
     def forget(self, now: float) -> list[KnownRequest]:
         """Drop, and return, the requests that have not been seen for FORGET_AFTER_S and FORGET_AFTER_STEPS.
 
-        vLLM tells of no ends: whether a request has ended or a step takes long shows only with time.
+        vLLM tells of no ends: whether a request has ended or a step takes long shows only with time. One who is
+        dropped in a step that takes unusually long is opened anew after it: the hub still holds most of what it read.
         """
-        patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * max(self._step_s, default=0.0))
+        patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * median(self._step_s or [0.0]))
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -60,13 +60,11 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> VllmSettings:
     """
     path = environ.get(FILE_VARIABLE)
     in_file = {} if not path else _read(_expanded(path, FILE_VARIABLE))
-    settings = build(VllmSettings, in_file, f"{FILE_VARIABLE} {path}")
-    values = {name: getattr(settings, name) for name in (each.name for each in fields(VllmSettings))}
-    for variable, key in _set_variables(environ).items():
-        values[key] = _converted(variable, environ[variable], key)
-    if values["keys"]:
-        values["keys"] = str(_expanded(values["keys"], "keys"))
-    return build(VllmSettings, values, "starspec settings")
+    in_variables = {key: _converted(name, environ[name], key) for name, key in _set_variables(environ).items()}
+    settings = build(VllmSettings, in_file | in_variables, f"{FILE_VARIABLE} {path}" if path else "starspec settings")
+    if not settings.keys:
+        return settings
+    return replace(settings, keys=str(_expanded(settings.keys, "keys")))
 
 
 def _expanded(path: str, what: str) -> Path:
