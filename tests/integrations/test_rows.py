@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from starspec.integrations.vllm.rows import FORGET_AFTER_S, RowBook
+from starspec.integrations.vllm.rows import FORGET_AFTER_S, KnownRequest, RowBook
 
 TOKENS = np.arange(100, dtype=np.int32)[None, :]
 
@@ -30,6 +30,15 @@ def test_steps_that_take_seconds_end_nobody(step_s: float) -> None:
     last_s = 2 * step_s
     assert not book.forget(last_s + 1.9 * step_s)
     assert len(book.forget(last_s + 2.1 * step_s)) == 1
+
+
+def test_one_slow_step_keeps_nobody_for_longer() -> None:
+    """A neighbour's long prompt was read in it."""
+    book, now = RowBook(), 0.0
+    for index, step_s in enumerate([0.05] * 4 + [6.0] + [0.05] * 4):
+        now += step_s
+        step(book, 10 + index, now=now)
+    assert len(book.forget(now + 1.1 * FORGET_AFTER_S)) == 1
 
 
 def test_the_time_without_requests_is_no_step() -> None:
@@ -67,3 +76,21 @@ def test_rows_are_found_however_they_are_shuffled_and_whoever_else_is_remembered
     for index, seen in zip(order, after, strict=True):
         assert seen is not None
         assert (seen.request, seen.num_new, seen.is_first) == (before[index].request, 1, False)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", [0, 1275])  # one of those spread evenly; between two of them, of the last ones
+def test_a_text_that_differs_far_back_or_near_its_end_is_another_request(place: int) -> None:
+    row = np.arange(1281, dtype=np.int32)
+    request = KnownRequest(row[:1280], prompt_len=1)
+    assert request.begins(row)
+    row[place] += 1
+    assert not request.begins(row)
+
+
+def test_two_requests_of_the_same_tokens_that_move_are_still_two() -> None:
+    book = RowBook()
+    before = book.see([[1]] * 2, np.array([20, 20]), np.vstack([TOKENS, TOKENS]), now=0.0)
+    other = TOKENS[:, ::-1]
+    after = book.see([[1]] * 4, np.array([30, 30, 21, 21]), np.vstack([other, other, TOKENS, TOKENS]), now=0.05)
+    found = [(each.request, each.num_new, each.is_first) for each in after[2:] if each is not None]
+    assert found == [(each.request, 1, False) for each in before if each is not None]
