@@ -136,7 +136,7 @@ def test_end_token_inside_an_accepted_run_ends_text_usage_and_logprobs(drafts: s
 
 
 @pytest.mark.parametrize("drafts", ["true", "tree"])
-@pytest.mark.parametrize("end", ["max_tokens", "eos"])
+@pytest.mark.parametrize("end", ["max_tokens", "eos", "stop"])
 def test_a_row_holds_no_more_than_the_answer_at_its_end(drafts: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain(PROMPT, 12)[:7]  # rounds of five tokens: it ends inside the second
     runner = HashRunner(eos_token_ids=(expected[-1],) if end == "eos" else ())
@@ -149,9 +149,13 @@ def test_a_row_holds_no_more_than_the_answer_at_its_end(drafts: str, end: str, m
         free(row)
 
     monkeypatch.setattr(runner.cache, "free", look_and_free)
-    spec = spec_of(PROMPT, end_token_ids=(expected[-1],)) if end == "eos" else spec_of(PROMPT, 7)
+    spec = {
+        "max_tokens": spec_of(PROMPT, 7),
+        "eos": spec_of(PROMPT, end_token_ids=(expected[-1],)),
+        "stop": spec_of(PROMPT, stop=(WordTokenizer().decode(expected[-1:]),)),
+    }[end]
     tokens, _, last = answer(engine_of(drafts, runner), spec)
-    assert (tokens, last.finish_reason) == (expected, "stop" if end == "eos" else "length")
+    assert (tokens, last.finish_reason) == (expected, "length" if end == "max_tokens" else "stop")
     assert lengths == [len(PROMPT) + 7 - 1]  # the last token was never read
 
 
