@@ -123,7 +123,7 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
     parallel = vllm_config.parallel_config
     name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
     if settings.name and int(parallel.data_parallel_size) > 1:  # its ranks have their settings from one environment
-        name = f"{name}-{int(parallel.data_parallel_rank)}"
+        name = f"{name[:150]}-{int(parallel.data_parallel_rank)}"  # whole, however long the name is
     hello = Hello(
         PROTOCOL_VERSION,
         TargetId(f"{name} (vLLM {vllm_version})"[:200]),
