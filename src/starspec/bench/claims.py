@@ -152,4 +152,4 @@ BATCH = Part(
     max_prompt_tokens=MAX_BATCH_PROMPT_TOKENS,
     reads_prompts_once=True,  # else nine tenths of these forwards would read the same prompts again
 )
-BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100, max_tokens=24)
+BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)
