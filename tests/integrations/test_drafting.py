@@ -35,7 +35,7 @@ def tokens_sent(vllm: ToyVllm) -> int:
 
 
 def test_a_good_hub_drafts_every_step_and_hears_each_token_once() -> None:
-    vllm = ToyVllm()
+    vllm = ToyVllm(adaptive=False)
     request = vllm.submit(PROMPT, 41)
     vllm.run()
     assert request.num_drafted == request.num_accepted == 32
@@ -49,6 +49,36 @@ def test_a_step_sends_one_multipart_however_many_rows_it_has() -> None:
     vllm.run()
     assert max(vllm.num_sent) == 1
     assert all(each.num_accepted and not each.num_refused for each in requests)
+
+
+def seconds_of(vllm: ToyVllm, num_requests: int) -> float:
+    """What the answers to so many requests at once take."""
+    started_s = vllm.clock.now
+    requests = [vllm.submit(prompt, 200) for prompt in prompts(num_requests)]
+    vllm.run()
+    assert all(each.is_done for each in requests)
+    return vllm.clock.now - started_s
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 8])
+def test_where_tokens_cost_nothing_lengths_that_adapt_are_as_fast_as_the_longest(num_requests: int) -> None:
+    longest_s = seconds_of(ToyVllm(adaptive=False), num_requests)
+    assert seconds_of(ToyVllm(), num_requests) <= 1.1 * longest_s
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 8])
+def test_where_a_step_costs_what_its_tokens_do_drafts_are_left_to_probes(
+    num_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even though each is accepted: the wait for it is lost. A server without a hub is hardly faster."""
+    monkeypatch.setattr("toy_hub.DRAFT_S", 0.2)
+    alone = ToyVllm(token_s=0.2, fallback="none")
+    alone.hub.kill()
+    alone_s = seconds_of(alone, num_requests)
+    assert seconds_of(ToyVllm(token_s=0.2), num_requests) <= 1.05 * alone_s
+    assert seconds_of(ToyVllm(token_s=0.2, adaptive=False), num_requests) > seconds_of(
+        ToyVllm(token_s=0.2), num_requests
+    )
 
 
 @pytest.mark.parametrize("mood", MOODS)
@@ -344,7 +374,7 @@ def test_ngrams_draft_while_there_is_no_hub_and_the_hub_again_when_it_is_back() 
 
 
 def test_what_ngrams_achieved_says_nothing_of_a_hub() -> None:
-    vllm = ToyVllm(prompt_lookup_min=1)
+    vllm = ToyVllm(token_s=0.006, prompt_lookup_min=1)
     vllm.hub.kill()
     request = vllm.submit(PROMPT * 3, 200)
     for _ in range(60):

@@ -94,3 +94,24 @@ def test_two_requests_of_the_same_tokens_that_move_are_still_two() -> None:
     after = book.see([[1]] * 4, np.array([30, 30, 21, 21]), np.vstack([other, other, TOKENS, TOKENS]), now=0.05)
     found = [(each.request, each.num_new, each.is_first) for each in after[2:] if each is not None]
     assert found == [(each.request, 1, False) for each in before if each is not None]
+
+
+@pytest.mark.parametrize("step_s", [1.5, 4.0, 9.0])
+def test_a_server_whose_every_step_is_long_is_dropped_once(step_s: float) -> None:
+    """How long a step takes is learnt from the first, though what was in it was dropped meanwhile."""
+    book, now, row = RowBook(), 100.0, np.arange(50, dtype=np.int32)
+    num_dropped = 0
+    for length in range(10, 20):
+        book.see([[int(row[length - 1])]], np.array([length], np.int32), row[None], now)
+        for _ in range(round(step_s / 0.1)):
+            now += 0.1
+            num_dropped += len(book.forget(now))
+    assert num_dropped == 1
+
+
+def test_a_pause_between_two_requests_is_no_step() -> None:
+    book, row = RowBook(), np.arange(50, dtype=np.int32)
+    book.see([[9]], np.array([10], np.int32), row[None], 100.0)
+    assert book.forget(110.0)
+    book.see([[29]], np.array([30], np.int32), row[None], 200.0)
+    assert book.forget(201.5)

@@ -42,9 +42,14 @@ class ToyRequest:
 
 
 class ToyVllm:
-    """`hub` misbehaves as its mood says; `step` is one forward and one call of the proposer."""
+    """`hub` misbehaves as its mood says; `step` is one forward and one call of the proposer.
 
-    def __init__(self, num_tokens: int = 4, **settings: Any) -> None:
+    Args:
+        token_s: seconds that a step takes for each of its tokens, beside STEP_S.
+    """
+
+    def __init__(self, num_tokens: int = 4, token_s: float = 0.0, **settings: Any) -> None:
+        self.token_s = token_s
         self.clock = VirtualClock()
         self.hub = ToyHub(self.clock)
         deadline_ms = settings.get("deadline_ms")
@@ -81,7 +86,7 @@ class ToyVllm:
             self.rows.insert(0, self.rows.pop())
         while self.waiting and len(self.rows) < NUM_ROWS:
             self.rows.append(self.waiting.pop(0))
-        self._pass(STEP_S)
+        self._pass(STEP_S + self.token_s * sum(1 + len(each.draft) for each in self.rows))
         sampled = [self._sample(each) for each in self.rows]
         for row, request in enumerate(self.rows):
             self.token_ids[row, : len(request.token_ids)] = request.token_ids

@@ -117,6 +117,7 @@ def certify(
     prompt_files: Sequence[Sequence[Prompt]],
     max_prompts: int | None = None,
     advance: Advance = no_progress,
+    max_tokens: int | None = None,
 ) -> Certificate:
     """Try every claim.
 
@@ -124,10 +125,12 @@ def certify(
         prompt_files: used in equal shares.
         max_prompts: at most so many for each part; None = as the parts say.
         advance: called with what was run, `count_turns` times.
+        max_tokens: of each answer, at most; None = as the parts say.
     Raises: as load_runner and local_drafts.
     """
     results = []
-    for part, target, draft in subjects.parts():
+    for whole, target, draft in subjects.parts():
+        part = whole if max_tokens is None else replace(whole, max_tokens=min(max_tokens, whole.max_tokens))
         config = ModelConfig(
             model=target,
             dtype=part.dtype,

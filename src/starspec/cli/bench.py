@@ -40,7 +40,7 @@ app.command("async")(async_pair)
 app.command()(warm)
 app.command()(vllm)
 
-QUICK_PROMPTS = 4  # of each part of the certificate
+QUICK_PROMPTS, QUICK_TOKENS = 2, 6  # of each part of the certificate, and of each answer
 
 CertifiedPart = Literal[  # importing claims imports torch
     "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"
@@ -290,7 +290,7 @@ def certify(
         max_prompts = QUICK_PROMPTS if quick else None
         files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
-        found = run(subjects, files, max_prompts, bar.turn)
+        found = run(subjects, files, max_prompts, bar.turn, max_tokens=QUICK_TOKENS if quick else None)
     console = out()
     for tried in found.parts:
         title = f"{tried.name}: {tried.claim} ({tried.target}, {tried.seconds:.0f} s)"

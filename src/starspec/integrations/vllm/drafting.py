@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.draft_length import DraftLength
+from starspec.integrations.vllm.draft_length import Acceptance, paying_lengths
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.measured_cost import MeasuredCost
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.speculation.ngram import NgramIndex
@@ -24,8 +25,8 @@ MAX_CATCH_UP: Final = 4096  # tokens that n-gram indexes take in in one step: a 
 class _Drafted:
     """What is kept of a request besides its tokens."""
 
-    length: DraftLength
-    is_by_hub: bool  # whose drafts the length is told by
+    acceptance: Acceptance
+    is_by_hub: bool  # whose drafts it tells of
     num_drafted: int = 0  # tokens handed to vLLM in the last step
     index: NgramIndex | None = None
 
@@ -56,18 +57,26 @@ class StepDrafter:
         self._book = RowBook()
         self._drafted: dict[KnownRequest, _Drafted] = {}
         self._ended_s: float | None = None  # the last step
+        self._stepped: set[KnownRequest] = set()  # what was in its rows
+        self._step_cost = MeasuredCost()  # of vLLM's steps, by their tokens
+        self._round_cost = MeasuredCost()  # of the hub's proposals, by the longest asked for
         self._num_catch_up = 0
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
         """As `RowBook.see`. Returns: draft tokens of each row, none where there is no draft."""
         now = self._clock()
+        rows = self._book.see(sampled, lengths, token_ids, now)
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
-        rows = self._book.see(sampled, lengths, token_ids, now)
-        wanted = [Wanted(row.request, self._choose(row)) for row in rows if row is not None]
+            self._note_cost(rows, now - self._ended_s)
+        seen = [row for row in rows if row is not None]
+        wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
+        if self._hub.round_s is not None:
+            self._round_cost.note(max(each.num_draft_tokens for each in wanted), self._hub.round_s)
         for each in wanted:
             self._drafted[each.request].num_drafted = len(drafts.get(each.request, ()))
+        self._stepped = {each.request for each in wanted}
         self._ended_s = self._clock()
         return [[] if row is None else drafts.get(row.request, []) for row in rows]
 
@@ -76,21 +85,37 @@ class StepDrafter:
         gone = self._book.forget(self._clock())
         for request in gone:
             self._drafted.pop(request, None)
+        if gone:
+            self._stepped = set()
         self._hub.close(gone)
         self._hub.tend()
 
     def shutdown(self) -> None:
         self._hub.shutdown()
 
-    def _choose(self, row: SeenRow) -> int:
-        """How long a draft the row is worth, after what came of its last one."""
+    def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
+        """A step that only went on with the rows of the last one, and read no prompt, tells what its tokens cost."""
+        if rows and {None if row is None else row.request for row in rows} == self._stepped:
+            num_drafted = sum(self._drafted[request].num_drafted for request in self._stepped)
+            self._step_cost.note(len(rows) + num_drafted, step_s)
+
+    def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
+        """How long a draft each row is worth, after what came of its last one and what steps cost."""
+        known = [self._after_verifying(row) for row in seen]
+        most = [min(self._max_draft_tokens, max(0, self._max_model_len - len(row.request) - 1)) for row in seen]
+        if not self._settings.adaptive:
+            return most
+        round_cost = self._round_cost if self._hub.is_serving else MeasuredCost()
+        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, round_cost)
+        return [each.probed(*length_and_most) for each, *length_and_most in zip(known, lengths, most, strict=True)]
+
+    def _after_verifying(self, row: SeenRow) -> Acceptance:
         state = self._drafted.get(row.request)
         is_by_hub = self._hub.is_serving
         if state is None or state.is_by_hub != is_by_hub:  # what n-grams achieve says nothing of a hub
-            length = DraftLength(self._max_draft_tokens, is_fixed=not self._settings.adaptive)
-            state = self._drafted[row.request] = _Drafted(length, is_by_hub)
-        state.length.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
-        return max(0, min(state.length.choose(), self._max_model_len - len(row.request) - 1))
+            state = self._drafted[row.request] = _Drafted(Acceptance(), is_by_hub)
+        state.acceptance.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
+        return state.acceptance
 
     def _propose(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
         drafts = self._hub.draft(wanted)

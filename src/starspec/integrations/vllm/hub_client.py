@@ -91,6 +91,7 @@ class HubClient:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._num_connects = 0
+        self.round_s: float | None = None  # what the last step's proposals took; None = nothing that says what any take
 
     @property
     def is_here(self) -> bool:
@@ -112,6 +113,7 @@ class HubClient:
         Returns: draft tokens of each request whose proposal came, was sound and fits its present tokens; None if the
             hub does not serve in this step.
         """
+        self.round_s = None
         if not self._transport.is_connected:
             self._notice_connection()
             return None
@@ -221,11 +223,14 @@ class HubClient:
         if not awaited:
             return
         asked_s = self._clock()
+        has_to_read = any(tag.is_opening for tag in awaited)
         is_heard = self._receive_until(asked_s + self._deadline.seconds, awaited)
         late = [tag for tag in awaited if tag.is_awaited]
         missed = [tag for tag in late if not tag.is_opening]
         if missed or not late:  # a prompt that is read is no sample
-            self._deadline.note_round(self._clock() - asked_s)
+            took_s = self._clock() - asked_s
+            self._deadline.note_round(took_s)
+            self.round_s = None if has_to_read else took_s
         miss_all(late, self._tags.values(), self._patience, self._clock(), is_for_all=len(late) == len(awaited))
         if missed and not is_heard and not self._hub.is_lost:
             self._hub.doubt(self._clock())

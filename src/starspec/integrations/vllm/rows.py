@@ -23,6 +23,7 @@ NUM_COMPARED: Final = 64  # of the last tokens, and of those spread evenly
 FORGET_AFTER_S: Final = 1.0  # unseen for longer: finished, or preempted and to be recognised as another one later
 FORGET_AFTER_STEPS: Final = 2.0  # and for longer than so many usual steps: a slow machine may take seconds for each
 NUM_STEPS: Final = 16  # of so many the median is usual
+LONGEST_STEP_S: Final = 10.0  # after a longer time, what goes on by chance from what was dropped is another request
 
 
 class KnownRequest:
@@ -107,6 +108,8 @@ class RowBook:
         self._by_row: dict[int, KnownRequest] = {}
         self._last_seen_s: dict[KnownRequest, float] = {}
         self._step_s: deque[float] = deque(maxlen=NUM_STEPS)
+        self._stepped_s = 0.0  # when a step was seen last
+        self._dropped: set[tuple[int, int]] = set()  # since then: length and last token of each
 
     def __len__(self) -> int:
         return len(self._last_seen_s)
@@ -125,14 +128,15 @@ class RowBook:
         """
         rows = [token_ids[row, : lengths[row]] for row in range(len(sampled))]
         before, self._by_row = self._by_row, {}
-        last_s = max(self._last_seen_s.values(), default=now)
         seen: list[SeenRow | None] = [None] * len(rows)
         for row, request in before.items():
             if row < len(rows) and self._goes_on(request, rows[row], len(sampled[row])):
                 seen[row] = self._take(row, request, rows[row], len(sampled[row]), now)
         in_place = set(self._by_row.values())
-        if in_place:  # else nothing went on, and the time since was no step's
-            self._step_s.append(now - last_s)
+        took_s = now - self._stepped_s
+        if in_place or (took_s <= LONGEST_STEP_S and self._were_dropped_too_soon(rows, sampled)):
+            self._step_s.append(took_s)  # else nothing went on, and the time since was no step's
+        self._stepped_s, self._dropped = now, set()
         moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
         for row, tokens in enumerate(rows):
             if row in self._by_row:
@@ -157,8 +161,14 @@ class RowBook:
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]
+        self._dropped |= {(len(each), each.last_token_id) for each in gone}
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
         return gone
+
+    def _were_dropped_too_soon(self, rows: Sequence[Tokens], sampled: Sequence[Sequence[int]]) -> bool:
+        """Whether a row goes on from what was dropped: the step was only long, and the next may be as long."""
+        before = [len(row) - len(added) for row, added in zip(rows, sampled, strict=True)]
+        return any((length, int(row[length - 1])) in self._dropped for row, length in zip(rows, before, strict=True))
 
     def _goes_on(self, request: KnownRequest, row: Tokens, num_sampled: int) -> bool:
         """Whether the row is this request and the tokens sampled now, and nothing else."""

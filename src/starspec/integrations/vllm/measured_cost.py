@@ -1,0 +1,84 @@
+"""What something costs by its size, learnt while serving: the seconds of a vLLM step by its tokens, of a wait by depth.
+
+A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
+other depends on machine, model and context, so nothing is assumed but that more never takes less, and what has not been
+measured is thought cheap until it has been tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+WEIGHT: Final = 0.1  # of a new measurement, once there are many
+MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
+NUM_NOTES: Final = 2048  # a size unmeasured for so long is forgotten: contexts grow, and neighbours come and go
+
+
+class MeasuredCost:
+    """Seconds by size."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, _Mean] = {}
+        self._num_notes = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything has been measured."""
+        return bool(self._by_size)
+
+    def note(self, size: int, seconds: float) -> None:
+        """Something of this size, at least 1, took so long."""
+        self._num_notes += 1
+        self._by_size.setdefault(_rounded(size), _Mean()).note(seconds, self._num_notes)
+        if self._num_notes % NUM_NOTES == 0:
+            last = self._num_notes - NUM_NOTES
+            self._by_size = {size: mean for size, mean in self._by_size.items() if mean.noted_at > last}
+
+    def predict(self, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of each size [N], at least 1; what has been measured must not be empty.
+
+        Between two measured sizes on the line between them; above the largest as that one, and below the smallest in
+        proportion to it, both the least that it can be.
+        """
+        measured = sorted(self._by_size)
+        means = _never_falling((self._by_size[size].seconds, self._by_size[size].weight) for size in measured)
+        hopeful = np.interp(sizes, measured, means)
+        return np.asarray(hopeful * np.minimum(1.0, sizes / measured[0]))
+
+
+class _Mean:
+    """Of all measurements while they are few, then of the newest."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.weight = 0.0  # in measurements
+        self.noted_at = 0
+
+    def note(self, seconds: float, number: int) -> None:
+        if self.weight:
+            seconds = min(seconds, MAX_RATIO * self.seconds)
+        self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
+        self.seconds += (seconds - self.seconds) / self.weight
+        self.noted_at = number
+
+
+def _rounded(size: int) -> int:
+    """Sizes above 32 share sixteen places between two powers of two: what is told apart stays few."""
+    place = 1 << max(0, size.bit_length() - 5)
+    return size - size % place
+
+
+def _never_falling(means: Iterable[tuple[float, float]]) -> list[float]:
+    """The closest sequence that never falls (isotonic regression): neighbours out of order share their mean."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, sizes
+    for each, each_weight in means:
+        mean, weight, num_sizes = each, each_weight, 1
+        while pools and pools[-1][0] > mean:
+            before, before_weight, num_before = pools.pop()
+            mean = (before * before_weight + mean * weight) / (before_weight + weight)
+            weight, num_sizes = before_weight + weight, num_before + num_sizes
+        pools.append((mean, weight, num_sizes))
+    return [mean for mean, _, num_sizes in pools for _ in range(num_sizes)]

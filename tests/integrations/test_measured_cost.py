@@ -1,0 +1,88 @@
+"""What a step costs by its tokens, learnt from those that there were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.integrations.vllm.measured_cost import NUM_NOTES, WEIGHT, MeasuredCost
+
+SIZES = np.arange(1, 30)
+
+
+def predicted(cost: MeasuredCost, size: int) -> float:
+    return float(cost.predict(np.array([size]))[0])
+
+
+def test_between_two_sizes_it_lies_between_them() -> None:
+    cost = MeasuredCost()
+    cost.note(4, 0.1)
+    cost.note(8, 0.3)
+    assert predicted(cost, 4) == pytest.approx(0.1)
+    assert predicted(cost, 6) == pytest.approx(0.2)
+
+
+def test_what_was_not_measured_is_thought_cheap() -> None:
+    """A larger step as cheap as the largest, a smaller one as cheap as its share: so both are tried."""
+    cost = MeasuredCost()
+    assert not cost
+    cost.note(8, 0.2)
+    assert cost
+    assert predicted(cost, 20) == pytest.approx(0.2)
+    assert predicted(cost, 2) == pytest.approx(0.05)
+
+
+@given(st.lists(st.tuples(st.integers(1, 29), st.floats(0.001, 1.0)), min_size=1, max_size=60))
+def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list[tuple[int, float]]) -> None:
+    cost = MeasuredCost()
+    for size, seconds in notes:
+        cost.note(size, seconds)
+    found = cost.predict(SIZES)
+    assert (np.diff(found) >= -1e-12).all()
+    assert found.max() <= max(seconds for _, seconds in notes) + 1e-12
+    assert found[notes[0][0] - 1] >= min(seconds for _, seconds in notes) - 1e-12
+
+
+def test_two_sizes_out_of_order_share_their_mean_by_how_often_they_were_measured() -> None:
+    cost = MeasuredCost()
+    for _ in range(3):
+        cost.note(4, 0.3)
+    cost.note(5, 0.2)
+    assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx((3 * 0.3 + 0.2) / 4)
+
+
+def test_it_follows_what_changes() -> None:
+    cost = MeasuredCost()
+    for _ in range(50):
+        cost.note(4, 0.1)
+    for _ in range(round(3 / WEIGHT)):
+        cost.note(4, 0.2)
+    assert predicted(cost, 4) == pytest.approx(0.2, rel=0.05)
+
+
+def test_one_interrupted_step_says_little() -> None:
+    cost = MeasuredCost()
+    for _ in range(50):
+        cost.note(4, 0.1)
+    cost.note(4, 60.0)
+    assert predicted(cost, 4) == pytest.approx((1 + WEIGHT) * 0.1)
+
+
+def test_what_has_not_been_measured_for_long_is_forgotten() -> None:
+    cost = MeasuredCost()
+    cost.note(1, 0.5)
+    for _ in range(2 * NUM_NOTES):
+        cost.note(4, 0.8)
+    assert predicted(cost, 1) == pytest.approx(0.2)
+
+
+def test_large_sizes_share_places() -> None:
+    """A server of 256 rows has more sizes of steps than it measures."""
+    cost = MeasuredCost()
+    for size in range(1, 3000):
+        cost.note(size, 0.001 * size)
+    assert len(cost._by_size) < 150
+    for size in (7, 32, 100, 1000):
+        assert predicted(cost, size) == pytest.approx(0.001 * size, rel=0.1)
