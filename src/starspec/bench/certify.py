@@ -96,6 +96,7 @@ class Subjects:
     num_threads: int | None = None
     part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tried
     shard: Shard = Shard()
+    is_small: bool = False  # each part in small
 
     def parts(self) -> list[tuple[Part, str, str]]:
         """Every part with its target and draft."""
@@ -104,7 +105,11 @@ class Subjects:
             parts += [(part, self.model, self.head) for part in (HEAD_EXACT, HEAD_BITS)]
         if self.pair:
             parts += [(part, *self.pair) for part in (PAIR, BATCH_PAIR)]
-        return [each for each in parts if each[0].name in self.part_names]
+        return [
+            (part.in_small() if self.is_small else part, target, draft)
+            for part, target, draft in parts
+            if part.name in self.part_names
+        ]
 
     def models(self) -> dict[str, str]:
         """For the provenance."""
@@ -117,7 +122,6 @@ def certify(
     prompt_files: Sequence[Sequence[Prompt]],
     max_prompts: int | None = None,
     advance: Advance = no_progress,
-    max_tokens: int | None = None,
 ) -> Certificate:
     """Try every claim.
 
@@ -125,12 +129,10 @@ def certify(
         prompt_files: used in equal shares.
         max_prompts: at most so many for each part; None = as the parts say.
         advance: called with what was run, `count_turns` times.
-        max_tokens: of each answer, at most; None = as the parts say.
     Raises: as load_runner and local_drafts.
     """
     results = []
-    for whole, target, draft in subjects.parts():
-        part = whole if max_tokens is None else replace(whole, max_tokens=min(max_tokens, whole.max_tokens))
+    for part, target, draft in subjects.parts():
         config = ModelConfig(
             model=target,
             dtype=part.dtype,

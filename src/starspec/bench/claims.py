@@ -26,6 +26,7 @@ DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
 MAX_MODEL_LEN = 256
+QUICK_TOKENS = 6
 NUM_ROWS = 8
 NUM_DRAFT_TOKENS = 4
 ALL_BATCHINGS = tuple(BatchingConfig(method=method) for method in ("ragged", "eqspec", "exspec", "rollback"))
@@ -51,6 +52,15 @@ class Part:
     is_against_transformers: bool = False
     needs_same_bits: bool = False
     reads_prompts_once: bool = False  # each layout forwards a prompt once, and its contenders take copies of K and V
+
+    def in_small(self) -> Part:
+        """As `--quick` tries it: greedy and one way of sampling, every other contender, short answers."""
+        return replace(
+            self,
+            samplings=self.samplings[:2],
+            contenders=self.contenders[::2],
+            max_tokens=min(QUICK_TOKENS, self.max_tokens),
+        )
 
 
 EXACT = Part(

@@ -40,7 +40,7 @@ app.command("async")(async_pair)
 app.command()(warm)
 app.command()(vllm)
 
-QUICK_PROMPTS, QUICK_TOKENS = 2, 6  # of each part of the certificate, and of each answer
+QUICK_PROMPTS = 2  # of each part of the certificate
 
 CertifiedPart = Literal[  # importing claims imports torch
     "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"
@@ -283,14 +283,22 @@ def certify(
         two = (target, draft) if target and draft else None
         names = (part,) if part else get_args(CertifiedPart)
         chosen = Shard(*given.shard(shard)) if shard else Shard()
-        subjects = Subjects(model=model, head=head, pair=two, num_threads=num_threads, part_names=names, shard=chosen)
+        subjects = Subjects(
+            model=model,
+            head=head,
+            pair=two,
+            num_threads=num_threads,
+            part_names=names,
+            shard=chosen,
+            is_small=quick,
+        )
         if not subjects.parts():
             missing = "an EAGLE head: give --head" if "head" in str(part) else "two models: give --target and --draft"
             raise ConfigError(f"--part {part} is about {missing}")
         max_prompts = QUICK_PROMPTS if quick else None
         files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
-        found = run(subjects, files, max_prompts, bar.turn, max_tokens=QUICK_TOKENS if quick else None)
+        found = run(subjects, files, max_prompts, bar.turn)
     console = out()
     for tried in found.parts:
         title = f"{tried.name}: {tried.claim} ({tried.target}, {tried.seconds:.0f} s)"
