@@ -53,7 +53,9 @@ def test_every_method_answers_in_turns(toy_vllm: str) -> None:
         num_draft_tokens=4,
     )
     plan = VllmPlan(num_prompts=2, max_tokens=6, batch_sizes=(1, 2), num_repeats=1, lengths=(3,))
-    report = measure_vllm(models, [own_prompts()], plan, lambda *_: None)
+    so_far, report = measure_vllm(models, [own_prompts()], plan, lambda *_: None)
+    assert so_far.rows == report.rows[:5]
+    assert so_far.notes["rivals"] == [PLAIN]
     own = f"{DRAFT_MODEL}, K = 3"
     assert [(row.rival, row.method, row.num_draft_tokens, row.batch_size) for row in report.rows] == [
         *((PLAIN, PLAIN, 0, size) for size in (1, 2)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
@@ -49,6 +50,12 @@ def vllm(
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Of each file.", show_default="4", rich_help_panel=MEASURE)
     ] = None,
+    own_lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Of vLLM's own draft model, as 3,5; each is a server.", show_default="3,5", rich_help_panel=MEASURE
+        ),
+    ] = None,
     quick: Quick = False,
     json_file: JsonFile = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
@@ -78,13 +85,14 @@ def vllm(
             vllm_options=shlex.split(vllm_args),
         )
         plan = QUICK if quick else VllmPlan()
-        plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
-        report = measure_vllm(models, prompt_files(dataset), plan, bar.advance)
+        lengths = given.numbers(own_lengths, "--own-lengths")
+        plan = replace(plan, num_prompts=num_prompts or plan.num_prompts, lengths=lengths or plan.lengths)
+        for report in measure_vllm(models, prompt_files(dataset), plan, bar.advance):
+            if json_file is not None:
+                write_report(report, json_file)
     out().print(_table(report.rows))
     show_ratios(report.ratios)
     show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
     if any(row.num_identical + row.num_near_ties < row.num_answers for row in report.rows):
         out().print("answers differ where no near-tie explains it")
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -60,13 +60,14 @@ class VllmRow:
 
 def measure_vllm(
     models: VllmModels, prompt_files: Sequence[Sequence[Prompt]], plan: VllmPlan, advance: Advance
-) -> Report:
+) -> Iterator[Report]:
     """Start a hub and its server, which stay, and one rival after the other, each of which answers in turns with it.
 
     All at once would be more weights than a small machine holds, and each ratio needs only its two.
 
     Args:
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
+    Yields: after each rival all that has been found so far: the whole may take hours, and be cut off.
     Raises: PeerLost if a server or the hub does not come up, or a request fails; ConfigError as VllmServer.
     """
     tokenizer = load_tokenizer(models.target)
@@ -87,10 +88,16 @@ def measure_vllm(
                     truths = asyncio.run(_plain_answers(rival, prompts, plan))
                 asyncio.run(_run_in_turns(methods, prompts, plan, advance))
                 rows += [_row(method, rival, size, truths) for method in methods for size in method.rates]
-        vllm_version = star.server.reading().version
+                version = star.server.reading().version
+            yield _report(models, plan, chosen, version, rows)
+
+
+def _report(
+    models: VllmModels, plan: VllmPlan, prompts: Sequence[Prompt], vllm_version: str, rows: Sequence[VllmRow]
+) -> Report:
     notes = {
         "num_prompts": len(prompts),
-        "prompts_sha256": hash_prompts(chosen),
+        "prompts_sha256": hash_prompts(prompts),
         "max_tokens": plan.max_tokens,
         "num_repeats": plan.num_repeats,
         "dtype": models.dtype,
@@ -98,8 +105,10 @@ def measure_vllm(
         "threads_a_process": models.num_threads,
         "vllm_version": vllm_version,
         "vllm_options": list(models.vllm_options),
+        "rivals": list(dict.fromkeys(row.rival for row in rows)),
     }
-    return Report(collect_provenance({"target": models.target, "draft": models.draft}), rows, ratios_of(rows), notes)
+    provenance = collect_provenance({"target": models.target, "draft": models.draft})
+    return Report(provenance, list(rows), ratios_of(rows), notes)
 
 
 def _await_servers(methods: Sequence[Method], advance: Advance) -> None:
