@@ -22,6 +22,7 @@ from starspec.bench.vllm.methods import (
     start_rival,
     start_star,
 )
+from starspec.errors import ConfigError
 from starspec.models.vocabulary import load_tokenizer
 
 Advance = Callable[[str, int | None], None]
@@ -37,6 +38,10 @@ class VllmPlan:
     batch_sizes: tuple[int, ...] = (1, 4)
     num_repeats: int = 3
     lengths: tuple[int, ...] = (3, 5)  # draft tokens that vLLM's own draft model is tried with
+
+    def __post_init__(self) -> None:
+        if min(self.lengths) < 1:
+            raise ConfigError(f"vLLM's own draft model drafts at least 1 token, not {min(self.lengths)}")
 
 
 QUICK = VllmPlan(num_prompts=2, max_tokens=24, num_repeats=1, lengths=(4,))
