@@ -47,6 +47,7 @@ class Fleet:
         self.hub_endpoint = f"tcp://127.0.0.1:{self._hub_port}"
         self.start_hub()
         environ = {"STARSPEC_HUB": self.hub_endpoint, "STARSPEC_FALLBACK": "none", "OMP_NUM_THREADS": "1"}
+        environ["STARSPEC_ADAPTIVE"] = "false"  # drafts that cost as much as the target's own tokens do not pay
         self.tight = self._vllm(python, TIGHT, STAR, environ | {"STARSPEC_NAME": "tight"})
         # eight prompts at once have their drafts before the next step, however slow the machine is
         patient = {"STARSPEC_NAME": "wide", "STARSPEC_DEADLINE_MS": "5000"}
