@@ -25,6 +25,7 @@ from starspec.bench.report import write_report
 from starspec.bench.vllm.answers import NEAR_TIE, VllmAnswer, ask_all, partings
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.vllm_outlook import examine_vllm
+from starspec.integrations.vllm.draft_length import PROBE_EVERY
 from starspec.models.vocabulary import load_tokenizer
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
@@ -77,7 +78,7 @@ async def drafting(fleet: Fleet) -> None:
         before = counted(server.url, "spec_decode_num_drafts")
 
         async def has_drafts(url: str = server.url, before: float = before) -> bool:
-            await ask_all(url, [[100, 200, 300]], num_tokens=8, batch_size=1)
+            await ask_all(url, [[100, 200, 300]], num_tokens=PROBE_EVERY + 8, batch_size=1)
             return counted(url, "spec_decode_num_drafts") > before
 
         await until(has_drafts, HUB_RETURNS_S)
