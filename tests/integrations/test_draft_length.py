@@ -115,21 +115,31 @@ def test_a_step_without_a_draft_changes_no_rate() -> None:
     assert acceptance.rate == before
 
 
+def lengths_of(acceptance: Acceptance, num_drafted: list[int], most: int = 4) -> list[int]:
+    """What is asked for where nothing pays, after each step that drafted so many."""
+    lengths = []
+    for each in num_drafted:
+        acceptance.note(each, 0)
+        lengths.append(acceptance.probed(0, most))
+    return lengths
+
+
 def test_after_many_steps_without_a_draft_one_is_tried() -> None:
+    assert lengths_of(Acceptance(), [0] * PROBE_EVERY) == [0] * (PROBE_EVERY - 1) + [PROBE_TOKENS]
+
+
+def test_a_probe_is_asked_for_until_there_is_one() -> None:
     acceptance = Acceptance()
-    lengths = [acceptance.probed(0, most=4) for _ in range(3 * PROBE_EVERY)]
-    assert lengths == ([0] * (PROBE_EVERY - 1) + [PROBE_TOKENS]) * 3
+    lengths_of(acceptance, [0] * PROBE_EVERY)
+    assert lengths_of(acceptance, [0, 0, 2, 0]) == [PROBE_TOKENS, PROBE_TOKENS, 0, 0]
+
+
+def test_where_drafts_pay_there_are_no_probes() -> None:
+    acceptance = Acceptance()
+    lengths_of(acceptance, [0] * PROBE_EVERY)
     assert acceptance.probed(3, most=4) == 3
-
-
-def test_a_draft_that_pays_puts_the_probe_off() -> None:
-    acceptance = Acceptance()
-    for _ in range(PROBE_EVERY - 1):
-        assert acceptance.probed(0, most=4) == 0
     assert acceptance.probed(1, most=4) == 1
-    assert acceptance.probed(0, most=4) == 0
 
 
 def test_a_probe_is_no_longer_than_the_row_has_room() -> None:
-    acceptance = Acceptance()
-    assert [acceptance.probed(0, most=1) for _ in range(PROBE_EVERY)][-1] == 1
+    assert lengths_of(Acceptance(), [0] * PROBE_EVERY, most=1)[-1] == 1

@@ -81,6 +81,27 @@ def test_where_a_step_costs_what_its_tokens_do_drafts_are_left_to_probes(
     )
 
 
+def test_a_hub_that_was_slow_for_a_while_drafts_as_much_as_before() -> None:
+    """What its rounds took is forgotten, or nobody would find out: what does not pay is not asked for."""
+    vllm = ToyVllm(deadline_ms=500)
+
+    def longest_of_last_steps() -> int:
+        request = vllm.submit(PROMPT, 300)
+        longest = 0
+        while not request.is_done:
+            vllm.step()
+            longest = max(longest, len(request.draft)) if len(request.token_ids) > 300 else 0
+        return longest
+
+    assert longest_of_last_steps() == 4
+    vllm.hub.busy_s = 0.3
+    assert longest_of_last_steps() < 4
+    vllm.hub.busy_s = 0.0
+    for _ in range(2):
+        longest_of_last_steps()
+    assert longest_of_last_steps() == 4
+
+
 @pytest.mark.parametrize("mood", MOODS)
 def test_a_bad_hub_costs_a_step_at_most_one_deadline(mood: str) -> None:
     vllm = ToyVllm(deadline_ms=7)

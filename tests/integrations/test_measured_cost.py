@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.measured_cost import NUM_NOTES, WEIGHT, MeasuredCost
+from starspec.integrations.vllm.measured_cost import NUM_STEPS, WEIGHT, MeasuredCost
 
 SIZES = np.arange(1, 30)
 
@@ -70,12 +70,26 @@ def test_one_interrupted_step_says_little() -> None:
     assert predicted(cost, 4) == pytest.approx((1 + WEIGHT) * 0.1)
 
 
-def test_what_has_not_been_measured_for_long_is_forgotten() -> None:
+@pytest.mark.parametrize("num_between", [1, 16])
+def test_what_has_not_been_measured_for_long_is_forgotten(num_between: int) -> None:
+    """By steps, however many of them tell anything."""
     cost = MeasuredCost()
     cost.note(1, 0.5)
-    for _ in range(2 * NUM_NOTES):
-        cost.note(4, 0.8)
+    for step in range(2 * NUM_STEPS):
+        if step % num_between == 0:
+            cost.note(4, 0.8)
+        cost.end_step()
     assert predicted(cost, 1) == pytest.approx(0.2)
+    assert predicted(cost, 4) == pytest.approx(0.8)
+
+
+def test_what_was_measured_lately_is_kept() -> None:
+    cost = MeasuredCost()
+    for _ in range(NUM_STEPS - 1):
+        cost.end_step()
+    cost.note(1, 0.5)
+    cost.end_step()
+    assert cost
 
 
 def test_large_sizes_share_places() -> None:

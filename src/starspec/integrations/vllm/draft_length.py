@@ -35,17 +35,19 @@ class Acceptance:
         return self._num_accepted / self._num_tried
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
-        """A draft of so many tokens was verified; behind the first that was refused nothing was tried."""
+        """A step's draft of so many tokens was verified; behind the first that was refused nothing was tried."""
+        self._num_idle_steps = 0 if num_drafted else self._num_idle_steps + 1
         if num_drafted:
             self._num_tried = FADING * self._num_tried + num_accepted + (num_accepted < num_drafted)
             self._num_accepted = FADING * self._num_accepted + num_accepted
 
     def probed(self, num_tokens: int, most: int) -> int:
-        """What to draft where `num_tokens` would pay: as many, or a probe after many steps without."""
-        self._num_idle_steps = 0 if num_tokens else self._num_idle_steps + 1
-        if self._num_idle_steps < PROBE_EVERY:
+        """What to ask for where `num_tokens` would pay: as many, or after many steps without a draft a probe.
+
+        It is asked for until there is one: what a hub is first told of a request may take it longer than a step.
+        """
+        if num_tokens or self._num_idle_steps < PROBE_EVERY:
             return num_tokens
-        self._num_idle_steps = 0
         return min(PROBE_TOKENS, most)
 
 

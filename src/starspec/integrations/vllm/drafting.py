@@ -72,11 +72,15 @@ class StepDrafter:
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
-        if self._hub.round_s is not None:
+        if not self._hub.is_serving:  # the next one may be faster
+            self._round_cost = MeasuredCost()
+        elif self._hub.round_s is not None:
             self._round_cost.note(max(each.num_draft_tokens for each in wanted), self._hub.round_s)
         for each in wanted:
             self._drafted[each.request].num_drafted = len(drafts.get(each.request, ()))
         self._stepped = {each.request for each in wanted}
+        self._step_cost.end_step()
+        self._round_cost.end_step()
         self._ended_s = self._clock()
         return [[] if row is None else drafts.get(row.request, []) for row in rows]
 
@@ -105,8 +109,7 @@ class StepDrafter:
         most = [min(self._max_draft_tokens, max(0, self._max_model_len - len(row.request) - 1)) for row in seen]
         if not self._settings.adaptive:
             return most
-        round_cost = self._round_cost if self._hub.is_serving else MeasuredCost()
-        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, round_cost)
+        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._round_cost)
         return [each.probed(*length_and_most) for each, *length_and_most in zip(known, lengths, most, strict=True)]
 
     def _after_verifying(self, row: SeenRow) -> Acceptance:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 WEIGHT: Final = 0.1  # of a new measurement, once there are many
 MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
-NUM_NOTES: Final = 2048  # a size unmeasured for so long is forgotten: contexts grow, and neighbours come and go
+NUM_STEPS: Final = (
+    256  # a size unmeasured for so many is forgotten, and tried anew: contexts grow, neighbours come and go
+)
 
 
 class MeasuredCost:
@@ -23,19 +25,22 @@ class MeasuredCost:
 
     def __init__(self) -> None:
         self._by_size: dict[int, _Mean] = {}
-        self._num_notes = 0
+        self._step = 0
 
     def __bool__(self) -> bool:
         """Whether anything has been measured."""
         return bool(self._by_size)
 
     def note(self, size: int, seconds: float) -> None:
-        """Something of this size, at least 1, took so long."""
-        self._num_notes += 1
-        self._by_size.setdefault(_rounded(size), _Mean()).note(seconds, self._num_notes)
-        if self._num_notes % NUM_NOTES == 0:
-            last = self._num_notes - NUM_NOTES
-            self._by_size = {size: mean for size, mean in self._by_size.items() if mean.noted_at > last}
+        """Something of this size, at least 1, took so long in this step."""
+        self._by_size.setdefault(_rounded(size), _Mean()).note(seconds, self._step)
+
+    def end_step(self) -> None:
+        """Whether or not anything was noted in it."""
+        self._step += 1
+        if self._step % NUM_STEPS == 0:
+            last = self._step - NUM_STEPS
+            self._by_size = {size: mean for size, mean in self._by_size.items() if mean.noted_in >= last}
 
     def predict(self, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of each size [N], at least 1; what has been measured must not be empty.
@@ -55,14 +60,14 @@ class _Mean:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.weight = 0.0  # in measurements
-        self.noted_at = 0
+        self.noted_in = 0
 
-    def note(self, seconds: float, number: int) -> None:
+    def note(self, seconds: float, step: int) -> None:
         if self.weight:
             seconds = min(seconds, MAX_RATIO * self.seconds)
         self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
         self.seconds += (seconds - self.seconds) / self.weight
-        self.noted_at = number
+        self.noted_in = step
 
 
 def _rounded(size: int) -> int:
