@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.draft_length import PROBE_EVERY, PROBE_TOKENS, Acceptance, paying_lengths
+from starspec.integrations.vllm.draft_length import (
+    IDLE_STEPS,
+    PROBE_EVERY,
+    PROBE_STEPS,
+    Acceptance,
+    is_for_probes,
+    paying_lengths,
+)
 from starspec.integrations.vllm.measured_cost import MeasuredCost
 
 
@@ -24,8 +31,13 @@ FLAT = cost(of_1=0.1, of_100=0.1)
 BY_TOKEN = cost(of_1=0.1, of_100=10.0)
 
 
-def test_everything_is_drafted_before_a_step_was_timed() -> None:
-    assert paying_lengths([0.9, 0.01], [4, 3], MeasuredCost(), cost(of_4=9.0)) == [4, 3]
+def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
+    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], MeasuredCost(), cost(of_4=9.0)) == [4, 2, 0, 0]
+
+
+def test_one_row_whose_drafts_are_sure_does_not_make_all_wait_for_long_ones() -> None:
+    a_wait_a_token = cost(of_1=0.02, of_2=0.04, of_3=0.06, of_4=0.08)
+    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, a_wait_a_token) == [1] * 32
 
 
 def test_where_more_tokens_cost_nothing_all_that_may_be_drafted_is() -> None:
@@ -82,19 +94,7 @@ def test_no_other_choice_expects_more_tokens_a_second(
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
     chosen = tuple(paying_lengths(rates, most, step_cost, round_cost))
-    assert all(length <= limit for length, limit in zip(chosen, most, strict=True))
-    likeliest = [
-        lengths for lengths in product(*(range(each + 1) for each in most)) if _is_greedy(rates, most, lengths)
-    ]
-    assert speed(chosen) == pytest.approx(max(map(speed, likeliest)))
-
-
-def _is_greedy(rates: list[float], most: list[int], lengths: tuple[int, ...]) -> bool:
-    """Whether no draft token that is left out is likelier than one that is taken."""
-    rows = list(zip(rates, most, lengths, strict=True))
-    taken = [rate**length for rate, _, length in rows if length]
-    left = [rate ** (length + 1) for rate, limit, length in rows if length < limit]
-    return not taken or not left or min(taken) >= max(left)
+    assert speed(chosen) == pytest.approx(max(speed(each) for each in product(*(range(limit + 1) for limit in most))))
 
 
 def test_the_rate_is_what_was_accepted_of_what_was_tried() -> None:
@@ -115,31 +115,28 @@ def test_a_step_without_a_draft_changes_no_rate() -> None:
     assert acceptance.rate == before
 
 
-def lengths_of(acceptance: Acceptance, num_drafted: list[int], most: int = 4) -> list[int]:
-    """What is asked for where nothing pays, after each step that drafted so many."""
-    lengths = []
-    for each in num_drafted:
-        acceptance.note(each, 0)
-        lengths.append(acceptance.probed(0, most))
-    return lengths
-
-
-def test_after_many_steps_without_a_draft_one_is_tried() -> None:
-    assert lengths_of(Acceptance(), [0] * PROBE_EVERY) == [0] * (PROBE_EVERY - 1) + [PROBE_TOKENS]
-
-
-def test_a_probe_is_asked_for_until_there_is_one() -> None:
+def test_what_was_verified_lately_counts_more() -> None:
     acceptance = Acceptance()
-    lengths_of(acceptance, [0] * PROBE_EVERY)
-    assert lengths_of(acceptance, [0, 0, 2, 0]) == [PROBE_TOKENS, PROBE_TOKENS, 0, 0]
+    for _ in range(50):
+        acceptance.note(num_drafted=1, num_accepted=0)
+    for _ in range(7):
+        acceptance.note(num_drafted=1, num_accepted=1)
+    assert acceptance.rate == pytest.approx(0.5, abs=0.05)
 
 
-def test_where_drafts_pay_there_are_no_probes() -> None:
+def test_it_begins_with_what_is_thought_of_it() -> None:
+    assert Acceptance(0.25).rate == 0.25
+
+
+def test_who_had_no_draft_for_long_is_idle() -> None:
     acceptance = Acceptance()
-    lengths_of(acceptance, [0] * PROBE_EVERY)
-    assert acceptance.probed(3, most=4) == 3
-    assert acceptance.probed(1, most=4) == 1
+    for _ in range(IDLE_STEPS):
+        assert not acceptance.is_idle
+        acceptance.note(0, 0)
+    assert acceptance.is_idle
+    acceptance.note(2, 0)
+    assert not acceptance.is_idle
 
 
-def test_a_probe_is_no_longer_than_the_row_has_room() -> None:
-    assert lengths_of(Acceptance(), [0] * PROBE_EVERY, most=1)[-1] == 1
+def test_two_steps_in_a_row_are_for_probes() -> None:
+    assert [is_for_probes(step) for step in range(2 * PROBE_EVERY)] == ([True] * PROBE_STEPS + [False] * 14) * 2

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,72 @@ def test_where_a_step_costs_what_its_tokens_do_drafts_are_left_to_probes(
     assert seconds_of(ToyVllm(token_s=0.2, adaptive=False), num_requests) > seconds_of(
         ToyVllm(token_s=0.2), num_requests
     )
+
+
+def test_where_drafts_do_not_pay_few_steps_wait_for_a_probe_however_requests_come_and_go() -> None:
+    def seconds_of_stream(vllm: ToyVllm) -> float:
+        """Four at a time, which began at different times and are replaced as they end."""
+        started_s, left = vllm.clock.now, [vllm.submit(prompt, 30 + 7 * n) for n, prompt in enumerate(prompts(4))]
+        for number, prompt in enumerate(prompts(20, seed=1)):
+            while sum(not each.is_done for each in left) == 4:
+                vllm.step()
+            left.append(vllm.submit(prompt, 40 + 3 * number))
+        vllm.run(2000)
+        return vllm.clock.now - started_s
+
+    alone = ToyVllm(token_s=0.05, fallback="none")
+    alone.hub.kill()
+    slow = ToyVllm(token_s=0.05, deadline_ms=100)
+    slow.hub.busy_s = 0.05
+    assert seconds_of_stream(slow) <= 1.08 * seconds_of_stream(alone)
+
+
+def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = ToyVllm(token_s=0.001)
+    noted: dict[str, set[tuple[int, float]]] = {"steps": set(), "rounds": set()}
+    for name, cost in (("steps", vllm.drafter._step_cost), ("rounds", vllm.drafter._round_cost)):
+
+        def note(size: int, seconds: float, name: str = name, note: Any = cost.note) -> None:
+            noted[name].add((size, round(seconds, 6)))
+            note(size, seconds)
+
+        monkeypatch.setattr(cost, "note", note)
+    for num_tokens in (80, 120):
+        vllm.submit(PROMPT, num_tokens)
+    for _ in range(8):
+        vllm.step()
+    vllm.submit(list(range(1, 60)), 10, chunk=16)  # read in pieces, beside rows that draft
+    vllm.run()
+    assert {seconds for _, seconds in noted["rounds"]} == {DRAFT_S}
+    assert {depth for depth, _ in noted["rounds"]} <= {1, 2, 3, 4}
+    assert len(noted["steps"]) > 3
+    assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in noted["steps"])
+
+
+def test_of_a_hub_with_a_lower_limit_no_more_is_weighed() -> None:
+    vllm = ToyVllm(num_tokens=8)
+    vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
+    request = vllm.submit(PROMPT, 60)
+    for _ in range(20):
+        vllm.step()
+    assert len(request.draft) == 2
+    assert set(vllm.drafter._round_cost._by_size) <= {1, 2}
+
+
+def test_a_draft_of_which_nothing_was_verified_counts_for_nothing() -> None:
+    vllm = ToyVllm(adaptive=False)
+    request = vllm.submit(PROMPT, 100)
+    for _ in range(3):
+        vllm.step()
+    (before,) = (each.acceptance.rate for each in vllm.drafter._drafted.values())
+    assert request.draft
+    vllm.preempt(request)
+    vllm.waiting.remove(request)
+    vllm.submit([5, 6, 7], 100)
+    vllm.step()
+    vllm.waiting.append(request)
+    vllm.step()
+    assert all(each.acceptance.rate >= before for each in vllm.drafter._drafted.values())
 
 
 def test_a_hub_that_was_slow_for_a_while_drafts_as_much_as_before() -> None:

@@ -53,6 +53,15 @@ def test_two_sizes_out_of_order_share_their_mean_by_how_often_they_were_measured
     assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx((3 * 0.3 + 0.2) / 4)
 
 
+def test_of_the_first_few_the_shortest_counts() -> None:
+    cost = MeasuredCost()
+    for seconds in (5.0, 0.1, 0.2):
+        cost.note(4, seconds)
+    assert predicted(cost, 4) == pytest.approx(0.1)
+    cost.note(4, 0.2)
+    assert predicted(cost, 4) == pytest.approx(0.1 + 0.1 / 4)
+
+
 def test_it_follows_what_changes() -> None:
     cost = MeasuredCost()
     for _ in range(50):

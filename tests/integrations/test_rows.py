@@ -107,6 +107,7 @@ def test_a_server_whose_every_step_is_long_is_dropped_once(step_s: float) -> Non
             now += 0.1
             num_dropped += len(book.forget(now))
     assert num_dropped == 1
+    assert not book._dropped
 
 
 def test_a_pause_between_two_requests_is_no_step() -> None:
@@ -115,3 +116,10 @@ def test_a_pause_between_two_requests_is_no_step() -> None:
     assert book.forget(110.0)
     book.see([[29]], np.array([30], np.int32), row[None], 200.0)
     assert book.forget(201.5)
+
+
+def test_a_row_without_tokens_goes_on_from_nothing() -> None:
+    book, row = RowBook(), np.arange(50, dtype=np.int32)
+    book.see([[9]], np.array([10], np.int32), row[None], 100.0)
+    assert book.forget(102.0)
+    assert book.see([[]], np.array([0], np.int32), row[None], 103.0) == [None]

@@ -1,8 +1,8 @@
 """How many tokens to draft for each row of a step: as many as give the most tokens a second, none where none pay.
 
 Each draft token of a row is worth the probability that it is accepted, and costs its share of vLLM's next step and of
-the wait for the hub. Rows are weighed together, since they share both: the likeliest draft tokens of all rows first,
-up to the number with the best quotient of expected tokens and seconds.
+the wait for the hub. Rows are weighed together, since they share both: for each depth that drafts may have, the
+likeliest draft tokens of all rows first, up to the number with the best quotient of expected tokens and seconds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from starspec.integrations.vllm.measured_cost import MeasuredCost
 FIRST_RATE: Final = 0.8  # before anything was verified
 FIRST_WEIGHT: Final = 2.0  # draft tokens that this counts as
 FADING: Final = 0.9  # of what is known, with each draft that follows
-PROBE_EVERY: Final = 16  # steps without a draft until one is tried again
+WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was timed
+PROBE_EVERY: Final = 16  # steps: all rows probe in the same ones, since each step with a probe waits
+PROBE_STEPS: Final = 2  # in a row: what the hub is first told of a request may take it longer than a step
+IDLE_STEPS: Final = 8  # of a row without a draft, before it probes
 PROBE_TOKENS: Final = 2
 
 
 class Acceptance:
-    """What one request accepted lately, and how long it has had no draft."""
+    """What one request accepted lately, and how long it has had no draft.
 
-    def __init__(self) -> None:
+    Args:
+        first_rate: what is thought before anything was verified.
+    """
+
+    def __init__(self, first_rate: float = FIRST_RATE) -> None:
         self._num_tried = FIRST_WEIGHT
-        self._num_accepted = FIRST_RATE * FIRST_WEIGHT
+        self._num_accepted = first_rate * FIRST_WEIGHT
         self._num_idle_steps = 0
 
     @property
@@ -41,37 +48,45 @@ class Acceptance:
             self._num_tried = FADING * self._num_tried + num_accepted + (num_accepted < num_drafted)
             self._num_accepted = FADING * self._num_accepted + num_accepted
 
-    def probed(self, num_tokens: int, most: int) -> int:
-        """What to ask for where `num_tokens` would pay: as many, or after many steps without a draft a probe.
+    @property
+    def is_idle(self) -> bool:
+        """Whether it had no draft for so long that one should be tried."""
+        return self._num_idle_steps >= IDLE_STEPS
 
-        It is asked for until there is one: what a hub is first told of a request may take it longer than a step.
-        """
-        if num_tokens or self._num_idle_steps < PROBE_EVERY:
-            return num_tokens
-        return min(PROBE_TOKENS, most)
+
+def is_for_probes(step: int) -> bool:
+    """Whether rows that are idle probe in this step of all."""
+    return step % PROBE_EVERY < PROBE_STEPS
 
 
 def paying_lengths(
-    rates: Sequence[float], most: Sequence[int], step_cost: MeasuredCost, draft_cost: MeasuredCost
+    rates: Sequence[float], most: Sequence[int], step_cost: MeasuredCost, round_cost: MeasuredCost
 ) -> list[int]:
     """Draft tokens of each row, as long as they raise the tokens expected of a second.
 
     Args:
         rates: probability of each row that a draft token is accepted.
         most: draft tokens that each row may have.
-        step_cost: seconds of vLLM's step by its tokens; while it is empty, all pay.
-        draft_cost: seconds until drafts are there by the longest of them.
+        step_cost: seconds of vLLM's step by its tokens; while it is empty, what is likely enough pays.
+        round_cost: seconds until drafts are there by the longest of them; while it is empty, none.
     """
-    if not step_cost or not any(most):
+    if not any(most):
         return list(most)
     depths = np.arange(1, max(most) + 1)
-    worth = np.where(depths <= np.array(most)[:, None], np.array(rates)[:, None] ** depths, -1.0).ravel()
-    order = np.argsort(-worth, kind="stable")[: sum(most)]  # stable: of a row, the first token comes first
-    rows, nth = np.divmod(order, len(depths))
-    expected = len(rates) + np.concatenate([[0.0], np.cumsum(worth[order])])
-    seconds = step_cost.predict(len(rates) + np.arange(len(order) + 1))
-    if draft_cost:
-        seconds[1:] += draft_cost.predict(np.maximum.accumulate(nth + 1))
-    best = int(np.argmax(expected / seconds))
-    lengths: list[int] = np.bincount(rows[:best], minlength=len(rates)).tolist()
+    worth = np.where(depths <= np.array(most)[:, None], np.array(rates)[:, None] ** depths, -1.0)
+    if not step_cost:
+        return [int(each) for each in (worth >= WORTHLESS).sum(axis=1)]
+    order = np.argsort(-worth.ravel(), kind="stable")[: sum(most)]  # stable: of a row, the first token comes first
+    nth = order % len(depths)
+    step_s = step_cost.predict(len(rates) + np.arange(len(order) + 1))
+    round_s = round_cost.predict(depths) if round_cost else np.zeros(len(depths))
+    best, taken = len(rates) / step_s[0], order[:0]
+    for depth, wait_s in zip(depths, round_s, strict=True):
+        allowed = order[nth < depth]
+        expected = len(rates) + np.cumsum(worth.flat[allowed])
+        speed = expected / (step_s[1 : len(allowed) + 1] + wait_s)
+        num = int(np.argmax(speed))
+        if speed[num] > best:
+            best, taken = speed[num], allowed[: num + 1]
+    lengths: list[int] = np.bincount(taken // len(depths), minlength=len(rates)).tolist()
     return lengths

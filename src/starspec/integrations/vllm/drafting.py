@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.draft_length import Acceptance, paying_lengths
+from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, is_for_probes, paying_lengths
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
 from starspec.integrations.vllm.measured_cost import MeasuredCost
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
@@ -57,7 +57,9 @@ class StepDrafter:
         self._book = RowBook()
         self._drafted: dict[KnownRequest, _Drafted] = {}
         self._ended_s: float | None = None  # the last step
-        self._stepped: set[KnownRequest] = set()  # what was in its rows
+        self._num_steps = 0
+        self._stepped: set[KnownRequest] = set()  # what was sampled for in it
+        self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
         self._step_cost = MeasuredCost()  # of vLLM's steps, by their tokens
         self._round_cost = MeasuredCost()  # of the hub's proposals, by the longest asked for
         self._num_catch_up = 0
@@ -74,8 +76,8 @@ class StepDrafter:
         drafts = self._propose(wanted)
         if not self._hub.is_serving:  # the next one may be faster
             self._round_cost = MeasuredCost()
-        elif self._hub.round_s is not None:
-            self._round_cost.note(max(each.num_draft_tokens for each in wanted), self._hub.round_s)
+        elif self._hub.round is not None:
+            self._round_cost.note(*self._hub.round)
         for each in wanted:
             self._drafted[each.request].num_drafted = len(drafts.get(each.request, ()))
         self._stepped = {each.request for each in wanted}
@@ -89,8 +91,7 @@ class StepDrafter:
         gone = self._book.forget(self._clock())
         for request in gone:
             self._drafted.pop(request, None)
-        if gone:
-            self._stepped = set()
+        self._stepped.difference_update(gone)
         self._hub.close(gone)
         self._hub.tend()
 
@@ -98,26 +99,38 @@ class StepDrafter:
         self._hub.shutdown()
 
     def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
-        """A step that only went on with the rows of the last one, and read no prompt, tells what its tokens cost."""
-        if rows and {None if row is None else row.request for row in rows} == self._stepped:
-            num_drafted = sum(self._drafted[request].num_drafted for request in self._stepped)
-            self._step_cost.note(len(rows) + num_drafted, step_s)
+        """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost."""
+        requests = {None if row is None else row.request for row in rows}
+        if rows and requests <= self._stepped:
+            self._step_cost.note(len(rows) + sum(self._drafted[each].num_drafted for each in requests if each), step_s)
 
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""
         known = [self._after_verifying(row) for row in seen]
-        most = [min(self._max_draft_tokens, max(0, self._max_model_len - len(row.request) - 1)) for row in seen]
+        most = [self._most(row.request) for row in seen]
         if not self._settings.adaptive:
             return most
         lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._round_cost)
-        return [each.probed(*length_and_most) for each, *length_and_most in zip(known, lengths, most, strict=True)]
+        self._num_steps += 1
+        if not is_for_probes(self._num_steps) and not any(lengths):
+            return lengths
+        probes = [min(PROBE_TOKENS, limit) if each.is_idle else 0 for each, limit in zip(known, most, strict=True)]
+        return [length or probe for length, probe in zip(lengths, probes, strict=True)]
+
+    def _most(self, request: KnownRequest) -> int:
+        """Draft tokens that a request has room for and can get."""
+        most = min(self._max_draft_tokens, self._max_model_len - len(request) - 1)
+        return max(0, min(most, self._hub.most(request)) if self._hub.is_serving else most)
 
     def _after_verifying(self, row: SeenRow) -> Acceptance:
         state = self._drafted.get(row.request)
         is_by_hub = self._hub.is_serving
         if state is None or state.is_by_hub != is_by_hub:  # what n-grams achieve says nothing of a hub
-            state = self._drafted[row.request] = _Drafted(Acceptance(), is_by_hub)
-        state.acceptance.note(state.num_drafted, min(state.num_drafted, row.num_new - 1))
+            state = self._drafted[row.request] = _Drafted(Acceptance(self._usual[is_by_hub].rate), is_by_hub)
+        num_drafted = state.num_drafted if row.request in self._stepped else 0  # of one preempted, nothing was verified
+        num_accepted = min(num_drafted, row.num_new - 1)
+        state.acceptance.note(num_drafted, num_accepted)
+        self._usual[is_by_hub].note(num_drafted, num_accepted)
         return state.acceptance
 
     def _propose(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:

@@ -18,6 +18,7 @@ from typing import Final
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.law import TokenLaw
 from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
 from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
@@ -91,7 +92,9 @@ class HubClient:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._num_connects = 0
-        self.round_s: float | None = None  # what the last step's proposals took; None = nothing that says what any take
+        self.round: tuple[int, float] | None = (
+            None  # the last step's: longest draft asked for, seconds; None = no sample
+        )
 
     @property
     def is_here(self) -> bool:
@@ -107,13 +110,20 @@ class HubClient:
     def num_tags(self) -> int:
         return len(self._tags)
 
+    def most(self, request: KnownRequest) -> int:
+        """Draft tokens that the hub may give a request in the next step."""
+        tag = self._tags.get(request)
+        if tag is not None and (tag.patience.is_pausing or self._clock() < tag.open_at_s):
+            return 0
+        return self._limited(MAX_FORWARDED)
+
     def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]] | None:
         """Tell the hub what was committed, and wait for its proposals: one multipart out, one deadline's wait.
 
         Returns: draft tokens of each request whose proposal came, was sound and fits its present tokens; None if the
             hub does not serve in this step.
         """
-        self.round_s = None
+        self.round = None
         if not self._transport.is_connected:
             self._notice_connection()
             return None
@@ -223,14 +233,15 @@ class HubClient:
         if not awaited:
             return
         asked_s = self._clock()
-        has_to_read = any(tag.is_opening for tag in awaited)
+        has_to_read = any(tag.is_opening for tag in self._tags.values())  # a prompt holds up whoever asks meanwhile
+        depth = max(tag.session.wanted.num_steps for tag in awaited)
         is_heard = self._receive_until(asked_s + self._deadline.seconds, awaited)
         late = [tag for tag in awaited if tag.is_awaited]
         missed = [tag for tag in late if not tag.is_opening]
         if missed or not late:  # a prompt that is read is no sample
             took_s = self._clock() - asked_s
             self._deadline.note_round(took_s)
-            self.round_s = None if has_to_read else took_s
+            self.round = None if has_to_read else (depth, took_s)
         miss_all(late, self._tags.values(), self._patience, self._clock(), is_for_all=len(late) == len(awaited))
         if missed and not is_heard and not self._hub.is_lost:
             self._hub.doubt(self._clock())

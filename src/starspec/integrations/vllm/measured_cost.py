@@ -1,13 +1,14 @@
 """What something costs by its size, learnt while serving: the seconds of a vLLM step by its tokens, of a wait by depth.
 
 A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
-other depends on machine, model and context, so nothing is assumed but that more never takes less, and what has not been
-measured is thought cheap until it has been tried.
+other depends on machine, model and context, so nothing is assumed but that more never takes less. What is larger or
+smaller than all sizes measured is thought cheap, so that it is tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 WEIGHT: Final = 0.1  # of a new measurement, once there are many
 MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
+FEW: Final = 3  # measurements, of which the shortest counts: the first steps of a server take longer
 NUM_STEPS: Final = 256  # a size unmeasured for so many is forgotten, and tried anew: what it costs may have changed
 
 
@@ -53,19 +55,20 @@ class MeasuredCost:
 
 
 class _Mean:
-    """Of all measurements while they are few, then of the newest."""
+    """The shortest of a few measurements, then a mean that follows the newest."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = inf
         self.weight = 0.0  # in measurements
         self.noted_in = 0
 
     def note(self, seconds: float, step: int) -> None:
-        if self.weight:
-            seconds = min(seconds, MAX_RATIO * self.seconds)
-        self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
-        self.seconds += (seconds - self.seconds) / self.weight
         self.noted_in = step
+        self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
+        if self.weight <= FEW:
+            self.seconds = min(self.seconds, seconds)
+        else:
+            self.seconds += (min(seconds, MAX_RATIO * self.seconds) - self.seconds) / self.weight
 
 
 def _rounded(size: int) -> int:

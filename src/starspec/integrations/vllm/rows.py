@@ -168,7 +168,10 @@ class RowBook:
     def _were_dropped_too_soon(self, rows: Sequence[Tokens], sampled: Sequence[Sequence[int]]) -> bool:
         """Whether a row goes on from what was dropped: the step was only long, and the next may be as long."""
         before = [len(row) - len(added) for row, added in zip(rows, sampled, strict=True)]
-        return any((length, int(row[length - 1])) in self._dropped for row, length in zip(rows, before, strict=True))
+        return any(
+            length > 0 and (length, int(row[length - 1])) in self._dropped
+            for row, length in zip(rows, before, strict=True)
+        )
 
     def _goes_on(self, request: KnownRequest, row: Tokens, num_sampled: int) -> bool:
         """Whether the row is this request and the tokens sampled now, and nothing else."""
