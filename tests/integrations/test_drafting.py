@@ -102,7 +102,9 @@ def test_where_drafts_do_not_pay_few_steps_wait_for_a_probe_however_requests_com
 
 
 def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_hub.READING_S", 2 * DRAFT_S)
     vllm = ToyVllm(token_s=0.001)
+    vllm.hub.mood = "reading"  # what it is first told of a request takes it longer
     noted: dict[str, set[tuple[int, float]]] = {"steps": set(), "rounds": set()}
     for name, cost in (("steps", vllm.drafter._step_cost), ("rounds", vllm.drafter._round_cost)):
 

@@ -37,6 +37,12 @@ class ToyRequest:
     num_refused: int = 0  # drafts with a wrong token
 
     @property
+    def num_forwarded(self) -> int:
+        """Tokens of the next step."""
+        num_unread = len(self.token_ids) - self.num_read
+        return 1 + len(self.draft) if num_unread <= 1 else min(num_unread, self.chunk)
+
+    @property
     def is_done(self) -> bool:
         return len(self.token_ids) >= self.num_wanted
 
@@ -86,7 +92,7 @@ class ToyVllm:
             self.rows.insert(0, self.rows.pop())
         while self.waiting and len(self.rows) < NUM_ROWS:
             self.rows.append(self.waiting.pop(0))
-        self._pass(STEP_S + self.token_s * sum(1 + len(each.draft) for each in self.rows))
+        self._pass(STEP_S + self.token_s * sum(each.num_forwarded for each in self.rows))
         sampled = [self._sample(each) for each in self.rows]
         for row, request in enumerate(self.rows):
             self.token_ids[row, : len(request.token_ids)] = request.token_ids
