@@ -125,6 +125,27 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in noted["steps"])
 
 
+def test_a_new_request_begins_with_what_others_accepted() -> None:
+    vllm = ToyVllm()
+    vllm.hub.mood = "lying"
+    vllm.submit(PROMPT, 30)
+    vllm.run()
+    request = vllm.submit([5, 6, 7], 30)
+    vllm.step()
+    assert not request.draft
+
+
+def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
+    vllm = ToyVllm(adaptive=False)
+    vllm.submit(PROMPT, 100)
+    for _ in range(5):
+        vllm.step()
+    assert vllm.drafter._round_cost
+    vllm.hub.kill()
+    vllm.step()
+    assert not vllm.drafter._round_cost
+
+
 def test_of_a_hub_with_a_lower_limit_no_more_is_weighed() -> None:
     vllm = ToyVllm(num_tokens=8)
     vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
