@@ -100,9 +100,9 @@ class StepDrafter:
 
     def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
         """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost."""
-        requests = {None if row is None else row.request for row in rows}
-        if rows and requests <= self._stepped:
-            self._step_cost.note(len(rows) + sum(self._drafted[each].num_drafted for each in requests if each), step_s)
+        requests = {row.request for row in rows if row is not None}
+        if rows and None not in rows and requests <= self._stepped:
+            self._step_cost.note(len(rows) + sum(self._drafted[each].num_drafted for each in requests), step_s)
 
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""

@@ -92,9 +92,7 @@ class HubClient:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._num_connects = 0
-        self.round: tuple[int, float] | None = (
-            None  # the last step's: longest draft asked for, seconds; None = no sample
-        )
+        self.round: tuple[int, float] | None = None  # longest draft asked for in this step, seconds; None = no sample
 
     @property
     def is_here(self) -> bool:
