@@ -46,9 +46,11 @@ class VllmModels:
         """Without waiting for it.
 
         Threads that wait by spinning would take the cores from whoever has work, the hub above all; and vLLM would
-        leave one core unused and bind its threads to the others.
+        leave one core unused and bind its threads to the others. Its engine, where the worker is another process,
+        spins as long as that computes.
         """
         threads = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process, beside the one that serves
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(self.num_threads),
             "OMP_WAIT_POLICY": "PASSIVE",
