@@ -26,7 +26,8 @@ DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
 MAX_MODEL_LEN = 256
-QUICK_TOKENS = 6
+QUICK_PROMPTS = 2  # of each part, by `--quick`
+QUICK_TOKENS = 6  # of each answer
 NUM_ROWS = 8
 NUM_DRAFT_TOKENS = 4
 ALL_BATCHINGS = tuple(BatchingConfig(method=method) for method in ("ragged", "eqspec", "exspec", "rollback"))

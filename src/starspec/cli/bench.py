@@ -40,8 +40,6 @@ app.command("async")(async_pair)
 app.command()(warm)
 app.command()(vllm)
 
-QUICK_PROMPTS = 2  # of each part of the certificate
-
 CertifiedPart = Literal[  # importing claims imports torch
     "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"
 ]
@@ -276,6 +274,7 @@ def certify(
         bar.begin("loading", None)
         from starspec.bench.certify import Shard, Subjects, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415
+        from starspec.bench.claims import QUICK_PROMPTS  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
 
         if (target is None) != (draft is None):

@@ -35,7 +35,7 @@ class FaultPlan:
     num_repeats: int = 3
 
 
-QUICK = FaultPlan(away_s=5.0, num_repeats=1)
+QUICK = FaultPlan(num_tokens=64, away_s=5.0, num_repeats=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
