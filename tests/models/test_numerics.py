@@ -119,6 +119,20 @@ def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtyp
     assert attention_is_invariant(like, num_heads, Reading.BY_TOKEN)
 
 
+@pytest.mark.parametrize("width", [2, 3, 5, 8])
+def test_a_wider_padding_that_is_quicker_is_told_of_and_changes_no_bit(monkeypatch, width):
+    monkeypatch.setattr(numerics, "quickest_rows", lambda linears, rows, dtype: RowRange(width, rows.highest))
+    padded = make_runner()
+    monkeypatch.setattr(numerics, "quickest_rows", lambda linears, rows, dtype: rows)
+    narrow = make_runner()
+    assert padded.is_invariant
+    assert padded.rows == RowRange(width, narrow.rows.highest)
+    assert (f"padded to {width} rows, which is quicker" in padded.numerics_report) == (width > narrow.rows.lowest)
+    tokens = prompt_ids(4)
+    decoded = [decode_singly(runner, prefill(runner, prompt_ids(20)), tokens) for runner in (padded, narrow)]
+    assert torch.equal(*decoded)
+
+
 class Moody:
     """A linear whose rounding depends on the number of rows."""
 

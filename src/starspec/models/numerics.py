@@ -24,6 +24,7 @@ from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, plan_calls
 from starspec.models.batch import RowRange
 from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
+from starspec.models.row_width import quickest_rows
 from starspec.models.runner import Segment
 
 MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
@@ -49,11 +50,12 @@ def settle_numerics(runner: PackedRunner) -> None:
     rows = invariant_rows(runner.step_linears, cache.dtype, cache.device)
     culprit = "linears"
     if rows is not None:
-        runner.rows = rows
+        is_on_cpu = cache.device.type == "cpu"
+        runner.rows = quickest_rows(runner.step_linears, rows, cache.dtype) if is_on_cpu else rows
         culprit = _settle_attention(runner)
     if not runner.is_invariant:
         runner.rows = free  # padding and splitting would cost and promise nothing
-    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, runner.reading, culprit)}"
+    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, runner.reading, culprit)}{_width(runner, rows)}"
 
 
 def _settle_attention(runner: PackedRunner) -> str:
@@ -89,6 +91,12 @@ def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
         f"the {culprit} round differently for different row counts, "
         "so a token's last bits may depend on what it is batched with"
     )
+
+
+def _width(runner: PackedRunner, rows: RowRange | None) -> str:
+    width = runner.rows.lowest
+    is_wider = rows is not None and width > rows.lowest
+    return f"; smaller ones are padded to {width} rows, which is quicker" if is_wider else ""
 
 
 @torch.inference_mode()
