@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.deadline import FIRST_S, NUM_ROUNDS, SLACK, Asked, Deadline
+
+ONE = Asked(num_layers=1, num_rows=1)
 
 
 def test_slow_rounds_are_waited_for_no_longer_than_two_steps() -> None:
     deadline = Deadline()
     for _ in range(20):
         deadline.note_step(0.020)
-        deadline.note_round(0.5)
-    assert deadline.seconds == pytest.approx(0.040)
+        deadline.note_round(ONE, 0.5)
+    assert deadline.seconds(ONE) == pytest.approx(0.040)
 
 
 @pytest.mark.parametrize(("round_s", "step_s"), [(0.001, 0.020), (0.5, 0.001)])
 def test_nothing_is_so_quick_that_a_wait_ends_before_five_milliseconds(round_s: float, step_s: float) -> None:
     deadline = Deadline()
     deadline.note_step(step_s)
-    deadline.note_round(round_s)
-    assert deadline.seconds == pytest.approx(0.005)
+    deadline.note_round(ONE, round_s)
+    assert deadline.seconds(ONE) == pytest.approx(0.005)
+
+
+def test_more_layers_and_more_rows_than_those_timed_may_take_that_much_longer() -> None:
+    deadline = Deadline()
+    deadline.note_step(10.0)
+    for _ in range(NUM_ROUNDS):
+        deadline.note_round(Asked(2, 1), 0.020)
+    assert deadline.seconds(Asked(2, 1)) == pytest.approx(SLACK * 0.020)
+    assert deadline.seconds(Asked(4, 1)) == pytest.approx(SLACK * 0.040)
+    assert deadline.seconds(Asked(2, 3)) == pytest.approx(SLACK * 0.060)
+    assert deadline.seconds(Asked(1, 3)) == pytest.approx(SLACK * 0.060)  # fewer layers: no shorter than was seen
+    assert deadline.seconds(Asked(1, 1)) == pytest.approx(SLACK * 0.020)
+
+
+def test_the_operators_own_deadline_is_kept_whatever_is_asked() -> None:
+    deadline = Deadline(0.123)
+    deadline.note_round(ONE, 9.0)
+    assert deadline.seconds(Asked(9, 9)) == 0.123
+    assert Deadline().seconds(ONE) == FIRST_S

@@ -36,8 +36,14 @@ def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
 
 
 def test_one_row_whose_drafts_are_sure_does_not_make_all_wait_for_long_ones() -> None:
-    a_wait_a_token = cost(of_1=0.02, of_2=0.04, of_3=0.06, of_4=0.08)
-    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, a_wait_a_token) == [1] * 32
+    layer = cost(of_1=0.02, of_32=0.02)
+    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, layer) == [1] * 32
+
+
+def test_where_a_layer_costs_by_its_rows_the_sure_row_alone_gets_a_long_draft() -> None:
+    layer = cost(of_1=0.02, of_8=0.16)
+    assert paying_lengths([0.97, *[0.1] * 7], [4] * 8, FLAT, layer)[1:] == [0] * 7
+    assert paying_lengths([0.97], [4], FLAT, layer) == [4]
 
 
 def test_where_more_tokens_cost_nothing_all_that_may_be_drafted_is() -> None:
@@ -63,8 +69,8 @@ def test_of_two_rows_the_one_that_accepts_gets_what_pays() -> None:
 
 
 def test_a_wait_that_costs_more_than_drafts_save_is_not_begun() -> None:
-    assert paying_lengths([0.5], [4], FLAT, cost(of_1=0.2, of_4=0.3)) == [0]
-    assert paying_lengths([0.5], [4], FLAT, cost(of_1=0.001, of_4=0.002)) == [4]
+    assert paying_lengths([0.5], [4], FLAT, cost(of_1=0.2)) == [0]
+    assert paying_lengths([0.5], [4], FLAT, cost(of_1=0.0005)) == [4]
 
 
 def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
@@ -77,23 +83,27 @@ def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 3)), min_size=1, max_size=3),
     st.lists(st.floats(0.01, 1.0), min_size=12, max_size=12),
-    st.lists(st.floats(0.001, 1.0), min_size=3, max_size=3),
+    st.floats(0.001, 1.0),
+    st.booleans(),
 )
 def test_no_other_choice_expects_more_tokens_a_second(
-    rows: list[tuple[float, int]], step_s: list[float], round_s: list[float]
+    rows: list[tuple[float, int]], step_s: list[float], layer_s: float, is_by_row: bool
 ) -> None:
-    """Against all choices there are; what steps and rounds cost never falls with their size."""
+    """Against all choices there are, where a layer costs the same for all rows (a GPU) and where each row costs (a
+    CPU); what steps cost never falls with their size."""
     rates, most = [rate for rate, _ in rows], [limit for _, limit in rows]
-    step_s, round_s = sorted(step_s), sorted(round_s)
+    step_s = sorted(step_s)
     step_cost = cost(**{f"of_{size}": seconds for size, seconds in enumerate(step_s, 1)})
-    round_cost = cost(**{f"of_{depth}": seconds for depth, seconds in enumerate(round_s, 1)})
+    layers_s = [layer_s * (num_rows if is_by_row else 1) for num_rows in (1, 2, 3)]
+    layer_cost = cost(**{f"of_{num_rows}": seconds for num_rows, seconds in enumerate(layers_s, 1)})
 
     def speed(lengths: tuple[int, ...]) -> float:
         tokens = sum(rate**depth for rate, length in zip(rates, lengths, strict=True) for depth in range(length + 1))
-        wait_s = round_s[max(lengths) - 1] if max(lengths) else 0.0
+        rows_by_layer = [sum(length > layer for length in lengths) for layer in range(max(lengths))]
+        wait_s = sum(layers_s[num_rows - 1] for num_rows in rows_by_layer)
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
-    chosen = tuple(paying_lengths(rates, most, step_cost, round_cost))
+    chosen = tuple(paying_lengths(rates, most, step_cost, layer_cost))
     assert speed(chosen) == pytest.approx(max(speed(each) for each in product(*(range(limit + 1) for limit in most))))
 
 

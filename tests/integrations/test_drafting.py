@@ -7,7 +7,6 @@ import random
 import weakref
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import SessionId
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.hub_client import HubClient, Round, Wanted
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
@@ -105,24 +104,33 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     monkeypatch.setattr("toy_hub.READING_S", 2 * DRAFT_S)
     vllm = ToyVllm(token_s=0.001)
     vllm.hub.mood = "reading"  # what it is first told of a request takes it longer
-    noted: dict[str, set[tuple[int, float]]] = {"steps": set(), "rounds": set()}
-    for name, cost in (("steps", vllm.drafter._step_cost), ("rounds", vllm.drafter._round_cost)):
+    steps: set[tuple[int, float]] = set()
+    note = vllm.drafter._step_cost.note
 
-        def note(size: int, seconds: float, name: str = name, note: Any = cost.note) -> None:
-            noted[name].add((size, round(seconds, 6)))
-            note(size, seconds)
+    def note_step(size: int, seconds: float) -> None:
+        steps.add((size, seconds))
+        note(size, seconds)
 
-        monkeypatch.setattr(cost, "note", note)
+    monkeypatch.setattr(vllm.drafter._step_cost, "note", note_step)
+    rounds: list[Round] = []
+    monkeypatch.setattr(vllm.drafter, "_note_round", rounds.append)
     for num_tokens in (80, 120):
         vllm.submit(PROMPT, num_tokens)
     for _ in range(8):
         vllm.step()
     vllm.submit(list(range(1, 60)), 10, chunk=16)  # read in pieces, beside rows that draft
     vllm.run()
-    assert {seconds for _, seconds in noted["rounds"]} == {DRAFT_S}
-    assert {depth for depth, _ in noted["rounds"]} <= {1, 2, 3, 4}
-    assert len(noted["steps"]) > 3
-    assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in noted["steps"])
+    assert {round(each.seconds, 6) for each in rounds} == {DRAFT_S}
+    assert {length for each in rounds for length in each.lengths} <= {1, 2, 3, 4}
+    assert {len(each.lengths) for each in rounds} == {1, 2, 3}
+    assert len({size for size, _ in steps}) > 3
+    assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in steps)
+
+
+def test_the_time_of_a_round_is_that_of_its_layers() -> None:
+    drafter = ToyVllm().drafter
+    drafter._note_round(Round([4, 2, 2], 0.2))
+    assert drafter._layer_cost.predict(np.array([2])) == pytest.approx(0.05)
 
 
 def test_a_new_request_begins_with_what_others_accepted() -> None:
@@ -140,20 +148,22 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     vllm.submit(PROMPT, 100)
     for _ in range(5):
         vllm.step()
-    assert vllm.drafter._round_cost
+    assert vllm.drafter._layer_cost
     vllm.hub.kill()
     vllm.step()
-    assert not vllm.drafter._round_cost
+    assert not vllm.drafter._layer_cost
 
 
-def test_of_a_hub_with_a_lower_limit_no_more_is_weighed() -> None:
+def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm(num_tokens=8)
+    rounds: list[Round] = []
+    monkeypatch.setattr(vllm.drafter, "_note_round", rounds.append)
     vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
     request = vllm.submit(PROMPT, 60)
     for _ in range(20):
         vllm.step()
     assert len(request.draft) == 2
-    assert set(vllm.drafter._round_cost._by_size) <= {1, 2}
+    assert {length for each in rounds for length in each.lengths} <= {1, 2}
 
 
 def test_a_draft_of_which_nothing_was_verified_counts_for_nothing() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, is_for_probes, paying_lengths
-from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.hub_client import HubClient, Round, Wanted
 from starspec.integrations.vllm.measured_cost import MeasuredCost
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
@@ -61,7 +61,7 @@ class StepDrafter:
         self._stepped: set[KnownRequest] = set()  # what was sampled for in it
         self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
         self._step_cost = MeasuredCost()  # of vLLM's steps, by their tokens
-        self._round_cost = MeasuredCost()  # of the hub's proposals, by the longest asked for
+        self._layer_cost = MeasuredCost()  # of a layer of the hub's drafts, by its rows
         self._num_catch_up = 0
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
@@ -75,14 +75,14 @@ class StepDrafter:
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
         if not self._hub.is_serving:  # the next one may be faster
-            self._round_cost = MeasuredCost()
+            self._layer_cost = MeasuredCost()
         elif self._hub.round is not None:
-            self._round_cost.note(*self._hub.round)
+            self._note_round(self._hub.round)
         for each in wanted:
             self._drafted[each.request].num_drafted = len(drafts.get(each.request, ()))
         self._stepped = {each.request for each in wanted}
         self._step_cost.end_step()
-        self._round_cost.end_step()
+        self._layer_cost.end_step()
         self._ended_s = self._clock()
         return [[] if row is None else drafts.get(row.request, []) for row in rows]
 
@@ -104,13 +104,18 @@ class StepDrafter:
         if rows and None not in rows and requests <= self._stepped:
             self._step_cost.note(len(rows) + sum(self._drafted[each].num_drafted for each in requests), step_s)
 
+    def _note_round(self, round_: Round) -> None:
+        """Its time, in equal parts to its layers, which had so many rows on average."""
+        num_layers = max(round_.lengths)
+        self._layer_cost.note(max(1, round(sum(round_.lengths) / num_layers)), round_.seconds / num_layers)
+
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""
         known = [self._after_verifying(row) for row in seen]
         most = [self._most(row.request) for row in seen]
         if not self._settings.adaptive:
             return most
-        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._round_cost)
+        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._layer_cost)
         self._num_steps += 1
         if not is_for_probes(self._num_steps) and not any(lengths):
             return lengths

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from starspec.ids import Tag
-from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.deadline import Asked, Deadline
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.law import TokenLaw
@@ -36,6 +36,13 @@ class Wanted:
 
     request: KnownRequest
     num_draft_tokens: int
+
+
+class Round(NamedTuple):
+    """Proposals that were asked for, and how long they took."""
+
+    lengths: Sequence[int]  # draft tokens of each, at least 1
+    seconds: float
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +99,7 @@ class HubClient:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._num_connects = 0
-        self.round: tuple[int, float] | None = None  # longest draft asked for in this step, seconds; None = no sample
+        self.round: Round | None = None  # of this step; None = no sample
 
     @property
     def is_here(self) -> bool:
@@ -232,14 +239,15 @@ class HubClient:
             return
         asked_s = self._clock()
         has_to_read = any(tag.is_opening for tag in self._tags.values())  # a prompt holds up whoever asks meanwhile
-        depth = max(tag.session.wanted.num_steps for tag in awaited)
-        is_heard = self._receive_until(asked_s + self._deadline.seconds, awaited)
+        lengths = [tag.session.wanted.num_steps for tag in awaited]
+        asked = Asked(max(lengths), len(lengths))
+        is_heard = self._receive_until(asked_s + self._deadline.seconds(asked), awaited)
         late = [tag for tag in awaited if tag.is_awaited]
         missed = [tag for tag in late if not tag.is_opening]
         if missed or not late:  # a prompt that is read is no sample
             took_s = self._clock() - asked_s
-            self._deadline.note_round(took_s)
-            self.round = None if has_to_read else (depth, took_s)
+            self._deadline.note_round(asked, took_s)
+            self.round = None if has_to_read else Round(lengths, took_s)
         miss_all(late, self._tags.values(), self._patience, self._clock(), is_for_all=len(late) == len(awaited))
         if missed and not is_heard and not self._hub.is_lost:
             self._hub.doubt(self._clock())
