@@ -44,7 +44,7 @@ class VllmPlan:
             raise ConfigError(f"vLLM's own draft model drafts at least 1 token, not {min(self.lengths)}")
 
 
-QUICK = VllmPlan(num_prompts=2, max_tokens=24, num_repeats=1, lengths=(4,))
+QUICK = VllmPlan(num_prompts=2, max_tokens=12, num_repeats=1, lengths=(4,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
