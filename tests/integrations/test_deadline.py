@@ -41,4 +41,19 @@ def test_the_operators_own_deadline_is_kept_whatever_is_asked() -> None:
     deadline = Deadline(0.123)
     deadline.note_round(ONE, 9.0)
     assert deadline.seconds(Asked(9, 9)) == 0.123
+
+
+def test_before_a_round_was_timed_a_usual_one_is_supposed() -> None:
     assert Deadline().seconds(ONE) == FIRST_S
+
+
+def test_rounds_that_asked_for_about_as_much_count_and_not_what_smaller_ones_would_come_to() -> None:
+    """A small round's fixed part does not grow with what is asked for."""
+    deadline = Deadline()
+    deadline.note_step(10.0)
+    deadline.note_round(Asked(4, 32), 0.030)
+    for _ in range(3):
+        deadline.note_round(Asked(2, 1), 0.010)
+    assert deadline.seconds(Asked(4, 32)) == pytest.approx(SLACK * 0.030)
+    assert deadline.seconds(Asked(4, 64)) == pytest.approx(SLACK * 0.060)
+    assert deadline.seconds(Asked(2, 1)) == pytest.approx(SLACK * 0.030)  # any of them may happen

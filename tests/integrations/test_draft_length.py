@@ -16,34 +16,38 @@ from starspec.integrations.vllm.draft_length import (
     is_for_probes,
     paying_lengths,
 )
-from starspec.integrations.vllm.measured_cost import MeasuredCost
+from starspec.integrations.vllm.round_cost import NO_WAIT, RoundCost
+from starspec.integrations.vllm.step_cost import StepCost
 
 
-def cost(**seconds_by_size: float) -> MeasuredCost:
-    measured = MeasuredCost()
+def cost(**seconds_by_size: float) -> StepCost:
+    measured = StepCost()
     for size, seconds in seconds_by_size.items():
         measured.note(int(size.removeprefix("of_")), seconds)
     return measured
 
 
-NO_WAIT = MeasuredCost()
 FLAT = cost(of_1=0.1, of_100=0.1)
 BY_TOKEN = cost(of_1=0.1, of_100=10.0)
 
 
 def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
-    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], MeasuredCost(), cost(of_4=9.0)) == [4, 2, 0, 0]
+    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], StepCost(), RoundCost(9.0, 0.0, 0.0)) == [4, 2, 0, 0]
 
 
 def test_one_row_whose_drafts_are_sure_does_not_make_all_wait_for_long_ones() -> None:
-    layer = cost(of_1=0.02, of_32=0.02)
-    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, layer) == [1] * 32
+    by_layer = RoundCost(0.0, 0.02, 0.0)
+    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, by_layer) == [1] * 32
 
 
-def test_where_a_layer_costs_by_its_rows_the_sure_row_alone_gets_a_long_draft() -> None:
-    layer = cost(of_1=0.02, of_8=0.16)
-    assert paying_lengths([0.97, *[0.1] * 7], [4] * 8, FLAT, layer)[1:] == [0] * 7
-    assert paying_lengths([0.97], [4], FLAT, layer) == [4]
+def test_where_the_hub_takes_longer_for_more_tokens_the_sure_row_alone_gets_a_long_draft() -> None:
+    by_token = RoundCost(0.0, 0.0, 0.005)
+    assert paying_lengths([0.97, *[0.1] * 7], [4] * 8, FLAT, by_token) == [4, *[0] * 7]
+
+
+def test_once_a_round_is_waited_for_its_fixed_part_makes_no_draft_shorter() -> None:
+    assert paying_lengths([0.6], [4], FLAT, RoundCost(0.05, 0.0, 0.0)) == [4]
+    assert paying_lengths([0.6], [4], FLAT, RoundCost(0.2, 0.0, 0.0)) == [0]
 
 
 def test_where_more_tokens_cost_nothing_all_that_may_be_drafted_is() -> None:
@@ -59,7 +63,7 @@ def test_no_rows_no_lengths() -> None:
 
 
 def test_rows_with_no_room_get_none() -> None:
-    assert paying_lengths([0.9, 0.9], [0, 0], FLAT, cost(of_1=0.1)) == [0, 0]
+    assert paying_lengths([0.9, 0.9], [0, 0], FLAT, RoundCost(0.1, 0.0, 0.0)) == [0, 0]
 
 
 def test_of_two_rows_the_one_that_accepts_gets_what_pays() -> None:
@@ -69,12 +73,12 @@ def test_of_two_rows_the_one_that_accepts_gets_what_pays() -> None:
 
 
 def test_a_wait_that_costs_more_than_drafts_save_is_not_begun() -> None:
-    assert paying_lengths([0.5], [4], FLAT, cost(of_1=0.2)) == [0]
-    assert paying_lengths([0.5], [4], FLAT, cost(of_1=0.0005)) == [4]
+    assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.2, 0.0)) == [0]
+    assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.0005, 0.0)) == [4]
 
 
 def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
-    wait = cost(of_1=0.06, of_4=0.06)
+    wait = RoundCost(0.0, 0.06, 0.0)
     assert paying_lengths([0.5], [1], FLAT, wait) == [0]
     step = cost(of_1=0.1, of_8=0.1)
     assert paying_lengths([0.7] * 4, [1] * 4, step, wait) == [1] * 4
@@ -83,27 +87,23 @@ def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 3)), min_size=1, max_size=3),
     st.lists(st.floats(0.01, 1.0), min_size=12, max_size=12),
-    st.floats(0.001, 1.0),
-    st.booleans(),
+    st.tuples(*[st.sampled_from([0.0, 0.001, 0.02, 0.3])] * 3),
 )
 def test_no_other_choice_expects_more_tokens_a_second(
-    rows: list[tuple[float, int]], step_s: list[float], layer_s: float, is_by_row: bool
+    rows: list[tuple[float, int]], step_s: list[float], parts: tuple[float, float, float]
 ) -> None:
-    """Against all choices there are, where a layer costs the same for all rows (a GPU) and where each row costs (a
-    CPU); what steps cost never falls with their size."""
+    """Against all choices there are; what steps cost never falls with their size."""
     rates, most = [rate for rate, _ in rows], [limit for _, limit in rows]
     step_s = sorted(step_s)
     step_cost = cost(**{f"of_{size}": seconds for size, seconds in enumerate(step_s, 1)})
-    layers_s = [layer_s * (num_rows if is_by_row else 1) for num_rows in (1, 2, 3)]
-    layer_cost = cost(**{f"of_{num_rows}": seconds for num_rows, seconds in enumerate(layers_s, 1)})
+    round_cost = RoundCost(*parts)
 
     def speed(lengths: tuple[int, ...]) -> float:
         tokens = sum(rate**depth for rate, length in zip(rates, lengths, strict=True) for depth in range(length + 1))
-        rows_by_layer = [sum(length > layer for length in lengths) for layer in range(max(lengths))]
-        wait_s = sum(layers_s[num_rows - 1] for num_rows in rows_by_layer)
+        wait_s = round_cost.seconds(lengths) if any(lengths) else 0.0
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
-    chosen = tuple(paying_lengths(rates, most, step_cost, layer_cost))
+    chosen = tuple(paying_lengths(rates, most, step_cost, round_cost))
     assert speed(chosen) == pytest.approx(max(speed(each) for each in product(*(range(limit + 1) for limit in most))))
 
 

@@ -15,8 +15,9 @@ from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S, ToyHub, VirtualClock
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import SessionId
-from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.hub_client import HubClient, Round, Wanted
+from starspec.integrations.vllm.deadline import Asked, Deadline
+from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.round_cost import NO_WAIT, Round
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
@@ -113,7 +114,7 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(vllm.drafter._step_cost, "note", note_step)
     rounds: list[Round] = []
-    monkeypatch.setattr(vllm.drafter, "_note_round", rounds.append)
+    monkeypatch.setattr(vllm.drafter._round_times, "note", rounds.append)
     for num_tokens in (80, 120):
         vllm.submit(PROMPT, num_tokens)
     for _ in range(8):
@@ -127,10 +128,40 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in steps)
 
 
-def test_the_time_of_a_round_is_that_of_its_layers() -> None:
-    drafter = ToyVllm().drafter
-    drafter._note_round(Round([4, 2, 2], 0.2))
-    assert drafter._layer_cost.predict(np.array([2])) == pytest.approx(0.05)
+def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = ToyVllm()
+    vllm.hub.token_s = 0.001
+    waits: list[tuple[Asked, float]] = []
+    seconds, note_round = vllm.deadline.seconds, vllm.deadline.note_round
+
+    def note(asked: Asked, took_s: float) -> None:
+        told = [each.num_draft_tokens for each in vllm.sends[-1] if isinstance(each, Open | Verdict)]
+        assert asked == Asked(max(told), len(told))
+        waits.append((asked, took_s))
+        assert took_s < seconds(asked)
+        note_round(asked, took_s)
+
+    monkeypatch.setattr(vllm.deadline, "note_round", note)
+    first = vllm.submit(PROMPT, 200)
+    for _ in range(20):
+        vllm.step()
+    others = [vllm.submit(prompt, 100) for prompt in prompts(7)]
+    vllm.run()
+    assert all(each.num_accepted and not each.num_refused for each in (first, *others))
+    assert {asked.num_rows for asked, _ in waits} >= {1, 8}
+
+
+def test_where_the_way_to_the_hub_is_what_takes_time_drafts_stay_long() -> None:
+    """A draft of fewer tokens would take as long."""
+    vllm = ToyVllm()
+    vllm.hub.busy_s = 0.5 * STEP_S
+    request = vllm.submit(PROMPT, 400)
+    lengths = []
+    while not request.is_done:
+        vllm.step()
+        lengths.append(len(request.draft))
+    assert median(lengths) == 4
+    assert lengths.count(0) <= 3
 
 
 def test_a_new_request_begins_with_what_others_accepted() -> None:
@@ -148,22 +179,24 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     vllm.submit(PROMPT, 100)
     for _ in range(5):
         vllm.step()
-    assert vllm.drafter._layer_cost
+    assert vllm.drafter._round_times.cost != NO_WAIT
     vllm.hub.kill()
     vllm.step()
-    assert not vllm.drafter._layer_cost
+    assert vllm.drafter._round_times.cost == NO_WAIT
 
 
 def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm(num_tokens=8)
     rounds: list[Round] = []
-    monkeypatch.setattr(vllm.drafter, "_note_round", rounds.append)
+    monkeypatch.setattr(vllm.drafter._round_times, "note", rounds.append)
     vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
     request = vllm.submit(PROMPT, 60)
     for _ in range(20):
         vllm.step()
     assert len(request.draft) == 2
-    assert {length for each in rounds for length in each.lengths} <= {1, 2}
+    lengths = {length for each in rounds for length in each.lengths}
+    assert lengths
+    assert lengths <= {1, 2}
 
 
 def test_a_draft_of_which_nothing_was_verified_counts_for_nothing() -> None:

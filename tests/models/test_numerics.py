@@ -121,16 +121,26 @@ def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtyp
 
 @pytest.mark.parametrize("width", [2, 3, 5, 8])
 def test_a_wider_padding_that_is_quicker_is_told_of_and_changes_no_bit(monkeypatch, width):
-    monkeypatch.setattr(numerics, "quickest_rows", lambda linears, rows, dtype: RowRange(width, rows.highest))
-    padded = make_runner()
     monkeypatch.setattr(numerics, "quickest_rows", lambda linears, rows, dtype: rows)
     narrow = make_runner()
+    found = narrow.rows
+    width = max(width, found.lowest)
+    monkeypatch.setattr(numerics, "quickest_rows", lambda linears, rows, dtype: RowRange(width, rows.highest))
+    padded = make_runner()
     assert padded.is_invariant
-    assert padded.rows == RowRange(width, narrow.rows.highest)
-    assert (f"padded to {width} rows, which is quicker" in padded.numerics_report) == (width > narrow.rows.lowest)
+    assert padded.rows == RowRange(width, found.highest)
+    assert (f"forwards are padded to {width} rows" in padded.numerics_report) == (width > found.lowest)
     tokens = prompt_ids(4)
     decoded = [decode_singly(runner, prefill(runner, prompt_ids(20)), tokens) for runner in (padded, narrow)]
     assert torch.equal(*decoded)
+
+
+def test_the_promise_is_tried_in_the_smallest_forwards_before_a_width_is_chosen(monkeypatch):
+    monkeypatch.setattr(numerics, "quickest_rows", lambda linears, rows, dtype: RowRange(8, rows.highest))
+    tried = []
+    monkeypatch.setattr(numerics, "model_is_invariant", lambda runner: not tried.append(runner.rows.lowest))
+    assert make_runner().rows.lowest == 8
+    assert max(tried) < 8
 
 
 class Moody:

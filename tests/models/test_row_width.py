@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from starspec.models.batch import RowRange
 from starspec.models.linear import StepLinear
-from starspec.models.row_width import ABOUT, NUM_PASSES, SAMPLE_BYTES, WIDEST, narrowest_of_the_quick, quickest_rows
+from starspec.models.row_width import (
+    ABOUT,
+    MAX_S,
+    NUM_PASSES,
+    SAMPLE_BYTES,
+    WIDEST,
+    narrowest_of_the_quick,
+    quickest_rows,
+)
 
 
 class Clocked:
@@ -33,7 +41,7 @@ class Clocked:
 
 
 def test_small_forwards_are_padded_to_the_narrowest_of_the_quick():
-    steps = Clocked(lambda rows, _: {2: 1.2, 3: 1.1, 4: 1.04, 5: 1.0}.get(rows, 1.01))
+    steps = Clocked(lambda rows, _: {2: 0.012, 3: 0.011, 4: 0.0104, 5: 0.01}.get(rows, 0.0101))
     assert steps.quickest(RowRange(2, 22)) == RowRange(4, 22)
 
 
@@ -43,7 +51,7 @@ def test_nothing_is_padded_further_where_more_rows_cost_more():
 
 
 def test_a_busy_moment_decides_nothing():
-    steps = Clocked(lambda rows, before: 1.0 + rows + 99.0 * (before < NUM_PASSES - 1 and rows == 2))
+    steps = Clocked(lambda rows, before: 0.01 * rows + 0.1 * (before < NUM_PASSES - 1 and rows == 2))
     assert steps.quickest(RowRange(2, 22)) == RowRange(2, 22)
 
 
@@ -53,8 +61,20 @@ def test_a_range_that_ends_early_is_not_left():
     assert steps.quickest(RowRange(2, 64)) == RowRange(WIDEST, 64)
 
 
-def test_a_large_model_is_tried_on_a_part_of_its_weights():
+def test_a_range_that_begins_wide_is_left_alone():
     steps = Clocked(lambda rows, _: 1.0)
+    assert steps.quickest(RowRange(9, 22)) == RowRange(9, 22)
+    assert not steps.calls
+
+
+def test_on_a_slow_processor_each_row_count_is_tried_once():
+    steps = Clocked(lambda rows, _: MAX_S / rows)
+    assert steps.quickest(RowRange(2, 4)) == RowRange(4, 4)
+    assert steps.calls == [2, 3, 4]
+
+
+def test_a_large_model_is_tried_on_a_part_of_its_weights():
+    steps = Clocked(lambda rows, _: 0.001)
     steps.quickest(RowRange(2, 3), [steps.linear(SAMPLE_BYTES // 4) for _ in range(40)])
     assert len(steps.calls) == 4 * 2 * NUM_PASSES
 

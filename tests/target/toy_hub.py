@@ -71,8 +71,11 @@ class ToyHub:
         self.num_opens = 0
         self.num_opens_lost = 0  # so many are going to be
         self.busy_s = 0.0  # what every proposal takes longer
+        self.token_s = 0.0  # and for each token that it and those asked for beside it have
+        self._owed_s = 0.0
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
+        self._owed_s = 0.0
         if self.is_connected and self.mood != "frozen":
             for message in messages:
                 self._handle(message)
@@ -136,6 +139,8 @@ class ToyHub:
         if self.mood == "empty":  # the draft's context is full
             self._post(DRAFT_S, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
             return
+        self._owed_s += self.token_s * num
+        delay_s += self._owed_s
         path = list(self.ids[session.tag])
         if self.mood == "bushy":
             self._post(delay_s, session.send(self._bush(session, path, num)))

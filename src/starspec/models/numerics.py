@@ -50,11 +50,12 @@ def settle_numerics(runner: PackedRunner) -> None:
     rows = invariant_rows(runner.step_linears, cache.dtype, cache.device)
     culprit = "linears"
     if rows is not None:
-        is_on_cpu = cache.device.type == "cpu"
-        runner.rows = quickest_rows(runner.step_linears, rows, cache.dtype) if is_on_cpu else rows
+        runner.rows = rows
         culprit = _settle_attention(runner)
     if not runner.is_invariant:
         runner.rows = free  # padding and splitting would cost and promise nothing
+    elif cache.device.type == "cpu":
+        runner.rows = quickest_rows(runner.step_linears, runner.rows, cache.dtype)
     runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, runner.reading, culprit)}{_width(runner, rows)}"
 
 
@@ -96,7 +97,7 @@ def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
 def _width(runner: PackedRunner, rows: RowRange | None) -> str:
     width = runner.rows.lowest
     is_wider = rows is not None and width > rows.lowest
-    return f"; smaller ones are padded to {width} rows, which is quicker" if is_wider else ""
+    return f"; smaller forwards are padded to {width} rows, which is quicker" if is_wider else ""
 
 
 @torch.inference_mode()

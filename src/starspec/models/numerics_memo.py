@@ -1,8 +1,9 @@
 """What the numerics probe found, kept from start to start: it takes seconds, and the machine is the same.
 
-A finding is kept under the hash of all that it can depend on: processor, torch and its build, threads and what else
+A finding is kept under the hash of all that bits can depend on: processor, torch and its build, threads and what else
 steers kernels, the model and how it is to run, and the code of the forwards itself. So none is ever changed; what does
-not apply any more is not found. To probe anew, delete the folder.
+not apply any more is not found. The row count that small forwards are padded to is kept with it: it was timed in one
+moment, and one timed in another would only be quicker or slower. To probe and time anew, delete the folder.
 """
 
 from __future__ import annotations

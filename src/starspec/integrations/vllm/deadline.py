@@ -1,7 +1,8 @@
 """How long a step may wait for proposals: as long as the last rounds took, and never as long as would not pay.
 
 A round of more layers, or of more rows, than one that was timed may take that much longer, and no longer: a hub drafts
-no slower for many at once than for one after the other.
+no slower for many at once than for one after the other. Of the last rounds those count that asked for the most of what
+is asked for now.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 
 FIRST_S: Final = 0.25  # before any proposal has been timed
 MIN_S: Final = 0.005
-NUM_ROUNDS: Final = 16  # the longest of so many counts
+NUM_ROUNDS: Final = 16  # so many are remembered
 SLACK: Final = 1.5  # times as long: rounds vary
 MAX_STEPS: Final = 2.0  # vLLM steps: a draft that takes longer than so many is slower than decoding
 
@@ -39,10 +40,8 @@ class Deadline:
         """For the wait that follows."""
         if self._fixed_s is not None:
             return self._fixed_s
-        rounds_s = [took_s * _growth(before, asked) for before, took_s in self._rounds]
-        learnt_s = SLACK * max(rounds_s) if rounds_s else FIRST_S
         most_s = FIRST_S if self._step_s is None else MAX_STEPS * self._step_s
-        return max(MIN_S, min(learnt_s, most_s))
+        return max(MIN_S, min(self._learnt_s(asked), most_s))
 
     def note_round(self, asked: Asked, took_s: float) -> None:
         """The awaited proposals took so long; of those that were late, at least so long."""
@@ -52,6 +51,12 @@ class Deadline:
         """vLLM took so long between two calls. The shortest lately counts: a long one had a prompt to read."""
         known_s = step_s if self._step_s is None else self._step_s
         self._step_s = min(step_s, 1.05 * known_s)
+
+    def _learnt_s(self, asked: Asked) -> float:
+        if not self._rounds:
+            return FIRST_S
+        least = min(_growth(before, asked) for before, _ in self._rounds)
+        return SLACK * least * max(took_s for before, took_s in self._rounds if _growth(before, asked) == least)
 
 
 def _growth(before: Asked, now: Asked) -> float:

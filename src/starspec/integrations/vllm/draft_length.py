@@ -1,9 +1,8 @@
 """How many tokens to draft for each row of a step: as many as give the most tokens a second, none where none pay.
 
 Each draft token of a row is worth the probability that it is accepted, and costs its share of vLLM's next step and of
-the wait for the hub, which drafts the first tokens of all rows in one layer, then the second ones. Rows are weighed
-together, since they share both: for each depth that drafts may have, the likeliest draft tokens of all rows first, up
-to the number with the best quotient of expected tokens and seconds.
+the wait for the hub. Rows are weighed together, since they share both: for each depth that drafts may have, the
+likeliest draft tokens of all rows first, up to the number with the best quotient of expected tokens and seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from starspec.integrations.vllm.measured_cost import MeasuredCost
+from starspec.integrations.vllm.round_cost import RoundCost
+from starspec.integrations.vllm.step_cost import StepCost
 
 FIRST_RATE: Final = 0.8  # before anything was verified
 FIRST_WEIGHT: Final = 2.0  # draft tokens that this counts as
@@ -61,7 +61,7 @@ def is_for_probes(step: int) -> bool:
 
 
 def paying_lengths(
-    rates: Sequence[float], most: Sequence[int], step_cost: MeasuredCost, layer_cost: MeasuredCost
+    rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost
 ) -> list[int]:
     """Draft tokens of each row, as long as they raise the tokens expected of a second.
 
@@ -69,7 +69,7 @@ def paying_lengths(
         rates: probability of each row that a draft token is accepted.
         most: draft tokens that each row may have.
         step_cost: seconds of vLLM's step by its tokens; while it is empty, what is likely enough pays.
-        layer_cost: seconds of a layer of the hub's by its rows; while it is empty, none.
+        round_cost: of the wait for the hub.
     """
     if not any(most):
         return list(most)
@@ -80,15 +80,13 @@ def paying_lengths(
     order = np.argsort(-worth.ravel(), kind="stable")[: sum(most)]  # stable: of a row, the first token comes first
     nth = order % len(depths)
     step_s = step_cost.predict(len(rates) + np.arange(len(order) + 1))
-    layer_s = np.zeros(len(rates) + 1)  # by rows
-    if layer_cost:
-        layer_s[1:] = layer_cost.predict(np.arange(1, len(rates) + 1))
     best, taken = len(rates) / step_s[0], order[:0]
     for depth in depths:
         allowed = order[nth < depth]
-        num_rows = np.cumsum(nth[nth < depth, None] == np.arange(depth), axis=0)  # [tokens, depth]: of each layer
         expected = len(rates) + np.cumsum(worth.flat[allowed])
-        speed = expected / (step_s[1 : len(allowed) + 1] + layer_s[num_rows].sum(axis=1))
+        num_tokens = np.arange(1, len(allowed) + 1)
+        wait_s = round_cost.fixed_s + round_cost.layer_s * depth + round_cost.token_s * num_tokens
+        speed = expected / (step_s[num_tokens] + wait_s)
         num = int(np.argmax(speed))
         if speed[num] > best:
             best, taken = speed[num], allowed[: num + 1]

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, is_for_probes, paying_lengths
-from starspec.integrations.vllm.hub_client import HubClient, Round, Wanted
-from starspec.integrations.vllm.measured_cost import MeasuredCost
+from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.round_cost import RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
+from starspec.integrations.vllm.step_cost import StepCost
 from starspec.speculation.ngram import NgramIndex
 
 MAX_CATCH_UP: Final = 4096  # tokens that n-gram indexes take in in one step: a hub may go while prompts are long
@@ -60,8 +61,8 @@ class StepDrafter:
         self._num_steps = 0
         self._stepped: set[KnownRequest] = set()  # what was sampled for in it
         self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
-        self._step_cost = MeasuredCost()  # of vLLM's steps, by their tokens
-        self._layer_cost = MeasuredCost()  # of a layer of the hub's drafts, by its rows
+        self._step_cost = StepCost()  # of vLLM's steps, by their tokens
+        self._round_times = RoundTimes()  # of the hub's drafts
         self._num_catch_up = 0
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
@@ -75,14 +76,13 @@ class StepDrafter:
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
         if not self._hub.is_serving:  # the next one may be faster
-            self._layer_cost = MeasuredCost()
+            self._round_times = RoundTimes()
         elif self._hub.round is not None:
-            self._note_round(self._hub.round)
+            self._round_times.note(self._hub.round)
         for each in wanted:
             self._drafted[each.request].num_drafted = len(drafts.get(each.request, ()))
         self._stepped = {each.request for each in wanted}
         self._step_cost.end_step()
-        self._layer_cost.end_step()
         self._ended_s = self._clock()
         return [[] if row is None else drafts.get(row.request, []) for row in rows]
 
@@ -104,18 +104,13 @@ class StepDrafter:
         if rows and None not in rows and requests <= self._stepped:
             self._step_cost.note(len(rows) + sum(self._drafted[each].num_drafted for each in requests), step_s)
 
-    def _note_round(self, round_: Round) -> None:
-        """Its time, in equal parts to its layers, which had so many rows on average."""
-        num_layers = max(round_.lengths)
-        self._layer_cost.note(max(1, round(sum(round_.lengths) / num_layers)), round_.seconds / num_layers)
-
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""
         known = [self._after_verifying(row) for row in seen]
         most = [self._most(row.request) for row in seen]
         if not self._settings.adaptive:
             return most
-        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._layer_cost)
+        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._round_times.cost)
         self._num_steps += 1
         if not is_for_probes(self._num_steps) and not any(lengths):
             return lengths

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Asked, Deadline
+from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.law import TokenLaw
@@ -36,13 +37,6 @@ class Wanted:
 
     request: KnownRequest
     num_draft_tokens: int
-
-
-class Round(NamedTuple):
-    """Proposals that were asked for, and how long they took."""
-
-    lengths: Sequence[int]  # draft tokens of each, at least 1
-    seconds: float
 
 
 @dataclass(slots=True, eq=False)

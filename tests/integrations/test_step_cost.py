@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.measured_cost import NUM_STEPS, WEIGHT, MeasuredCost
+from starspec.integrations.vllm.step_cost import NUM_STEPS, WEIGHT, StepCost
 
 SIZES = np.arange(1, 30)
 
 
-def predicted(cost: MeasuredCost, size: int) -> float:
+def predicted(cost: StepCost, size: int) -> float:
     return float(cost.predict(np.array([size]))[0])
 
 
 def test_between_two_sizes_it_lies_between_them() -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     cost.note(4, 0.1)
     cost.note(8, 0.3)
     assert predicted(cost, 4) == pytest.approx(0.1)
@@ -26,7 +26,7 @@ def test_between_two_sizes_it_lies_between_them() -> None:
 
 def test_what_was_not_measured_is_thought_cheap() -> None:
     """A larger step as cheap as the largest, a smaller one as cheap as its share: so both are tried."""
-    cost = MeasuredCost()
+    cost = StepCost()
     assert not cost
     cost.note(8, 0.2)
     assert cost
@@ -36,7 +36,7 @@ def test_what_was_not_measured_is_thought_cheap() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 29), st.floats(0.001, 1.0)), min_size=1, max_size=60))
 def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list[tuple[int, float]]) -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     for size, seconds in notes:
         cost.note(size, seconds)
     found = cost.predict(SIZES)
@@ -46,7 +46,7 @@ def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list
 
 
 def test_two_sizes_out_of_order_share_their_mean_by_how_often_they_were_measured() -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     for _ in range(3):
         cost.note(4, 0.3)
     cost.note(5, 0.2)
@@ -54,7 +54,7 @@ def test_two_sizes_out_of_order_share_their_mean_by_how_often_they_were_measured
 
 
 def test_of_the_first_few_the_shortest_counts() -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     for seconds in (5.0, 0.1, 0.2):
         cost.note(4, seconds)
     assert predicted(cost, 4) == pytest.approx(0.1)
@@ -63,7 +63,7 @@ def test_of_the_first_few_the_shortest_counts() -> None:
 
 
 def test_it_follows_what_changes() -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     for _ in range(50):
         cost.note(4, 0.1)
     for _ in range(round(3 / WEIGHT)):
@@ -72,7 +72,7 @@ def test_it_follows_what_changes() -> None:
 
 
 def test_one_interrupted_step_says_little() -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     for _ in range(50):
         cost.note(4, 0.1)
     cost.note(4, 60.0)
@@ -82,7 +82,7 @@ def test_one_interrupted_step_says_little() -> None:
 @pytest.mark.parametrize("num_between", [1, 16])
 def test_what_has_not_been_measured_for_long_is_forgotten(num_between: int) -> None:
     """By steps, however many of them tell anything."""
-    cost = MeasuredCost()
+    cost = StepCost()
     cost.note(1, 0.5)
     for step in range(2 * NUM_STEPS):
         if step % num_between == 0:
@@ -93,7 +93,7 @@ def test_what_has_not_been_measured_for_long_is_forgotten(num_between: int) -> N
 
 
 def test_what_was_measured_lately_is_kept() -> None:
-    cost = MeasuredCost()
+    cost = StepCost()
     for _ in range(NUM_STEPS - 1):
         cost.end_step()
     cost.note(1, 0.5)
@@ -103,7 +103,7 @@ def test_what_was_measured_lately_is_kept() -> None:
 
 def test_large_sizes_share_places() -> None:
     """A server of 256 rows has more sizes of steps than it measures."""
-    cost = MeasuredCost()
+    cost = StepCost()
     for size in range(1, 3000):
         cost.note(size, 0.001 * size)
     assert len(cost._by_size) < 150

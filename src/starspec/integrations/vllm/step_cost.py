@@ -1,4 +1,4 @@
-"""What something costs by its size, learnt while serving: the seconds of a vLLM step by its tokens, of a wait by depth.
+"""What a vLLM step costs by its tokens, learnt while serving.
 
 A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
 other depends on machine, model and context, so nothing is assumed but that more never takes less. What is larger or
@@ -20,7 +20,7 @@ FEW: Final = 3  # measurements, of which the shortest counts: the first steps of
 NUM_STEPS: Final = 256  # a size unmeasured for so many is forgotten, and tried anew: what it costs may have changed
 
 
-class MeasuredCost:
+class StepCost:
     """Seconds by size."""
 
     def __init__(self) -> None:

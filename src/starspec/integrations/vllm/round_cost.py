@@ -1,0 +1,73 @@
+"""What a wait for proposals costs, learnt from those that came: `fixed + layers * per layer + tokens * per token`.
+
+The fixed part is the way there and back, and what hub and server do once. A layer is one forward of the hub for all
+rows that draft so deep: most of the cost on a GPU, where rows share the weights. A token is what one more row
+in a layer adds: much of the cost on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+NUM_ROUNDS: Final = 48
+FADING: Final = 0.95  # weight of a round, one round later
+MAX_RATIO: Final = 2.0  # of a round to what was expected of it: one interrupted round says little
+FEW: Final = 3  # rounds, before which nothing is expected: the first ones after a start take longer
+SPARING: Final = 0.1  # weight of "no fixed part, none by tokens": where rounds do not tell the parts apart, layers cost
+
+
+class Round(NamedTuple):
+    """Proposals that were asked for, and how long they took."""
+
+    lengths: Sequence[int]  # draft tokens of each, at least 1
+    seconds: float
+
+
+class RoundCost(NamedTuple):
+    """Seconds, none of them negative."""
+
+    fixed_s: float
+    layer_s: float
+    token_s: float
+
+    def seconds(self, lengths: Sequence[int]) -> float:
+        """Of a round with drafts of such lengths, at least one of which is not 0."""
+        return self.fixed_s + self.layer_s * max(lengths) + self.token_s * sum(lengths)
+
+
+NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0)
+
+
+class RoundTimes:
+    """Least squares over the last rounds, the older the less."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[Round] = deque(maxlen=NUM_ROUNDS)
+        self.cost = NO_WAIT  # before the first round: it has to be tried
+
+    def note(self, round_: Round) -> None:
+        if len(self._rounds) >= FEW:
+            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * self.cost.seconds(round_.lengths)))
+        self._rounds.append(round_)
+        self.cost = _fit(self._rounds)
+
+
+def _fit(rounds: Sequence[Round]) -> RoundCost:
+    """The parts that fit best, a part that would be negative left out."""
+    weights = np.sqrt(FADING ** np.arange(len(rounds))[::-1])
+    parts = np.array([(1.0, max(lengths), sum(lengths)) for lengths, _ in rounds]) * weights[:, None]
+    seconds = np.array([each.seconds for each in rounds]) * weights
+    parts = np.vstack([parts, (SPARING, 0.0, 0.0), (0.0, 0.0, SPARING)])
+    seconds = np.append(seconds, (0.0, 0.0))
+    kept = [0, 1, 2]
+    while True:
+        fitted = np.linalg.lstsq(parts[:, kept], seconds)[0]
+        if fitted.min() >= 0.0 or len(kept) == 1:
+            cost = np.zeros(3)
+            cost[kept] = np.maximum(0.0, fitted)
+            return RoundCost(*cost.tolist())
+        del kept[int(np.argmin(fitted))]
