@@ -45,12 +45,15 @@ def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list
     assert found[notes[0][0] - 1] >= min(seconds for _, seconds in notes) - 1e-12
 
 
-def test_two_sizes_out_of_order_share_their_mean_by_how_often_they_were_measured() -> None:
+def test_a_size_counts_as_no_dearer_than_a_larger_one() -> None:
+    """A step that was measured while the hub read prompts on the same cores misleads about no other size."""
     cost = StepCost()
     for _ in range(3):
-        cost.note(4, 0.3)
-    cost.note(5, 0.2)
-    assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx((3 * 0.3 + 0.2) / 4)
+        cost.note(4, 0.6)
+    cost.note(5, 0.1)
+    cost.note(20, 0.2)
+    assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx(0.1)
+    assert predicted(cost, 20) == pytest.approx(0.2)
 
 
 def test_of_the_first_few_the_shortest_counts() -> None:

@@ -1,13 +1,13 @@
 """What a vLLM step costs by its tokens, learnt while serving.
 
 A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
-other depends on machine, model and context, so nothing is assumed but that more never takes less. What is larger or
-smaller than all sizes measured is thought cheap, so that it is tried.
+other depends on machine, model and context, so nothing is assumed but that fewer never take longer: a size counts as
+no dearer than any larger one, so what was once measured while the machine was busy misleads about nothing else. What
+is larger or smaller than all sizes measured is thought cheap, so that it is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import inf
 from typing import Final
 
@@ -49,8 +49,9 @@ class StepCost:
         proportion to it, both the least that it can be.
         """
         measured = sorted(self._by_size)
-        means = _never_falling((self._by_size[size].seconds, self._by_size[size].weight) for size in measured)
-        hopeful = np.interp(sizes, measured, means)
+        seconds = np.array([self._by_size[size].seconds for size in measured])
+        least = np.minimum.accumulate(seconds[::-1])[::-1]
+        hopeful = np.interp(sizes, measured, least)
         return np.asarray(hopeful * np.minimum(1.0, sizes / measured[0]))
 
 
@@ -59,32 +60,19 @@ class _Mean:
 
     def __init__(self) -> None:
         self.seconds = inf
-        self.weight = 0.0  # in measurements
         self.noted_in = 0
+        self._weight = 0.0  # in measurements
 
     def note(self, seconds: float, step: int) -> None:
         self.noted_in = step
-        self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
-        if self.weight <= FEW:
+        self._weight = min(self._weight + 1.0, 1.0 / WEIGHT)
+        if self._weight <= FEW:
             self.seconds = min(self.seconds, seconds)
         else:
-            self.seconds += (min(seconds, MAX_RATIO * self.seconds) - self.seconds) / self.weight
+            self.seconds += (min(seconds, MAX_RATIO * self.seconds) - self.seconds) / self._weight
 
 
 def _rounded(size: int) -> int:
     """Sizes above 32 share sixteen places between two powers of two: what is told apart stays few."""
     place = 1 << max(0, size.bit_length() - 5)
     return size - size % place
-
-
-def _never_falling(means: Iterable[tuple[float, float]]) -> list[float]:
-    """The closest sequence that never falls (isotonic regression): neighbours out of order share their mean."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, sizes
-    for each, each_weight in means:
-        mean, weight, num_sizes = each, each_weight, 1
-        while pools and pools[-1][0] > mean:
-            before, before_weight, num_before = pools.pop()
-            mean = (before * before_weight + mean * weight) / (before_weight + weight)
-            weight, num_sizes = before_weight + weight, num_before + num_sizes
-        pools.append((mean, weight, num_sizes))
-    return [mean for mean, _, num_sizes in pools for _ in range(num_sizes)]
