@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from starspec.integrations.vllm.draft_length import (
     IDLE_STEPS,
+    LEAST_GAIN,
     PROBE_EVERY,
     PROBE_STEPS,
     Acceptance,
@@ -77,8 +78,13 @@ def test_a_wait_that_costs_more_than_drafts_save_is_not_begun() -> None:
     assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.0005, 0.0)) == [4]
 
 
+def test_what_promises_hardly_more_than_decoding_without_drafts_is_left() -> None:
+    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.07, 0.0, 0.0)) == [0]  # 1.8 tokens in 1.7 of the time
+    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.06, 0.0, 0.0)) == [1]
+
+
 def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
-    wait = RoundCost(0.0, 0.06, 0.0)
+    wait = RoundCost(0.0, 0.05, 0.0)
     assert paying_lengths([0.5], [1], FLAT, wait) == [0]
     step = cost(of_1=0.1, of_8=0.1)
     assert paying_lengths([0.7] * 4, [1] * 4, step, wait) == [1] * 4
@@ -104,7 +110,12 @@ def test_no_other_choice_expects_more_tokens_a_second(
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
     chosen = tuple(paying_lengths(rates, most, step_cost, round_cost))
-    assert speed(chosen) == pytest.approx(max(speed(each) for each in product(*(range(limit + 1) for limit in most))))
+    best = max(speed(each) for each in product(*(range(limit + 1) for limit in most)))
+    if any(chosen):
+        assert speed(chosen) == pytest.approx(best)
+        assert best >= (LEAST_GAIN - 1e-9) * speed((0,) * len(rows))
+    else:
+        assert best <= (LEAST_GAIN + 1e-9) * speed(chosen)
 
 
 def test_the_rate_is_what_was_accepted_of_what_was_tried() -> None:

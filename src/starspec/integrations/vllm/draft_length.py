@@ -18,6 +18,7 @@ from starspec.integrations.vllm.step_cost import StepCost
 FIRST_RATE: Final = 0.8  # before anything was verified
 FIRST_WEIGHT: Final = 2.0  # draft tokens that this counts as
 FADING: Final = 0.9  # of what is known, with each draft that follows
+LEAST_GAIN: Final = 1.1  # times the tokens a second without drafts: what promises less may as well lose
 WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was timed
 PROBE_EVERY: Final = 16  # steps: all rows probe in the same ones, since each step with a probe waits
 PROBE_STEPS: Final = 2  # in a row: what the hub is first told of a request may take it longer than a step
@@ -63,7 +64,7 @@ def is_for_probes(step: int) -> bool:
 def paying_lengths(
     rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost
 ) -> list[int]:
-    """Draft tokens of each row, as long as they raise the tokens expected of a second.
+    """Draft tokens of each row: those that give the most tokens a second, none unless by LEAST_GAIN more than without.
 
     Args:
         rates: probability of each row that a draft token is accepted.
@@ -80,7 +81,7 @@ def paying_lengths(
     order = np.argsort(-worth.ravel(), kind="stable")[: sum(most)]  # stable: of a row, the first token comes first
     nth = order % len(depths)
     step_s = step_cost.predict(len(rates) + np.arange(len(order) + 1))
-    best, taken = len(rates) / step_s[0], order[:0]
+    best, taken = LEAST_GAIN * len(rates) / step_s[0], order[:0]
     for depth in depths:
         allowed = order[nth < depth]
         expected = len(rates) + np.cumsum(worth.flat[allowed])
