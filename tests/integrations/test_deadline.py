@@ -57,3 +57,11 @@ def test_rounds_that_asked_for_about_as_much_count_and_not_what_smaller_ones_wou
     assert deadline.seconds(Asked(4, 32)) == pytest.approx(SLACK * 0.030)
     assert deadline.seconds(Asked(4, 64)) == pytest.approx(SLACK * 0.060)
     assert deadline.seconds(Asked(2, 1)) == pytest.approx(SLACK * 0.030)  # any of them may happen
+
+
+def test_where_even_smaller_rounds_took_longer_a_larger_one_is_given_as_long() -> None:
+    deadline = Deadline()
+    deadline.note_step(10.0)
+    deadline.note_round(Asked(4, 1), 0.010)
+    deadline.note_round(Asked(2, 1), 0.050)
+    assert deadline.seconds(Asked(4, 1)) == pytest.approx(SLACK * 0.050)

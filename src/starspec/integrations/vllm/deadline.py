@@ -1,8 +1,7 @@
 """How long a step may wait for proposals: as long as the last rounds took, and never as long as would not pay.
 
 A round of more layers, or of more rows, than one that was timed may take that much longer, and no longer: a hub drafts
-no slower for many at once than for one after the other. Of the last rounds those count that asked for the most of what
-is asked for now.
+no slower for many at once than for one after the other. Only the rounds nearest to what is asked for are scaled up so.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ class Deadline:
         if not self._rounds:
             return FIRST_S
         least = min(_growth(before, asked) for before, _ in self._rounds)
-        return SLACK * least * max(took_s for before, took_s in self._rounds if _growth(before, asked) == least)
+        nearest_s = least * max(took_s for before, took_s in self._rounds if _growth(before, asked) == least)
+        return SLACK * max(nearest_s, *(took_s for _, took_s in self._rounds))  # a busy hub delays small ones too
 
 
 def _growth(before: Asked, now: Asked) -> float:
