@@ -33,22 +33,27 @@ BY_TOKEN = cost(of_1=0.1, of_100=10.0)
 
 
 def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
-    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], StepCost(), RoundCost(9.0, 0.0, 0.0)) == [4, 2, 0, 0]
+    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], StepCost(), RoundCost(9.0, 0.0, 0.0, deepest=8)) == [
+        4,
+        2,
+        0,
+        0,
+    ]
 
 
 def test_one_row_whose_drafts_are_sure_does_not_make_all_wait_for_long_ones() -> None:
-    by_layer = RoundCost(0.0, 0.02, 0.0)
+    by_layer = RoundCost(0.0, 0.02, 0.0, deepest=8)
     assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, by_layer) == [1] * 32
 
 
 def test_where_the_hub_takes_longer_for_more_tokens_the_sure_row_alone_gets_a_long_draft() -> None:
-    by_token = RoundCost(0.0, 0.0, 0.005)
+    by_token = RoundCost(0.0, 0.0, 0.005, deepest=8)
     assert paying_lengths([0.97, *[0.1] * 7], [4] * 8, FLAT, by_token) == [4, *[0] * 7]
 
 
 def test_once_a_round_is_waited_for_its_fixed_part_makes_no_draft_shorter() -> None:
-    assert paying_lengths([0.6], [4], FLAT, RoundCost(0.05, 0.0, 0.0)) == [4]
-    assert paying_lengths([0.6], [4], FLAT, RoundCost(0.2, 0.0, 0.0)) == [0]
+    assert paying_lengths([0.6], [4], FLAT, RoundCost(0.05, 0.0, 0.0, deepest=8)) == [4]
+    assert paying_lengths([0.6], [4], FLAT, RoundCost(0.2, 0.0, 0.0, deepest=8)) == [0]
 
 
 def test_where_more_tokens_cost_nothing_all_that_may_be_drafted_is() -> None:
@@ -64,7 +69,7 @@ def test_no_rows_no_lengths() -> None:
 
 
 def test_rows_with_no_room_get_none() -> None:
-    assert paying_lengths([0.9, 0.9], [0, 0], FLAT, RoundCost(0.1, 0.0, 0.0)) == [0, 0]
+    assert paying_lengths([0.9, 0.9], [0, 0], FLAT, RoundCost(0.1, 0.0, 0.0, deepest=8)) == [0, 0]
 
 
 def test_of_two_rows_the_one_that_accepts_gets_what_pays() -> None:
@@ -74,17 +79,24 @@ def test_of_two_rows_the_one_that_accepts_gets_what_pays() -> None:
 
 
 def test_a_wait_that_costs_more_than_drafts_save_is_not_begun() -> None:
-    assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.2, 0.0)) == [0]
-    assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.0005, 0.0)) == [4]
+    assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.2, 0.0, deepest=8)) == [0]
+    assert paying_lengths([0.5], [4], FLAT, RoundCost(0.0, 0.0005, 0.0, deepest=8)) == [4]
 
 
 def test_what_promises_hardly_more_than_decoding_without_drafts_is_left() -> None:
-    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.07, 0.0, 0.0)) == [0]  # 1.8 tokens in 1.7 of the time
-    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.06, 0.0, 0.0)) == [1]
+    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.07, 0.0, 0.0, deepest=8)) == [
+        0
+    ]  # 1.8 tokens in 1.7 of the time
+    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.06, 0.0, 0.0, deepest=8)) == [1]
+
+
+def test_drafts_longer_than_any_that_was_waited_for_are_tried() -> None:
+    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.05, 0.0, deepest=2)) == [4]
+    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.2, 0.0, deepest=2)) == [0]
 
 
 def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
-    wait = RoundCost(0.0, 0.05, 0.0)
+    wait = RoundCost(0.0, 0.05, 0.0, deepest=8)
     assert paying_lengths([0.5], [1], FLAT, wait) == [0]
     step = cost(of_1=0.1, of_8=0.1)
     assert paying_lengths([0.7] * 4, [1] * 4, step, wait) == [1] * 4
@@ -102,11 +114,11 @@ def test_no_other_choice_expects_more_tokens_a_second(
     rates, most = [rate for rate, _ in rows], [limit for _, limit in rows]
     step_s = sorted(step_s)
     step_cost = cost(**{f"of_{size}": seconds for size, seconds in enumerate(step_s, 1)})
-    round_cost = RoundCost(*parts)
+    round_cost = RoundCost(*parts, deepest=3)
 
     def speed(lengths: tuple[int, ...]) -> float:
         tokens = sum(rate**depth for rate, length in zip(rates, lengths, strict=True) for depth in range(length + 1))
-        wait_s = round_cost.seconds(lengths) if any(lengths) else 0.0
+        wait_s = round_cost.seconds_of(lengths) if any(lengths) else 0.0
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
     chosen = tuple(paying_lengths(rates, most, step_cost, round_cost))

@@ -183,6 +183,7 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     vllm.hub.kill()
     vllm.step()
     assert vllm.drafter._round_times.cost == NO_WAIT
+    assert not vllm.deadline._rounds
 
 
 def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:

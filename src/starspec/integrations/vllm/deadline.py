@@ -46,6 +46,10 @@ class Deadline:
         """The awaited proposals took so long; of those that were late, at least so long."""
         self._rounds.append((asked, took_s))
 
+    def forget_rounds(self) -> None:
+        """The next hub may be another."""
+        self._rounds.clear()
+
     def note_step(self, step_s: float) -> None:
         """vLLM took so long between two calls. The shortest lately counts: a long one had a prompt to read."""
         known_s = step_s if self._step_s is None else self._step_s

@@ -82,12 +82,11 @@ def paying_lengths(
     nth = order % len(depths)
     step_s = step_cost.predict(len(rates) + np.arange(len(order) + 1))
     best, taken = LEAST_GAIN * len(rates) / step_s[0], order[:0]
-    for depth in depths:
+    for depth in depths.tolist():
         allowed = order[nth < depth]
         expected = len(rates) + np.cumsum(worth.flat[allowed])
         num_tokens = np.arange(1, len(allowed) + 1)
-        wait_s = round_cost.fixed_s + round_cost.layer_s * depth + round_cost.token_s * num_tokens
-        speed = expected / (step_s[num_tokens] + wait_s)
+        speed = expected / (step_s[num_tokens] + round_cost.seconds(depth, num_tokens))
         num = int(np.argmax(speed))
         if speed[num] > best:
             best, taken = speed[num], allowed[: num + 1]

@@ -77,6 +77,7 @@ class StepDrafter:
         drafts = self._propose(wanted)
         if not self._hub.is_serving:  # the next one may be faster
             self._round_times = RoundTimes()
+            self._deadline.forget_rounds()
         elif self._hub.round is not None:
             self._round_times.note(self._hub.round)
         for each in wanted:

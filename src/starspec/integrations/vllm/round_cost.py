@@ -1,4 +1,4 @@
-"""What a wait for proposals costs, learnt from those that came: `fixed + layers * per layer + tokens * per token`.
+"""What a wait for proposals costs, learnt from the last ones: `fixed + layers * per layer + tokens * per token`.
 
 The fixed part is the way there and back, and what hub and server do once. A layer is one forward of the hub for all
 rows that draft so deep: most of the cost on a GPU, where rows share the weights. A token is what one more row
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 NUM_ROUNDS: Final = 48
 FADING: Final = 0.95  # weight of a round, one round later
 MAX_RATIO: Final = 2.0  # of a round to what was expected of it: one interrupted round says little
-FEW: Final = 3  # rounds, before which nothing is expected: the first ones after a start take longer
+FEW: Final = 3  # rounds, before which nothing is expected: too little is known
 SPARING: Final = 0.1  # weight of "no fixed part, none by tokens": where rounds do not tell the parts apart, layers cost
 
 
@@ -28,18 +29,26 @@ class Round(NamedTuple):
 
 
 class RoundCost(NamedTuple):
-    """Seconds, none of them negative."""
+    """Seconds, none of them negative.
+
+    Layers beyond the deepest that were seen are thought free, so that they are tried.
+    """
 
     fixed_s: float
     layer_s: float
     token_s: float
+    deepest: int
 
-    def seconds(self, lengths: Sequence[int]) -> float:
+    def seconds(self, num_layers: int, num_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of rounds with so many layers, at least 1, and tokens [N]."""
+        return np.asarray(self.fixed_s + self.layer_s * min(num_layers, self.deepest) + self.token_s * num_tokens)
+
+    def seconds_of(self, lengths: Sequence[int]) -> float:
         """Of a round with drafts of such lengths, at least one of which is not 0."""
-        return self.fixed_s + self.layer_s * max(lengths) + self.token_s * sum(lengths)
+        return float(self.seconds(max(lengths), np.array(sum(lengths))))
 
 
-NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0)
+NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0, deepest=0)
 
 
 class RoundTimes:
@@ -51,7 +60,7 @@ class RoundTimes:
 
     def note(self, round_: Round) -> None:
         if len(self._rounds) >= FEW:
-            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * self.cost.seconds(round_.lengths)))
+            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * self.cost.seconds_of(round_.lengths)))
         self._rounds.append(round_)
         self.cost = _fit(self._rounds)
 
@@ -69,5 +78,6 @@ def _fit(rounds: Sequence[Round]) -> RoundCost:
         if fitted.min() >= 0.0 or len(kept) == 1:
             cost = np.zeros(3)
             cost[kept] = np.maximum(0.0, fitted)
-            return RoundCost(*cost.tolist())
+            fixed_s, layer_s, token_s = cost.tolist()
+            return RoundCost(fixed_s, layer_s, token_s, deepest=max(max(each.lengths) for each in rounds))
         del kept[int(np.argmin(fitted))]
