@@ -2,7 +2,7 @@
 
 A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
 other depends on machine, model and context, so nothing is assumed but that fewer never take longer: a size counts as
-no dearer than any larger one, so what was once measured while the machine was busy misleads about nothing else. What
+no dearer than any larger one, so one that was measured while the machine was busy misleads about no smaller one. What
 is larger or smaller than all sizes measured is thought cheap, so that it is tried.
 """
 
@@ -38,9 +38,8 @@ class StepCost:
     def end_step(self) -> None:
         """Whether or not anything was noted in it."""
         self._step += 1
-        if self._step % NUM_STEPS == 0:
-            last = self._step - NUM_STEPS
-            self._by_size = {size: mean for size, mean in self._by_size.items() if mean.noted_in >= last}
+        last = self._step - NUM_STEPS
+        self._by_size = {size: mean for size, mean in self._by_size.items() if mean.noted_in >= last}
 
     def predict(self, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of each size [N], at least 1; what has been measured must not be empty.
