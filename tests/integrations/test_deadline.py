@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.integrations.vllm.deadline import FIRST_S, NUM_ROUNDS, SLACK, Asked, Deadline
+from starspec.integrations.vllm.deadline import FIRST_S, NUM_ROUNDS, SLACK, Deadline
+from starspec.integrations.vllm.round_cost import Round
 
-ONE = Asked(num_layers=1, num_rows=1)
+ONE = [1]
 
 
 def test_slow_rounds_are_waited_for_no_longer_than_two_steps() -> None:
     deadline = Deadline()
     for _ in range(20):
         deadline.note_step(0.020)
-        deadline.note_round(ONE, 0.5)
+        deadline.note_round(Round(ONE, 0.5))
     assert deadline.seconds(ONE) == pytest.approx(0.040)
 
 
@@ -21,7 +22,7 @@ def test_slow_rounds_are_waited_for_no_longer_than_two_steps() -> None:
 def test_nothing_is_so_quick_that_a_wait_ends_before_five_milliseconds(round_s: float, step_s: float) -> None:
     deadline = Deadline()
     deadline.note_step(step_s)
-    deadline.note_round(ONE, round_s)
+    deadline.note_round(Round(ONE, round_s))
     assert deadline.seconds(ONE) == pytest.approx(0.005)
 
 
@@ -29,18 +30,18 @@ def test_more_layers_and_more_rows_than_those_timed_may_take_that_much_longer() 
     deadline = Deadline()
     deadline.note_step(10.0)
     for _ in range(NUM_ROUNDS):
-        deadline.note_round(Asked(2, 1), 0.020)
-    assert deadline.seconds(Asked(2, 1)) == pytest.approx(SLACK * 0.020)
-    assert deadline.seconds(Asked(4, 1)) == pytest.approx(SLACK * 0.040)
-    assert deadline.seconds(Asked(2, 3)) == pytest.approx(SLACK * 0.060)
-    assert deadline.seconds(Asked(1, 3)) == pytest.approx(SLACK * 0.060)  # fewer layers: no shorter than was seen
-    assert deadline.seconds(Asked(1, 1)) == pytest.approx(SLACK * 0.020)
+        deadline.note_round(Round([2], 0.020))
+    assert deadline.seconds([2]) == pytest.approx(SLACK * 0.020)
+    assert deadline.seconds([4]) == pytest.approx(SLACK * 0.040)
+    assert deadline.seconds([2] * 3) == pytest.approx(SLACK * 0.060)
+    assert deadline.seconds([1] * 3) == pytest.approx(SLACK * 0.060)  # fewer layers: no shorter than was seen
+    assert deadline.seconds([1]) == pytest.approx(SLACK * 0.020)
 
 
 def test_the_operators_own_deadline_is_kept_whatever_is_asked() -> None:
     deadline = Deadline(0.123)
-    deadline.note_round(ONE, 9.0)
-    assert deadline.seconds(Asked(9, 9)) == 0.123
+    deadline.note_round(Round(ONE, 9.0))
+    assert deadline.seconds([9] * 9) == 0.123
 
 
 def test_before_a_round_was_timed_a_usual_one_is_supposed() -> None:
@@ -51,17 +52,17 @@ def test_rounds_that_asked_for_about_as_much_count_and_not_what_smaller_ones_wou
     """A small round's fixed part does not grow with what is asked for."""
     deadline = Deadline()
     deadline.note_step(10.0)
-    deadline.note_round(Asked(4, 32), 0.030)
+    deadline.note_round(Round([4] * 32, 0.030))
     for _ in range(3):
-        deadline.note_round(Asked(2, 1), 0.010)
-    assert deadline.seconds(Asked(4, 32)) == pytest.approx(SLACK * 0.030)
-    assert deadline.seconds(Asked(4, 64)) == pytest.approx(SLACK * 0.060)
-    assert deadline.seconds(Asked(2, 1)) == pytest.approx(SLACK * 0.030)  # any of them may happen
+        deadline.note_round(Round([2], 0.010))
+    assert deadline.seconds([4] * 32) == pytest.approx(SLACK * 0.030)
+    assert deadline.seconds([4] * 64) == pytest.approx(SLACK * 0.060)
+    assert deadline.seconds([2]) == pytest.approx(SLACK * 0.030)  # any of them may happen
 
 
 def test_where_even_smaller_rounds_took_longer_a_larger_one_is_given_as_long() -> None:
     deadline = Deadline()
     deadline.note_step(10.0)
-    deadline.note_round(Asked(4, 1), 0.010)
-    deadline.note_round(Asked(2, 1), 0.050)
-    assert deadline.seconds(Asked(4, 1)) == pytest.approx(SLACK * 0.050)
+    deadline.note_round(Round([4], 0.010))
+    deadline.note_round(Round([2], 0.050))
+    assert deadline.seconds([4]) == pytest.approx(SLACK * 0.050)

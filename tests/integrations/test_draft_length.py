@@ -33,12 +33,8 @@ BY_TOKEN = cost(of_1=0.1, of_100=10.0)
 
 
 def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
-    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], StepCost(), RoundCost(9.0, 0.0, 0.0, deepest=8)) == [
-        4,
-        2,
-        0,
-        0,
-    ]
+    dear = RoundCost(9.0, 0.0, 0.0, deepest=8)
+    assert paying_lengths([0.9, 0.6, 0.01, 1.0], [4, 4, 4, 0], StepCost(), dear) == [4, 2, 0, 0]
 
 
 def test_one_row_whose_drafts_are_sure_does_not_make_all_wait_for_long_ones() -> None:
@@ -84,9 +80,8 @@ def test_a_wait_that_costs_more_than_drafts_save_is_not_begun() -> None:
 
 
 def test_what_promises_hardly_more_than_decoding_without_drafts_is_left() -> None:
-    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.07, 0.0, 0.0, deepest=8)) == [
-        0
-    ]  # 1.8 tokens in 1.7 of the time
+    """1.8 tokens in 1.7 or 1.6 of the time."""
+    assert paying_lengths([0.8], [1], FLAT, RoundCost(0.07, 0.0, 0.0, deepest=8)) == [0]
     assert paying_lengths([0.8], [1], FLAT, RoundCost(0.06, 0.0, 0.0, deepest=8)) == [1]
 
 

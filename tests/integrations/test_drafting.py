@@ -15,10 +15,12 @@ from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S, ToyHub, VirtualClock
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import SessionId
-from starspec.integrations.vllm.deadline import Asked, Deadline
+from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.draft_length import paying_lengths
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
-from starspec.integrations.vllm.round_cost import NO_WAIT, Round
+from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.integrations.vllm.step_cost import StepCost
 from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
 from starspec.wire.patience import FIRST_READING_S, LONGEST_PAUSE_S
@@ -131,15 +133,15 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
 def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm()
     vllm.hub.token_s = 0.001
-    waits: list[tuple[Asked, float]] = []
+    rounds: list[Round] = []
     seconds, note_round = vllm.deadline.seconds, vllm.deadline.note_round
 
-    def note(asked: Asked, took_s: float) -> None:
+    def note(round_: Round) -> None:
         told = [each.num_draft_tokens for each in vllm.sends[-1] if isinstance(each, Open | Verdict)]
-        assert asked == Asked(max(told), len(told))
-        waits.append((asked, took_s))
-        assert took_s < seconds(asked)
-        note_round(asked, took_s)
+        assert sorted(round_.lengths) == sorted(told)
+        rounds.append(round_)
+        assert round_.seconds < seconds(round_.lengths)
+        note_round(round_)
 
     monkeypatch.setattr(vllm.deadline, "note_round", note)
     first = vllm.submit(PROMPT, 200)
@@ -148,7 +150,7 @@ def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.
     others = [vllm.submit(prompt, 100) for prompt in prompts(7)]
     vllm.run()
     assert all(each.num_accepted and not each.num_refused for each in (first, *others))
-    assert {asked.num_rows for asked, _ in waits} >= {1, 8}
+    assert {len(each.lengths) for each in rounds} >= {1, 8}
 
 
 def test_where_the_way_to_the_hub_is_what_takes_time_drafts_stay_long() -> None:
@@ -190,14 +192,24 @@ def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.Monk
     vllm = ToyVllm(num_tokens=8)
     rounds: list[Round] = []
     monkeypatch.setattr(vllm.drafter._round_times, "note", rounds.append)
+    weighed: set[int] = set()
+
+    def weigh(rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost) -> list[int]:
+        weighed.update(most)
+        return paying_lengths(rates, most, step_cost, round_cost)
+
+    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
     vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
     request = vllm.submit(PROMPT, 60)
-    for _ in range(20):
+    vllm.step()
+    weighed.clear()  # of the step in which the hub was found
+    for _ in range(19):
         vllm.step()
     assert len(request.draft) == 2
     lengths = {length for each in rounds for length in each.lengths}
     assert lengths
     assert lengths <= {1, 2}
+    assert weighed == {2}
 
 
 def test_a_draft_of_which_nothing_was_verified_counts_for_nothing() -> None:

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from starspec.ids import Tag
-from starspec.integrations.vllm.deadline import Asked, Deadline
+from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED
@@ -234,14 +234,13 @@ class HubClient:
         asked_s = self._clock()
         has_to_read = any(tag.is_opening for tag in self._tags.values())  # a prompt holds up whoever asks meanwhile
         lengths = [tag.session.wanted.num_steps for tag in awaited]
-        asked = Asked(max(lengths), len(lengths))
-        is_heard = self._receive_until(asked_s + self._deadline.seconds(asked), awaited)
+        is_heard = self._receive_until(asked_s + self._deadline.seconds(lengths), awaited)
         late = [tag for tag in awaited if tag.is_awaited]
         missed = [tag for tag in late if not tag.is_opening]
         if missed or not late:  # a prompt that is read is no sample
-            took_s = self._clock() - asked_s
-            self._deadline.note_round(asked, took_s)
-            self.round = None if has_to_read else Round(lengths, took_s)
+            round_ = Round(lengths, self._clock() - asked_s)
+            self._deadline.note_round(round_)
+            self.round = None if has_to_read else round_
         miss_all(late, self._tags.values(), self._patience, self._clock(), is_for_all=len(late) == len(awaited))
         if missed and not is_heard and not self._hub.is_lost:
             self._hub.doubt(self._clock())
