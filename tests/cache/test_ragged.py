@@ -153,7 +153,7 @@ def test_all_three_ways_to_write_put_the_same_into_the_same_slots():
     content = torch.randn(4, 2, HEADS, DIM)  # [T, 2, H, D]
     keys, values = content.permute(1, 2, 0, 3)
     caches[0].write(1, row, keys, values)
-    caches[1].put(1, row, 3, content)
+    caches[1].places(row, 3, 7)[1].copy_(content)
     caches[2].scatter(1, torch.full((4,), row), torch.arange(3, 7), content)
     for cache in caches:
         assert torch.equal(cache.keys[1][row, :, 3:7], keys)
@@ -166,7 +166,7 @@ def test_a_window_shows_a_row_as_often_as_asked_without_copying():
     cache = make_cache()
     row = [cache.lease(), cache.lease()][1]
     forward(cache, row, [1, 2, 3])
-    keys, values = cache.window(1, row, num_slots=5, num_copies=3)
+    keys, values = (of_layer[1] for of_layer in cache.windows(row, num_slots=5, num_copies=3))
     assert keys.shape == (3, HEADS, 5, DIM)
     for copy in range(3):
         assert torch.equal(keys[copy], cache.keys[1][row, :, :5])
@@ -273,7 +273,7 @@ def test_what_is_not_used_of_a_row_takes_no_memory():
     process, row = psutil.Process(), cache.lease()
     before = process.memory_info().rss
     for layer in range(20):
-        cache.put(layer, row, 0, torch.ones(16, 2, 3, 64, dtype=torch.bfloat16))
+        cache.places(row, 0, 16)[layer].fill_(1.0)
     row_bytes = cache.num_bytes // 4
     assert process.memory_info().rss - before < row_bytes // 8  # in large pages: all of it, and more
 

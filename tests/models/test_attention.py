@@ -72,7 +72,7 @@ def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads
     # branches that were laid out are back where they were written
     first = 0
     for row, (prefix_len, tree) in enumerate(trees):
-        there = cache.slots(0, row, prefix_len, prefix_len + len(tree))
+        [there] = cache.places(row, prefix_len, prefix_len + len(tree))
         assert torch.equal(there, keys_values[first : first + len(tree)])
         first += len(tree)
 

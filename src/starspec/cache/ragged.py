@@ -62,11 +62,9 @@ class RaggedCache(SequenceRows):
         self._storage = _lazy_zeros(shape, dtype, torch.device(device))
         self.keys: tuple[Tensor, ...] = self._storage[:, 0].unbind(0)  # one [B, H, S, D] a layer
         self.values: tuple[Tensor, ...] = self._storage[:, 1].unbind(0)
-        self._by_row: tuple[Tensor, ...] = self._storage.unbind(0)  # [2, B, H, S, D]
-        self._by_slot: tuple[Tensor, ...] = self._storage.permute(0, 2, 4, 1, 3, 5).unbind(0)  # [B, S, 2, H, D]
+        self._by_slot = self._storage.permute(0, 2, 4, 1, 3, 5)  # [L, B, S, 2, H, D]
+        self._of_layer: tuple[Tensor, ...] = self._by_slot.unbind(0)
         self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
-        self._row_size = num_kv_heads * num_slots * head_dim  # elements from one row to the next
-        self._window_stride = (0, num_slots * head_dim, head_dim, 1)
 
     @classmethod
     def within(
@@ -131,36 +129,30 @@ class RaggedCache(SequenceRows):
         self.keys[layer][row, :, start:stop] = keys
         self.values[layer][row, :, start:stop] = values
 
-    def put(self, layer: int, row: int, slot: int, keys_values: Tensor) -> None:
-        """Put new keys and values [T, 2, H, D] of one row into T slots from `slot` on.
+    def places(self, row: int, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Views of a row's keys and values in slots `start..stop`, one [stop - start, 2, H, D] a layer.
 
-        Effects: those slots; no length. Trusts the caller as `write` does.
+        Whoever writes into them is trusted as the caller of `write` is.
         """
-        self._by_slot[layer][row, slot : slot + keys_values.shape[0]] = keys_values
+        return self._by_slot[:, row, start:stop].unbind(0)
 
     def scatter(self, layer: int, rows: Tensor, slots: Tensor, keys_values: Tensor) -> None:
         """Put new keys and values of many rows at once: [T, 2, H, D] into slot `slots[t]` of row `rows[t]`.
 
         Effects: those slots; no length. Trusts the caller as `write` does.
         """
-        self._by_slot[layer].index_put_((rows, slots), keys_values)
+        self._of_layer[layer].index_put_((rows, slots), keys_values)
 
-    def window(self, layer: int, row: int, num_slots: int, num_copies: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a row's first slots, seen `num_copies` times: [num_copies, H, num_slots, D] each.
+    def windows(self, row: int, num_slots: int, num_copies: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of a row's first slots, seen `num_copies` times: one [num_copies, H, num_slots, D] a layer.
 
-        Nothing is copied: the first stride is 0. One `as_strided` each, because this runs per layer and row.
+        Nothing is copied: the stride of the copies is 0.
         """
-        shape = (num_copies, self._num_kv_heads, num_slots, self._head_dim)
-        start = row * self._row_size
-        keys, values = self.keys[layer], self.values[layer]
-        return (
-            keys.as_strided(shape, self._window_stride, keys.storage_offset() + start),
-            values.as_strided(shape, self._window_stride, values.storage_offset() + start),
-        )
-
-    def slots(self, layer: int, row: int, start: int, stop: int) -> Tensor:
-        """A view of a row's keys and values in slots `start..stop`: [stop - start, 2, H, D]."""
-        return self._by_slot[layer][row, start:stop]
+        shape = (self._storage.shape[0], 2, num_copies, self._num_kv_heads, num_slots, self._head_dim)
+        of_layer, of_kind, of_row, of_head, of_slot, of_element = self._storage.stride()
+        strides = (of_layer, of_kind, 0, of_head, of_slot, of_element)
+        keys, values = self._storage.as_strided(shape, strides, row * of_row).unbind(1)
+        return keys.unbind(0), values.unbind(0)
 
     def behind(self, row: int, num_tokens: int) -> Tensor:
         """As `SequenceRows.behind`. Effects: none."""

@@ -13,7 +13,8 @@ No keys are copied: heads of one group share them by stride 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -100,7 +101,7 @@ class Placement:
 
 
 class RaggedAttention:
-    """Attention of one forward, for all its layers.
+    """Attention of one forward, for all its layers: what they share, views of every layer included, is made once.
 
     Args:
         cache: where the new keys and values go and all of them are read.
@@ -121,19 +122,16 @@ class RaggedAttention:
     ) -> None:
         num_kv_heads, head_dim = cache.keys[0].shape[1], cache.keys[0].shape[3]
         group = num_heads // num_kv_heads
-        self._cache = cache
-        self._placements = placements
         self._num_tokens = sum(each.num_tokens for each in placements)
-        self._rows, self._slots = _indices(placements, cache.device)
+        self._write = _writer(cache, placements)
         # Key heads first: then tokens and heads of one call are query rows as they lie.
         shape = (num_kv_heads, num_rows, max(group, MIN_QUERY_ROWS), head_dim)
         queries = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
         self._query = queries[:, :, :group].transpose(0, 1)  # [R, H, G, D]
-        self._out = torch.zeros((num_rows, num_kv_heads, group, head_dim), dtype=cache.dtype, device=cache.device)
-        self._calls = [
-            (call, _query_rows(queries, group, call), self._out[call.first : call.last].transpose(0, 1))
-            for call in calls
-        ]
+        out = torch.zeros((num_rows, num_kv_heads, group, head_dim), dtype=cache.dtype, device=cache.device)
+        self._calls = [BOUND[call.form](call, cache, queries, out) for call in calls]
+        self._trees = _tree_slots(cache, calls)
+        self._out = out.view(num_rows, -1)
 
     def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
         """Write the new keys and values of one layer, then attend.
@@ -146,75 +144,118 @@ class RaggedAttention:
         self._write(layer, keys_values[: self._num_tokens])
         # Into a buffer whose rows lie as they always do: strides that follow the batch would choose the kernel.
         self._query.copy_(query.view(self._query.shape))
-        as_written: dict[int, tuple[Tensor, Tensor]] = {}  # row -> slots of its tree, and a copy of what was in them
-        for call, rows, out in self._calls:
-            if call.branch is not None:
-                self._lay_out(layer, call.row, call.branch, as_written)
-            out.copy_(ATTEND[call.form](rows, self._cache, layer, call, scaling)[:, :, : out.shape[2]])
-        for slots, content in as_written.values():
-            slots.copy_(content)
-        return self._out.view(len(self._out), -1)
-
-    def _lay_out(self, layer: int, row: int, branch: Branch, as_written: dict[int, tuple[Tensor, Tensor]]) -> None:
-        """Put the keys and values of a branch into the slots in which they would have been decoded."""
-        if row not in as_written:
-            slots = self._cache.slots(layer, row, branch.prefix_len, branch.prefix_len + branch.num_tokens)
-            as_written[row] = slots, slots.clone()
-        slots, content = as_written[row]
-        torch.index_select(content, 0, branch.path, out=slots[: len(branch.path)])
-
-    def _write(self, layer: int, keys_values: Tensor) -> None:
-        if len(self._placements) == 1:  # one sequence: a slice is cheaper than indices
-            only = self._placements[0]
-            self._cache.put(layer, only.row, only.slot, keys_values)
-        else:
-            self._cache.scatter(layer, self._rows, self._slots, keys_values)
+        as_written = {row: slots[layer].clone() for row, slots in self._trees.items()}
+        for call in self._calls:
+            if call.branch is not None:  # into the slots in which it would have been decoded
+                slots = self._trees[call.row][layer][: len(call.branch.path)]
+                torch.index_select(as_written[call.row], 0, call.branch.path, out=slots)
+            call.attend(layer, scaling)
+        for row, content in as_written.items():
+            self._trees[row][layer].copy_(content)
+        return self._out
 
 
-def _query_rows(queries: Tensor, group: int, call: AttentionCall) -> Tensor:
-    """The queries [H, R, M, D] of one call's tokens, as its form takes them; a view."""
-    part = queries[:, call.first : call.last]
-    match call.form:
-        case Form.BY_TOKEN:
-            # one entry on its own would be computed by all threads together, several by one thread each
-            return part.transpose(0, 1).expand(2 if part.shape[:2] == (1, 1) else -1, -1, -1, -1)  # [T, H, M, D]
-        case Form.BY_RUN:
-            return part.flatten(1, 2).expand(
-                2 if len(part) == 1 else 1, -1, -1, -1
-            )  # [1, H, T M, D]; for the same reason
-        case Form.BY_CHUNK:
-            return part[:, :, :group].transpose(1, 2)  # [H, G, T, D]; only small products need the padding
+class BoundCall(ABC):
+    """A call with its views of queries, cache and output.
+
+    Args:
+        query: what is attended with, as the form takes it.
+        keys, values: of each layer.
+        out: where what comes of it goes.
+    """
+
+    def __init__(
+        self, call: AttentionCall, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], out: Tensor
+    ) -> None:
+        self.row, self.branch = call.row, call.branch
+        self._mask = call.mask
+        self._query, self._keys, self._values, self._out = query, keys, values, out
+
+    def attend(self, layer: int, scaling: float) -> None:
+        """Effects: the call's part of the output."""
+        keys, values = self._keys[layer], self._values[layer]
+        is_causal = self._mask is None
+        found = F.scaled_dot_product_attention(
+            self._query, keys, values, attn_mask=self._mask, is_causal=is_causal, scale=scaling
+        )
+        self._out.copy_(self._without_padding(found))
+
+    @abstractmethod
+    def _without_padding(self, found: Tensor) -> Tensor:
+        """What attention gave, without what is there for the kernel's sake alone; shaped as the output."""
 
 
-def _attend_by_token(rows: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
-    """[T, H, M, D] -> [H, T, M, D]."""
-    keys, values = cache.window(layer, call.row, call.num_slots, len(rows))  # [T, H, S, D]
-    out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=call.mask, scale=scaling)
-    return out[: call.last - call.first].transpose(0, 1)
+class ByToken(BoundCall):
+    """Queries [T, H, M, D]."""
+
+    def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
+        """Args: queries: [H, R, M, D]; out: [R, H, G, D]; of all packed rows."""
+        part = queries[:, call.first : call.last].transpose(0, 1)
+        # one entry on its own would be computed by all threads together, several by one thread each
+        num_copies = 2 if part.shape[:2] == (1, 1) else len(part)
+        keys, values = cache.windows(call.row, call.num_slots, num_copies)
+        super().__init__(call, part.expand(num_copies, -1, -1, -1), keys, values, out[call.first : call.last])
+
+    def _without_padding(self, found: Tensor) -> Tensor:
+        return found[: self._out.shape[0], :, : self._out.shape[2]]
 
 
-def _attend_by_run(rows: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
-    """[1, H, T M, D] -> [H, T, M, D]."""
-    keys, values = cache.window(layer, call.row, call.num_slots, len(rows))  # [1, H, S, D]
-    out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=call.mask, scale=scaling)[0]
-    return out.view(len(out), call.last - call.first, -1, out.shape[2])
+class ByRun(BoundCall):
+    """Queries [1, H, T M, D]."""
+
+    def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
+        """Args: as `ByToken`."""
+        part = queries[:, call.first : call.last]
+        num_copies = 2 if len(part) == 1 else 1  # as by token
+        keys, values = cache.windows(call.row, call.num_slots, num_copies)
+        query = part.flatten(1, 2).expand(num_copies, -1, -1, -1)
+        super().__init__(call, query, keys, values, out[call.first : call.last].transpose(0, 1))
+        self._padded = part.shape
+
+    def _without_padding(self, found: Tensor) -> Tensor:
+        return found[0].view(self._padded)[:, :, : self._out.shape[2]]
 
 
-def _attend_by_chunk(rows: Tensor, cache: RaggedCache, layer: int, call: AttentionCall, scaling: float) -> Tensor:
-    """[H, G, T, D] -> [H, T, G, D]."""
-    keys, values = cache.window(layer, call.row, call.num_slots, rows.shape[1])  # [G, H, S, D]
-    out = F.scaled_dot_product_attention(
-        rows,
-        keys.transpose(0, 1),
-        values.transpose(0, 1),
-        attn_mask=call.mask,
-        is_causal=call.mask is None,
-        scale=scaling,
-    )
-    return out.transpose(1, 2)
+class ByChunk(BoundCall):
+    """Queries [H, G, T, D]; only small products need the padding."""
+
+    def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
+        """Args: as `ByToken`."""
+        group = out.shape[2]
+        query = queries[:, call.first : call.last, :group].transpose(1, 2)
+        keys, values = (
+            [each.transpose(0, 1) for each in kind] for kind in cache.windows(call.row, call.num_slots, group)
+        )
+        super().__init__(call, query, keys, values, out[call.first : call.last].permute(1, 2, 0, 3))
+
+    def _without_padding(self, found: Tensor) -> Tensor:
+        return found
 
 
-ATTEND: Final = {Form.BY_TOKEN: _attend_by_token, Form.BY_RUN: _attend_by_run, Form.BY_CHUNK: _attend_by_chunk}
+BOUND: Final[Mapping[Form, Callable[[AttentionCall, RaggedCache, Tensor, Tensor], BoundCall]]] = {
+    Form.BY_TOKEN: ByToken,
+    Form.BY_RUN: ByRun,
+    Form.BY_CHUNK: ByChunk,
+}
+
+
+def _tree_slots(cache: RaggedCache, calls: Sequence[AttentionCall]) -> dict[int, tuple[Tensor, ...]]:
+    """Of each row with a branch that is laid out: the slots of its whole tree, one [T, 2, H, D] a layer."""
+    branches = {call.row: call.branch for call in calls if call.branch is not None}
+    return {
+        row: cache.places(row, branch.prefix_len, branch.prefix_len + branch.num_tokens)
+        for row, branch in branches.items()
+    }
+
+
+def _writer(cache: RaggedCache, placements: Sequence[Placement]) -> Callable[[int, Tensor], object]:
+    """What puts new keys and values [T, 2, H, D] of a layer where the placements say."""
+    if len(placements) == 1:  # one sequence: a copy is cheaper than indices
+        only = placements[0]
+        places = cache.places(only.row, only.slot, only.slot + only.num_tokens)
+        return lambda layer, keys_values: places[layer].copy_(keys_values)
+    rows, slots = _indices(placements, cache.device)
+    return lambda layer, keys_values: cache.scatter(layer, rows, slots, keys_values)
 
 
 def _indices(placements: Sequence[Placement], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ class AttentionShape:
         all_cos, all_sin = cos.new_ones(shape), sin.new_zeros(shape)
         all_cos[:, :num_rotated] = cos
         all_sin[:, :num_rotated] = sin
-        return Rotation(all_cos, all_sin)
+        return Rotation(all_cos, all_sin, self.num_heads)
 
     def attend(
         self, index: int, layer: FusedLayer, qkv: Tensor, rotation: Rotation, attention: BatchAttention
@@ -49,6 +49,5 @@ class AttentionShape:
             keys = slice(self.num_heads, self.num_heads + self.num_kv_heads)
             heads[:, : self.num_heads] = layer.query_norm(heads[:, : self.num_heads])
             heads[:, keys] = layer.key_norm(heads[:, keys])
-        rotated = rotation(heads)
-        keys_values = rotated[:, self.num_heads :].view(len(qkv), 2, self.num_kv_heads, -1)
-        return attention(index, rotated[:, : self.num_heads], keys_values, self.scaling)
+        rotation.turn(heads)
+        return attention(index, rotation.queries, rotation.keys_values, self.scaling)

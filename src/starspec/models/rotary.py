@@ -23,21 +23,24 @@ class Rotation:
 
     Args:
         cos, sin: [R, Hq + 2 H, D].
+        num_queries: Hq.
     """
 
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, cos: Tensor, sin: Tensor, num_queries: int) -> None:
+        num_tokens, num_heads, head_dim = cos.shape
         self._cos = cos
         self._sin_low, self._sin_high = sin.chunk(2, dim=-1)
         self._out = torch.empty_like(cos)
         self._out_low, self._out_high = self._out.chunk(2, dim=-1)
+        self.queries = self._out[:, :num_queries]  # [R, Hq, D] of what was turned last
+        self.keys_values = self._out[:, num_queries:].view(num_tokens, 2, (num_heads - num_queries) // 2, head_dim)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Turn x [R, Hq + 2 H, D] into a buffer that is valid until the next layer."""
+    def turn(self, x: Tensor) -> None:
+        """Effects: `queries` and `keys_values` are those of x [R, Hq + 2 H, D], turned."""
         low, high = x.chunk(2, dim=-1)
         torch.mul(x, self._cos, out=self._out)
         self._out_low.addcmul_(high, self._sin_low, value=-1)
         self._out_high.addcmul_(low, self._sin_high)
-        return self._out
 
 
 def rotary_table(rotary: Any, num_positions: int, dtype: torch.dtype) -> Tensor:
