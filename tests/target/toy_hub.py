@@ -175,8 +175,10 @@ class Star:
         self.clock = VirtualClock()
         self.hub = self.make_hub()
         self.stats = TargetStats()
-        ngram = NgramDrafts(policy, 1, 3) if fallback else None
-        self.drafts = RemoteDrafts(self.hub, policy, self.stats, self.clock, fallback=ngram)
+        self.fallback = NgramDrafts(policy, 1, 3)
+        self.drafts = RemoteDrafts(
+            self.hub, policy, self.stats, self.clock, fallback=self.fallback if fallback else None
+        )
         self.engine = TargetEngine(
             self.make_runner(), WordTokenizer(), self.drafts, TargetConfig(prefill_chunk=5), self.stats, self.clock
         )

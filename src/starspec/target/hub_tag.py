@@ -21,7 +21,7 @@ class HubTag(Waiting):
     sequence: TargetSequence
     session: TagSession
     features: ToldFeatures
-    draft: DraftTree | None = None  # behind the committed tokens
+    draft: DraftTree = EMPTY_TREE  # behind the committed tokens
     asked_s: float = 0.0  # when the awaited proposal was asked for
     untold: list[int] = field(default_factory=list)  # committed since the hub was told of the tag last
 
@@ -93,19 +93,17 @@ class HubTag(Waiting):
             return []
         return [self.session.send(Close(tag=self.session.tag, epoch=self.session.next_epoch))]
 
-    def take(self, proposal: Proposal) -> bool:
+    def take(self, proposal: Proposal, now: float) -> bool:
         """What was told is answered. If late, the rest is as good as if the target has said meanwhile what it says.
 
-        Returns: whether there is anything to verify; else the hub is to hear what was committed meanwhile.
+        Returns: whether the hub has heard all, or there is something to verify; else it is to hear what was committed
+            meanwhile.
         """
-        self.settle()
-        self.reading.end()
-        draft = proposal.tree.after(self.untold)
-        if self.untold and draft == EMPTY_TREE:
-            return False
-        self.draft = draft
-        self.patience.note_in_time()
-        return True
+        self.take_answer(now, is_hopeless=proposal.is_hopeless)
+        self.draft = proposal.tree.after(self.untold)
+        if self.draft != EMPTY_TREE:
+            self.patience.note_in_time()  # late or not
+        return not self.untold or self.draft != EMPTY_TREE
 
     def refuse(self, now: float) -> None:
         """An answer breaks the protocol. If it was the one that was to come, ask anew, but not for ever."""
@@ -119,13 +117,13 @@ class HubTag(Waiting):
     def let_go(self) -> None:
         """The hub does not hold the tag any more; nothing is to come."""
         self.session.lose()
-        self.draft = None
+        self.draft = EMPTY_TREE
         self.settle()
 
     def _fitting(self, wanted: DraftBudget) -> DraftBudget:
         return wanted.limited(num_steps=self.patience.fitting(wanted.num_steps))
 
     def _ask(self, budget: DraftBudget, now: float) -> None:
-        self.draft, self.is_opening, self.is_behind, self.is_excused = None, False, False, False
+        self.draft, self.is_opening, self.is_behind, self.is_excused = EMPTY_TREE, False, False, False
         self.is_awaited = budget.num_draft_tokens > 0
         self.asked_s = now

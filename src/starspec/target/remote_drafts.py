@@ -297,7 +297,7 @@ class RemoteDrafts:
             return
         if state.is_opening:
             self._accept()
-        if state.take(message):
+        if state.take(message, self._clock()):
             self._note_answer(state, message)
         else:
             self._transport.send(self._verdict(state))
@@ -364,7 +364,7 @@ class RemoteDrafts:
         return None if tag is None else self._tags[tag]
 
     def _tree(self, sequence: TargetSequence, state: HubTag | None, num_sequences: int) -> DraftTree:
-        if state is not None and state.draft is not None:
+        if state is not None and state.draft != EMPTY_TREE:
             return state.draft
         if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
             return self._fallback.propose(sequence, num_sequences)

@@ -164,7 +164,7 @@ class Proposal(Message, frozen=True, dict=True):
     token_ids: TokenIdList
     parents: list[int] | None = None  # each node's, an earlier one; -1 = the last committed token; None = a chain
     queue_s: Seconds = 0.0  # seconds from arrival at the hub to the first layer
-    service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last
+    service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last; 0 = none was drafted for it
     retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; open it anew after so long
     drawn: list[Drawn] | None = None  # each node once below which children were drawn; None: all were guessed
 
@@ -175,6 +175,14 @@ class Proposal(Message, frozen=True, dict=True):
         parents = None if tree.is_chain else list(tree.parents)
         drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
         return cls(tag, epoch, prefix_len, list(tree.token_ids), parents, queue_s, service_s, drawn=drawn)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the next will be empty too, as far as is known: the hub has not tried to draft.
+
+        The text is beyond the draft's context, or its target has had its share; a lookup that finds nothing has tried.
+        """
+        return not self.token_ids and self.service_s == 0.0 and self.retry_after_s == 0.0
 
     @cached_property
     def tree(self) -> DraftTree:

@@ -62,6 +62,19 @@ class Waiting:
             self.patience.note_in_vain(now)
         return not self.is_excused
 
+    def take_answer(self, now: float, *, is_hopeless: bool) -> None:
+        """What was told is answered. If it was waited for, it is in time; but to wait for a hopeless one is in vain.
+
+        Args:
+            is_hopeless: as `Proposal.is_hopeless`; each would cost a round its way to the hub and back.
+        """
+        if self.is_awaited and is_hopeless:
+            self.patience.note_in_vain(now)
+        elif self.is_awaited:
+            self.patience.note_in_time()
+        self.settle()
+        self.reading.end()
+
     def settle(self) -> None:
         """What was told is answered, or never will be."""
         self.is_awaited = self.is_opening = self.is_behind = self.is_excused = self.has_to_catch_up = False

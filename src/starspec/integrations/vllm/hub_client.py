@@ -296,14 +296,9 @@ class HubClient:
         if not tag.session.accepts(message):
             self._refuse(message, tag)
             return
-        is_empty = isinstance(message, Proposal) and not message.token_ids and not message.retry_after_s
-        if tag.is_awaited and is_empty:  # of a text beyond the draft's context there are no others
+        if tag.is_awaited:
             self._patience.note_in_time()
-            tag.patience.note_in_vain(self._clock())
-        elif tag.is_awaited:
-            self._note_in_time(tag)
-        tag.settle()
-        tag.reading.end()
+        tag.take_answer(self._clock(), is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
             tag.open_at_s = self._clock() + message.retry_after_s
