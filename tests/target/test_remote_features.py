@@ -231,6 +231,7 @@ def test_a_hub_whose_window_is_empty_costs_its_drafts_and_no_token() -> None:
     star.reader.is_honest = False
     star.submit("a", prompt_of(11), 21)
     star.finish()
+    assert star.stats.acceptance.num_draft_tokens == 0
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["reopen", "restart"])
