@@ -239,10 +239,12 @@ async def start_gateway(model_folder: Path, make_target: Callable[[str], ToyTarg
     """Starts gateways on ephemeral loopback ports; stops them at the end of the test."""
     async with AsyncExitStack() as stack:
 
-        async def start(num_targets: int = 1, ask_hub: Any = None, **config: Any) -> RunningGateway:
+        async def start(
+            num_targets: int = 1, ask_hub: Any = None, close_hub: Callable[[], None] = lambda: None, **config: Any
+        ) -> RunningGateway:
             targets = [make_target(f"t{index}") for index in range(num_targets)]
             settings = GatewayConfig(port=0, model=str(model_folder), **config)
-            server = GatewayServer(settings, lambda: Connections(targets, ask_hub))
+            server = GatewayServer(settings, lambda: Connections(targets, ask_hub, close_hub))
             serving = asyncio.create_task(server.serve())
             stack.push_async_callback(asyncio.wait_for, serving, PATIENCE_S)
             stack.callback(server.stop)

@@ -10,7 +10,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from starspec.errors import OurBug
 from starspec.gateway.drain import Drain
+from starspec.wire.messages import HubStatus
 
 PATIENCE_S = 20.0
 
@@ -99,6 +101,43 @@ async def test_what_ordinary_clients_do_is_no_traceback(
     assert said == [("warning", "the time to drain is over: answers are broken off")]
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+class SilentHub:
+    """Is asked and does not answer."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.was_closed_while_asked: bool | None = None
+
+    async def ask(self) -> HubStatus:
+        self.is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_asked.clear()
+        raise OurBug("nobody sets it")
+
+    def close(self) -> None:
+        self.was_closed_while_asked = self.is_asked.is_set()
+
+
+@pytest.mark.parametrize("num_stops", [1, 2])
+async def test_a_stopped_gateway_gives_back_its_links_in_order(start_gateway: Any, num_stops: int) -> None:
+    hub = SilentHub()
+    gateway = await start_gateway(ask_hub=hub.ask, close_hub=hub.close)
+    gateway.target.script = None
+    broken_off = asyncio.create_task(gateway.post("/v1/completions", prompt="hi"))
+    await gateway.target.until(lambda: gateway.target.open)
+    await asyncio.wait_for(hub.is_asked.wait(), PATIENCE_S)
+    for _ in range(num_stops):
+        gateway.server.stop()
+    if num_stops == 1:
+        gateway.target.emit(*gateway.target.open, "finished", finish="stop")
+    assert (await broken_off).status_code == (200 if num_stops == 1 else 503)
+    await asyncio.wait_for(gateway.serving, PATIENCE_S)
+    assert hub.was_closed_while_asked is False
+    assert gateway.target.is_closed
 
 
 def test_a_drain_is_over_when_nothing_is_in_flight_or_time_is_up_or_it_is_asked_twice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import subprocess
 import sys
 import time
@@ -302,6 +303,24 @@ async def test_a_hub_is_asked_for_its_status_and_its_absence_is_an_error(star) -
             await asker()
     finally:
         asker.close()
+
+
+def test_an_asker_that_is_closed_does_not_wait_for_an_answer() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
+        silent.linger = 0
+        asker = HubAsker(f"tcp://127.0.0.1:{silent.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=60.0)
+
+        async def leave() -> None:
+            question = asyncio.create_task(asker())
+            await asyncio.to_thread(silent.recv_multipart)
+            asker.close()
+            await asyncio.wait([question], timeout=PATIENCE_S)
+            assert question.done()
+
+        leaving = threading.Thread(target=asyncio.run, args=(leave(),), daemon=True)  # it may never come back
+        leaving.start()
+        leaving.join(PATIENCE_S)
+        assert not leaving.is_alive()
 
 
 async def test_an_answer_that_is_no_status_is_an_error() -> None:

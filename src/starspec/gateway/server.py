@@ -120,7 +120,7 @@ class _Uvicorn(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second. Effects: at the end of the drain, cancels what is still in flight."""
         if self._drain.is_over:
-            self.should_exit, self.force_exit = True, self._drain.is_impatient
+            self.should_exit = True  # not force_exit, which leaves the lifespan's tasks at work on closed links
             if self.server_state.tasks:
                 log.warning("the time to drain is over: answers are broken off", num_requests=self._drain.num_in_flight)
             for task in self.server_state.tasks:
