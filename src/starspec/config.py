@@ -23,7 +23,8 @@ MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_LEN = 10_000  # characters of a stop string
 MAX_FEATURE_LAYERS = 16  # hidden states of one position that a head may read
-MIN_LEASE_S = 0.1
+MIN_LEASE_S = 0.1  # of a target at its hub, which tells it: it speaks in time
+MIN_SERVING_LEASE_S = 2.0  # of a gateway at a target: gateways ask twice a second, whatever the lease
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -316,7 +317,7 @@ class TargetConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_queued_reqs", "prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("lease_s", self.lease_s, MIN_LEASE_S)
+        _at_least("lease_s", self.lease_s, MIN_SERVING_LEASE_S)
         _at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
         self.batching.num_rows(self.max_num_seqs)  # refuses a window that is too small
 

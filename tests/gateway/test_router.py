@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
+from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
+from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation import Generation
 from starspec.gateway.order import Order, ReplyOptions
 from starspec.gateway.router import ASK_INTERVAL_S, MISSED_S, PAUSE_S, SILENCE_S, Router
@@ -208,6 +209,12 @@ async def test_a_gateway_that_was_paused_gives_its_requests_up(targets: list[Any
         clock.now_s += PAUSE_S + 1
         spoke.check()
         assert "paused" in str(events[0])
+
+
+def test_a_gateway_asks_several_times_within_the_shortest_lease_that_a_target_may_give() -> None:
+    with pytest.raises(ConfigError, match="lease_s must be at least 2"):
+        TargetConfig(lease_s=1.9)
+    assert TargetConfig(lease_s=MIN_SERVING_LEASE_S).lease_s >= 4 * ASK_INTERVAL_S
 
 
 async def test_what_comes_after_an_abort_is_dropped(targets: list[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -92,12 +92,23 @@ class Gateway:
         raise AssertionError("the target never came to rest")
 
 
+class Clock:
+    """The real one, which may be put forward."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
 @contextmanager
-def serving(**config: float) -> Iterator[tuple[TargetServer, FragileRunner]]:
+def serving(
+    clock: Callable[[], float] = time.monotonic, **config: float
+) -> Iterator[tuple[TargetServer, FragileRunner]]:
     settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
     runner = FragileRunner(num_rows=2, max_len=2000)
     engine = TargetEngine(runner, WordTokenizer(), NoDrafts(), settings, TargetStats())
-    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0))
+    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -159,10 +170,12 @@ def test_an_abort_frees_the_row() -> None:
 
 
 def test_requests_of_a_gateway_that_falls_silent_are_aborted() -> None:
-    with serving(lease_s=0.2) as (server, _):
+    clock = Clock()
+    with serving(clock, lease_s=2.0) as (server, _):
         silent, other = Gateway(server), Gateway(server)
         silent.send(submit("r", [1, 2], 1900))
         silent.receive()
+        clock.ahead_s = 2.1
         assert other.status_when_idle().stats.num_aborted == 1
         said = silent.receive()
         while said[-1].finish_reason is None:  # it was there all the time, and hears what became of its request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,13 +12,22 @@ from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.process import ServerProcess, log_to_stderr
 from starspec.cli.speculation import DraftOptions
-from starspec.config import GatewayConfig, HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import (
+    MIN_LEASE_S,
+    MIN_SERVING_LEASE_S,
+    GatewayConfig,
+    HubConfig,
+    ModelConfig,
+    SpeculativeConfig,
+    TargetConfig,
+)
 from starspec.errors import ConfigError
 
-Lease = Annotated[
-    float,
-    typer.Option(min=0.1, help="Seconds of silence after which a caller's work is freed.", rich_help_panel=opt.LIMITS),
-]
+
+def _lease(min_s: float) -> Any:
+    return typer.Option(
+        min=min_s, help="Seconds of silence after which a caller's work is freed.", rich_help_panel=opt.LIMITS
+    )
 
 
 def draft(
@@ -63,7 +72,7 @@ def draft(
     max_draft_tokens: Annotated[
         int, typer.Option(min=1, max=64, help="Draft tokens of one proposal, at most.", rich_help_panel=opt.LIMITS)
     ] = opt.HUB.max_draft_tokens,
-    lease: Lease = opt.HUB.lease_s,
+    lease: Annotated[float, _lease(MIN_LEASE_S)] = opt.HUB.lease_s,
     prefill_chunk: opt.PrefillChunk = opt.HUB.prefill_chunk,
     max_batch: opt.MaxBatchText = "auto",
     scheduling: opt.DraftScheduling = opt.HUB.scheduling,
@@ -161,7 +170,7 @@ def target(
     max_passed_over: opt.MaxPassedOver = None,
     max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
     prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
-    lease: Lease = opt.TARGET.lease_s,
+    lease: Annotated[float, _lease(MIN_SERVING_LEASE_S)] = opt.TARGET.lease_s,
     shutdown_timeout: opt.ShutdownTimeout = opt.TARGET.shutdown_timeout_s,
     trace: opt.TraceFile = None,
     log_level: opt.LogLevel = "info",

@@ -37,7 +37,7 @@ from starspec.wire.messages import (
 ASK_INTERVAL_S: Final = 0.5  # between questions for a target's status; each also renews the lease there
 SILENCE_S: Final = 30.0  # a connected target that says nothing for so long hangs; one step may take seconds
 MISSED_S: Final = 30.0  # a target that does not answer for so long is complained about once; small models load faster
-PAUSE_S: Final = 8.0  # this process slept for longer: targets may have ended our leases (10 s) without a word
+PAUSE_S: Final = 8.0  # this process slept for longer: what targets said of leases that ended may not have come through
 
 log = structlog.get_logger()
 
@@ -139,7 +139,7 @@ class Spoke:
         """Judge silence, the target's or this process's own."""
         now = self._clock()
         if now - self._asked_s > PAUSE_S:
-            self._lose("the gateway was paused for longer than targets keep requests")
+            self._lose("the gateway was paused for so long that targets may have given its requests up")
         elif self.status is None and not self._is_missed and now - self._heard_s > MISSED_S:
             self._is_missed = True
             why = f"a target has not answered for {MISSED_S:.0f} s: is it started, and are the keys the same?"
