@@ -449,21 +449,6 @@ def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
     exchange.put_replies({SessionId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
 
 
-def test_the_data_ports_come_from_the_range_and_end_with_it(star) -> None:
-    with stdlib_socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        taken = probe.getsockname()[1]
-        probe.listen()
-        hub = star.hub(data_ports=(taken, taken))
-        answer = star.raw(hub.endpoint).greet()
-    assert isinstance(answer, Refused)
-    assert answer.code == "full"
-    assert f"every port from {taken} to {taken} is taken" in answer.reason
-    target = star.connected(hub.endpoint)
-    assert target.welcome is not None
-    assert target.welcome.port == taken
-
-
 def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:
     hub = star.hub()
     port = hub.transport.port
@@ -512,8 +497,8 @@ def test_ipv6_loopback_works(star) -> None:
     try:
         hub = ZmqHub("::1", 0, lambda hello, num: Welcome(1, SessionId(""), 0, "d", 4, 9.0), lambda: None)
     except ConfigError as error:
-        assert "no such address" in str(error)  # noqa: PT017  a machine without IPv6
-        return
+        assert "no such address" in str(error)  # noqa: PT017
+        pytest.skip("this machine has no IPv6")
     try:
         star.connected(f"tcp://[::1]:{hub.port}")
     finally:

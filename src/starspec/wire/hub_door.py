@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 import zmq
@@ -30,8 +28,6 @@ from starspec.wire.messages import (
 )
 from starspec.wire.sockets import Context, Socket, bind, make_socket
 from starspec.wire.transport import Admit, HubTransportStats, Report
-
-MAX_FREE_PORT_TRIES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Ports:
         if self.data_ports is None:
             return self.open(0, MAX_FRAME_BYTES)
         first, last = self.data_ports
-        for port in itertools.islice(range(first, last + 1), MAX_FREE_PORT_TRIES):
+        for port in range(first, last + 1):
             try:
                 return self.open(port, MAX_FRAME_BYTES)
             except ConfigError:
