@@ -327,3 +327,18 @@ def test_joining_leaving_and_aborting_at_any_moment_change_no_token(seed: int, d
         assert have == tokens[: len(have)]
         assert name in aborted or have == tokens
     assert engine.runner.cache.num_free_rows == 3
+
+
+@pytest.mark.parametrize("after_s", [1.0, 4.0, 5.0, 60.0])
+def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: float) -> None:
+    now = 100.0
+    engine = TargetEngine(
+        HashRunner(max_len=2000), WordTokenizer(), NoDrafts(), TargetConfig(), TargetStats(), lambda: now
+    )
+    engine.refresh_rate()
+    assert engine.stats.tokens_per_s == 0.0
+    engine.submit(RequestId("a"), RequestSpec([1, 2], TokenLaw(temperature=0.0), max_tokens=1900))
+    for _ in range(round(after_s / 0.1)):
+        now += 0.1
+        engine.step()
+    assert engine.stats.tokens_per_s == pytest.approx(10.0, abs=1.1)  # the first step reads the prompt

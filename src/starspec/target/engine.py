@@ -50,6 +50,7 @@ class TargetEngine:
         self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=config.batching.method == "rollback")
         self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
+        self._started_s = clock()
         self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
 
     @property
@@ -266,4 +267,5 @@ class TargetEngine:
         self._emitted.append((now, num_tokens))
         while self._emitted[0][0] < now - RATE_WINDOW_S:
             self._emitted.popleft()
-        self.stats.tokens_per_s = sum(tokens for _, tokens in self._emitted) / RATE_WINDOW_S
+        known_s = min(RATE_WINDOW_S, now - self._started_s)
+        self.stats.tokens_per_s = sum(tokens for _, tokens in self._emitted) / known_s if known_s > 0 else 0.0
