@@ -10,6 +10,7 @@ from statistics import median
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from toy import VOCAB_SIZE, next_of
 from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S, ToyHub, VirtualClock
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
@@ -21,6 +22,7 @@ from starspec.integrations.vllm.hub_client import HubClient, Wanted
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.integrations.vllm.step_cost import StepCost
+from starspec.wire import codec
 from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
 from starspec.wire.patience import FIRST_READING_S, LONGEST_PAUSE_S
@@ -276,6 +278,18 @@ def test_a_token_beyond_the_vocabulary_costs_no_other_request_its_drafts() -> No
     assert sound.num_accepted > 20
     told = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]
     assert max(max(each.token_ids, default=0) for each in told) < VOCAB_SIZE
+
+
+def test_a_request_too_long_for_a_message_is_said_so_once_and_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 400)
+    vllm = ToyVllm()
+    long, short = vllm.submit(PROMPT * 10, 30), vllm.submit(PROMPT, 30)
+    with capture_logs() as logs:
+        vllm.run()
+    assert [each["num_tokens"] for each in logs] == [len(PROMPT * 10) + 1]
+    assert not long.num_drafted
+    assert short.num_accepted > 20
+    assert vllm.hub.num_opens == 1
 
 
 def test_a_hub_whose_proposals_come_just_too_late_is_used_a_step_later() -> None:

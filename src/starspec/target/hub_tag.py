@@ -9,6 +9,7 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.target.sequence import SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures
+from starspec.wire.codec import fits_a_frame
 from starspec.wire.messages import Close, Open, Proposal, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import TagSession
 from starspec.wire.waiting import Waiting
@@ -24,6 +25,7 @@ class HubTag(Waiting):
     draft: DraftTree = EMPTY_TREE  # behind the committed tokens
     asked_s: float = 0.0  # when the awaited proposal was asked for
     untold: list[int] = field(default_factory=list)  # committed since the hub was told of the tag last
+    is_too_long: bool = False  # no message holds its tokens: the hub cannot be told of them (any more)
 
     @property
     def is_draftable(self) -> bool:
@@ -38,7 +40,7 @@ class HubTag(Waiting):
         return self.has_to_be_answered(may_be_of_use=len(self.untold) < self.session.wanted.num_steps)
 
     def open(self, wanted: DraftBudget, method: SampleMethod, now: float) -> list[TargetToHub]:
-        """Tell the hub all that is committed.
+        """Tell the hub all that is committed. Nothing, and `is_too_long`, if that is more than a message holds.
 
         Args:
             wanted: what to propose, if it can.
@@ -55,6 +57,9 @@ class HubTag(Waiting):
             shape=TreeShape.of(budget),
             method=method,
         )
+        self.is_too_long = not fits_a_frame(message)
+        if self.is_too_long:
+            return []
         self.session.send(message)
         self._ask(budget, now)
         self.untold = []

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import structlog
 from torch import Tensor
 
 from starspec.config import SampleMethod
@@ -36,6 +37,8 @@ from starspec.wire.patience import Patience
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 from starspec.wire.waiting import miss_all
+
+log = structlog.get_logger()
 
 ASK_AGAIN_S: Final = 1.0  # of a hub without room, if it does not answer: the sequence asked about may have ended
 
@@ -326,11 +329,15 @@ class RemoteDrafts:
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens)
 
     def _open(self, state: HubTag) -> list[TargetToHub]:
-        """Returns: what tells the hub of the tag; nothing while no draft is wanted of it."""
+        """Returns: what tells the hub of the tag; nothing while no draft is wanted of it, or if it is too long."""
         now, wanted = self._clock(), self._wanted(state.sequence, self._num_sequences)
-        if not wanted.num_draft_tokens:
+        if state.is_too_long or not wanted.num_draft_tokens:
             return []
         messages = state.open(wanted, self._method, now)
+        if state.is_too_long:
+            num_tokens, request_id = len(state.sequence.token_ids), state.sequence.request_id
+            log.warning("a sequence is too long to be told to the hub", request=request_id, num_tokens=num_tokens)
+            return []
         if self._is_declined:  # one asks for all
             self._ask_again_s = now + ASK_AGAIN_S
         if self._is_declined or self._patience.is_pausing:  # rounds do not wait to hear no again, or nothing

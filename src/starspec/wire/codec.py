@@ -32,6 +32,11 @@ def encode(message: Message) -> bytes:
     return frame
 
 
+def fits_a_frame(message: Message) -> bool:
+    """Whether a peer takes it: an `Open` of a very long context is too large, for good."""
+    return len(_encoder.encode(message)) <= MAX_FRAME_BYTES
+
+
 class Decoder(Generic[T]):
     """Turns frames of one direction of a link into messages that are safe to use.
 

@@ -15,18 +15,23 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+import structlog
+
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.law import TokenLaw
+from starspec.wire.codec import fits_a_frame
 from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
 from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
 from starspec.wire.patience import Patience
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 from starspec.wire.waiting import Waiting, miss_all
+
+log = structlog.get_logger()
 
 LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
 
@@ -189,7 +194,7 @@ class HubClient:
             return []
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
-        if not all(0 <= each < self._vocab_size for each in message.token_ids):
+        if not self._can_be_told(message):
             tag.open_at_s = inf  # such a request is decoded plainly to its end
             return []
         if not tag.session.is_held:
@@ -216,6 +221,12 @@ class HubClient:
             token_ids=tag.request.token_ids(base_len),
             num_draft_tokens=num_tokens,
         )
+
+    def _can_be_told(self, message: Open | Verdict) -> bool:
+        if not fits_a_frame(message):
+            log.warning("a request is too long to be told to the hub", num_tokens=len(message.token_ids))
+            return False
+        return all(0 <= each < self._vocab_size for each in message.token_ids)
 
     def _limited(self, num_tokens: int) -> int:
         welcome = self._transport.welcome
