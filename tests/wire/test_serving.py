@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
