@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, SessionId, Tag, TargetId
 from starspec.wire.link import LINK_TRANSITIONS, LinkSession, LinkState
-from starspec.wire.messages import Goodbye, Hello, Ping, Pong, Refused, Reopen, Verdict, Welcome
+from starspec.wire.messages import (
+    Goodbye,
+    Hello,
+    HubToTarget,
+    Ping,
+    Pong,
+    Refused,
+    Reopen,
+    TargetToHub,
+    Verdict,
+    Welcome,
+)
 
 HELLO = Hello(1, TargetId("t"), 100, "f")
 WELCOME = Welcome(1, SessionId("s"), 1, "d", 4, 10.0)
@@ -54,5 +67,10 @@ def test_traffic_before_the_first_pong_raises_and_changes_nothing(early) -> None
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    reached = {state for row in LINK_TRANSITIONS.values() for state in row.values()}
-    assert reached == set(LinkState) == set(LINK_TRANSITIONS)
+    arrows = {(state, to) for state, row in LINK_TRANSITIONS.items() for to in row.values() if to is not state}
+    assert {to for _, to in arrows} == {state for state, _ in arrows} == set(LinkState)
+
+
+@pytest.mark.parametrize("kind", {*get_args(TargetToHub), *get_args(HubToTarget)} - {Goodbye})
+def test_whatever_may_be_said_on_a_targets_own_port_leaves_a_connected_link_connected(kind: type) -> None:
+    assert LINK_TRANSITIONS[LinkState.CONNECTED][kind] is LinkState.CONNECTED

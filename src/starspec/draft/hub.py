@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from typing import assert_never
 
 from starspec.config import HubConfig
 from starspec.draft.buffer import RequestBuffer
@@ -30,6 +31,7 @@ from starspec.wire.messages import (
     Close,
     Fault,
     Features,
+    Goodbye,
     HubStatus,
     HubToTarget,
     Open,
@@ -236,6 +238,10 @@ class DraftHub:
                     self._drop(key)
             case Ping():
                 self._spokes[session_id].plain_tokens_per_s = message.plain_tokens_per_s
+            case Goodbye() | Fault():
+                pass  # of the link and not of a tag: they are dealt with before they get here
+            case _:
+                assert_never(message)
 
     def _open(self, key: TagKey, message: Open, now: float) -> None:
         link = self._link(key)

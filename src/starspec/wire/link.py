@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.wire.messages import (
-    Close,
     Fault,
-    Features,
     Goodbye,
     Hello,
+    HubToTarget,
     Message,
-    Open,
     Ping,
     Pong,
-    Proposal,
     Refused,
-    Reopen,
-    Verdict,
+    TargetToHub,
     Welcome,
 )
 
@@ -61,9 +57,9 @@ LINK_TRANSITIONS: Final[Mapping[LinkState, Mapping[type[Message], LinkState]]] =
         Pong: LinkState.CONNECTED,
     },
     LinkState.CONNECTED: {
-        **_ANY_TIME,
         Welcome: LinkState.CONNECTED,
-        **dict.fromkeys((Open, Features, Verdict, Close, Proposal, Reopen, Ping, Pong, Fault), LinkState.CONNECTED),
+        **dict.fromkeys(get_args(TargetToHub | HubToTarget), LinkState.CONNECTED),
+        **_ANY_TIME,
     },
 }  # besides messages: a dropped connection or an expired lease leads from everywhere to DISCONNECTED
 
