@@ -80,3 +80,11 @@ def test_prompts_that_begin_alike_are_kept_apart(bench: Workbench) -> None:
         found = bench.record(jobs, batch_size=batch_size, known=known)
         assert [answer.token_ids for answer in found.answers] == expected
     assert expected[0] != expected[1]
+
+
+def test_a_runner_whose_keys_and_values_are_elsewhere_reads_its_prompts_itself() -> None:
+    class Sharded:
+        cache = object()
+
+    runner = Sharded()
+    assert KnownPrompts().reading_once(runner) is runner

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from starspec.cache.sequence_rows import SequenceRows
+from starspec.cache.sequence_rows import LocalRows, SequenceRows
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
 
 
@@ -18,15 +18,21 @@ class KnownPrompts:
         self._held: dict[tuple[type[SequenceRows], tuple[int, ...]], Tensor] = {}  # by the tokens up to a chunk's end
 
     def reading_once(self, runner: BatchRunner) -> BatchRunner:
-        """The runner, but for chunks of prompts that another runner of the same model and layout has read."""
-        return _ReadingOnce(runner, self._held)
+        """The runner, but for chunks of prompts that another runner of the same model and layout has read.
+
+        One whose keys and values lie elsewhere reads every prompt itself.
+        """
+        return _ReadingOnce(runner, runner.cache, self._held) if isinstance(runner.cache, LocalRows) else runner
 
 
 class _ReadingOnce:
     """A chunk of a prompt is a forward of one sequence that wants nothing but its keys and values."""
 
-    def __init__(self, runner: BatchRunner, held: dict[tuple[type[SequenceRows], tuple[int, ...]], Tensor]) -> None:
+    def __init__(
+        self, runner: BatchRunner, rows: LocalRows, held: dict[tuple[type[SequenceRows], tuple[int, ...]], Tensor]
+    ) -> None:
         self._runner = runner
+        self._rows = rows  # of its cache
         self._held = held
         self._read: dict[int, tuple[int, ...]] = {}  # row -> what it has read of its prompt
 
@@ -50,7 +56,7 @@ class _ReadingOnce:
         self._read[row] = tokens
         key = (type(self.cache), tokens)
         if key in self._held:
-            self.cache.behind(row, num_tokens).copy_(self._held[key])
+            self._rows.behind(row, num_tokens).copy_(self._held[key])
         else:
             self._runner.forward([chunk])
-            self._held[key] = self.cache.behind(row, num_tokens).clone()
+            self._held[key] = self._rows.behind(row, num_tokens).clone()

@@ -119,7 +119,7 @@ class PaddedCache(SequenceRows):
         return made, Movement.COPY if is_even else Movement.REALIGNMENT
 
     def behind(self, row: int, num_tokens: int) -> Tensor:
-        """As `SequenceRows.behind`. Effects: the row lies in a rectangle of its own, as after a forward of it alone."""
+        """As `LocalRows.behind`. Effects: the row lies in a rectangle of its own, as after a forward of it alone."""
         self.check_fits(row, num_tokens)
         rectangle, _ = self.gather([row], num_tokens)
         return rectangle.keys_values[:, :, 0, :, rectangle.width : rectangle.width + num_tokens]

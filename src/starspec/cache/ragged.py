@@ -155,7 +155,7 @@ class RaggedCache(SequenceRows):
         return keys.unbind(0), values.unbind(0)
 
     def behind(self, row: int, num_tokens: int) -> Tensor:
-        """As `SequenceRows.behind`. Effects: none."""
+        """As `LocalRows.behind`. Effects: none."""
         self.check_fits(row, num_tokens)
         start = self.lengths[row]
         return self._storage[:, :, row, :, start : start + num_tokens]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -75,14 +76,6 @@ class SequenceRows(ABC):
         self.lengths[row] += num_tokens
 
     @abstractmethod
-    def behind(self, row: int, num_tokens: int) -> Tensor:
-        """A view of the keys and values that a forward of so many tokens writes: [L, 2, H, num_tokens, D].
-
-        Raises: CacheRangeError if the row has no such slots.
-        Effects: may move the row to where it has room; any other movement makes the view worthless.
-        """
-
-    @abstractmethod
     def commit(self, row: int, path: Sequence[int]) -> None:
         """Commit the tokens on one path of the segment just forwarded, ancestors first.
 
@@ -111,6 +104,19 @@ class SequenceRows(ABC):
             limit = self.max_len if self.rows.is_leased(row) else 0
             if not 0 <= length <= limit:
                 raise OurBug(f"row {row} has length {length}, which is outside 0..{limit}")
+
+
+@runtime_checkable
+class LocalRows(Protocol):
+    """Rows whose keys and values are within reach of this process, to be copied."""
+
+    def behind(self, row: int, num_tokens: int) -> Tensor:
+        """A view of the keys and values that a forward of so many tokens writes: [L, 2, H, num_tokens, D].
+
+        Raises: CacheRangeError if the row has no such slots.
+        Effects: may move the row to where it has room; any other movement makes the view worthless.
+        """
+        ...
 
 
 def check_increasing(path: Sequence[int]) -> None:
