@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from starspec.config import SpeculativeConfig
+from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ConfigError
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
@@ -60,3 +63,7 @@ def test_a_requests_own_length_makes_a_tree_less_deep_and_a_chain_shorter() -> N
     assert DraftBudget(12, 4, 3).with_steps(0).num_draft_tokens == 0
     assert DraftBudget(12, 4, 3).limited(num_draft_tokens=6, num_steps=9) == DraftBudget(6, 4, 3)
     assert DraftBudget.chain(9, 0.5).limited(num_draft_tokens=6, num_steps=4) == DraftBudget.chain(4, 0.5)
+
+
+def test_of_every_method_it_is_said_what_is_true_of_it() -> None:
+    assert set(DRAFT_METHODS) == set(get_args(DraftMethod))

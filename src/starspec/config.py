@@ -12,10 +12,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
 from starspec.errors import ConfigError
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
-EAGLE_METHODS = ("eagle", "eagle3")  # drafts that read the target's hidden states
+EAGLE_METHODS = tuple(method for method, traits in DRAFT_METHODS.items() if traits.reads_features)
 WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
 MAX_NUM_THREADS = 1024  # of a forward; the next ones are refused by the machine, in other words
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
@@ -32,8 +33,6 @@ Quantization = Literal["none", "int8", "int4"]
 """Of weights alone."""
 Numerics = Literal["invariant", "fast"]
 """The same bits with and without speculation, or speed."""
-DraftMethod = Literal["draft_model", "eagle", "eagle3", "ngram"]
-"""What drafts, in vLLM's words."""
 SampleMethod = Literal["coupled", "rejection"]
 AheadMode = Literal["off", "chain", "outcomes"]
 """What a hub drafts for a session while its proposal is in verification and nobody waits.
@@ -120,9 +119,7 @@ class SpeculativeConfig:
     """`--speculative-config`: vLLM's keys where the meaning is the same, ours under `remote` and `length`."""
 
     method: DraftMethod = "draft_model"
-    model: str | None = (
-        None  # the draft or the EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
-    )
+    model: str | None = None  # draft or EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
     quantization: Quantization = "none"  # of the draft's weights
     num_speculative_tokens: int = 4  # K: depth of the chain, 0..64
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
@@ -149,8 +146,12 @@ class SpeculativeConfig:
             _at_least("disable_by_batch_size", self.disable_by_batch_size, 1)
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
-        if self.method == "ngram" and self.model is not None:
-            raise ConfigError("method 'ngram' takes no model")
+        if self.model is not None and not self.traits.needs_model:
+            raise ConfigError(f"method '{self.method}' takes no model")
+
+    @property
+    def traits(self) -> MethodTraits:
+        return DRAFT_METHODS[self.method]
 
     @property
     def budget(self) -> DraftBudget:
@@ -173,12 +174,12 @@ class SpeculativeConfig:
                 f"eagle_topk {budget.top_k} with num_steps {budget.num_steps} forwards {budget.num_forwarded} nodes a"
                 f" round; at most {MAX_FORWARDED} fit: lower one of them"
             )
-        if self.method == "ngram" and not budget.is_chain:
-            raise ConfigError("method 'ngram' drafts chains: leave eagle_topk at 1")
+        if not (budget.is_chain or self.traits.draws_trees):
+            raise ConfigError(f"method '{self.method}' drafts chains: leave eagle_topk at 1")
         if not 0.0 <= self.draft_p_min <= 1.0:
             raise ConfigError(f"draft_p_min is a probability, 0 to 1, got {self.draft_p_min}")
-        if self.method == "ngram" and self.draft_p_min:
-            raise ConfigError("method 'ngram' knows no probabilities: leave draft_p_min out")
+        if self.draft_p_min and not self.traits.knows_probabilities:
+            raise ConfigError(f"method '{self.method}' knows no probabilities: leave draft_p_min out")
         if self.num_draft_tokens is None:
             return
         if not 2 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS + 1:
@@ -195,7 +196,7 @@ class SpeculativeConfig:
     def from_mapping(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
         """Build from parsed JSON; dashes in keys count as underscores.
 
-        Raises: ConfigError naming the unknown key and the nearest known one, or the value that is out of range.
+        Raises: ConfigError naming the unknown key and the nearest known one, or what is out of range or said twice.
         """
         where = "speculative config"
         known = {str(key).replace("-", "_"): value for key, value in values.items()}
@@ -203,17 +204,13 @@ class SpeculativeConfig:
             if isinstance(known.get(key), Mapping):
                 _check_keys(part, known[key], f"{where}, {key}")
         config = build(cls, known, where)
-        if None not in (known.get("num_speculative_tokens"), config.num_steps):
-            config._check_depth()
-        return config
-
-    def _check_depth(self) -> None:
-        """Raises: ConfigError unless vLLM's key and SGLang's, both given, name the same depth."""
-        if self.num_speculative_tokens != self.num_steps:
+        depths = (known.get("num_speculative_tokens"), config.num_steps)
+        if None not in depths and depths[0] != depths[1]:
             raise ConfigError(
-                f"num_speculative_tokens {self.num_speculative_tokens} and num_steps {self.num_steps} are two words for"
-                " the depth of a draft: leave one out"
+                f"num_speculative_tokens {depths[0]} and num_steps {depths[1]} are two words for the depth of a draft:"
+                " leave one out"
             )
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from starspec.models.eagle_load import is_head
 from starspec.models.runner import ModelInfo
 from starspec.models.vocabulary import check_vocabularies, load_tokenizer
 from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
+from starspec.target.drafts import Drafts, NoDrafts, own_drafts
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.wire.memory import MemoryHub, MemoryTarget
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
@@ -45,9 +45,8 @@ def local_drafts(
     if speculative is None:
         return NoDrafts()
     policy = make_policy(speculative, max_num_seqs)
-    if speculative.method == "ngram":
-        return NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-    return LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
+    own = own_drafts(speculative.method, speculative, policy)
+    return own or LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
 
 
 class LocalHub:

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.workbench import Workbench
-from starspec.config import DraftMethod, ModelConfig, SpeculativeConfig
+from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.draft import guess
+from starspec.draft_methods import DraftMethod
 from starspec.speculation.drawing import DrawnChildren
 from starspec.speculation.law import TokenLaw
 

@@ -63,7 +63,7 @@ def verify_pair(
         )
     bench = Workbench(target)
     drafts = bench.drafts(speculative)
-    name = "ngram" if speculative.method == "ngram" else "draft"
+    name = "draft" if speculative.traits.needs_model else speculative.method
     contenders = [Contender(name, 1, drafts)]
     if batch_size == 1:
         contenders = [Contender(name, 1, drafts, each) for each in batchings]

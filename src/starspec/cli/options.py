@@ -18,6 +18,7 @@ from starspec.config import (
     Scheduling,
     TargetConfig,
 )
+from starspec.draft_methods import DraftMethod
 
 HUB, TARGET, GATEWAY = HubConfig(), TargetConfig(), GatewayConfig()  # their defaults are the options' defaults
 MODEL = ModelConfig(model="")
@@ -32,7 +33,7 @@ MODELS, SPECULATION, NETWORK, LIMITS, PROCESS, SAMPLING, MEASURE = (
     "Measurement",
 )
 
-ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # of `config.DraftMethod` those that have a model
+ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # of `DraftMethod` those that have a model
 A_MODEL = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
 NONE_GIVEN = "none"
 
@@ -116,7 +117,7 @@ GivenMethod = Annotated[
     ),
 ]
 SpecMethod = Annotated[
-    config.DraftMethod | None,
+    DraftMethod | None,
     typer.Option(
         help="What drafts: a model, an EAGLE head, or prompt lookup. The same as 'method' of --speculative-config.",
         show_default="draft_model",

@@ -92,10 +92,10 @@ def draft(
             json_text=speculative_config, method=spec_method, model=draft, quantization=draft_quantization
         )
         speculative = options.to_config() or SpeculativeConfig()
-        if speculative.method != "ngram" and speculative.model is None:
+        if speculative.model is None and speculative.traits.needs_model:
             raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
-        if speculative.method == "ngram" and kv_budget is not None:
-            raise ConfigError("--kv-budget is of draft models: method 'ngram' keeps no keys and values")
+        if kv_budget is not None and not speculative.traits.needs_model:
+            raise ConfigError(f"--kv-budget is of draft models: method '{speculative.method}' keeps no keys and values")
         config = HubConfig(
             host=host,
             port=port,

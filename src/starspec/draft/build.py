@@ -13,6 +13,7 @@ from starspec.draft.grow import CausalDrafter
 from starspec.draft.handshake import FeatureTerms, HubTerms
 from starspec.draft.hub import DraftHub
 from starspec.draft.ngram import NgramDrafter
+from starspec.draft_methods import HEAD
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.models.eagle_load import is_head, load_head
@@ -68,15 +69,14 @@ def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str 
 
 
 def suited_to(speculative: SpeculativeConfig, config: HubConfig) -> HubConfig:
-    """What the drafter can do of what the hub is told: of heads and prompt lookup, run-ahead `auto` is off.
+    """What the drafter can do of what the hub is told: where it cannot run ahead, run-ahead `auto` is off.
 
     Raises: ConfigError if it is told to run ahead, or to share prefixes between targets, and cannot.
     """
-    is_lookup = speculative.method == "ngram"
-    if not is_lookup and not is_head(speculative):
+    traits = HEAD if is_head(speculative) else speculative.traits  # its config.json alone may say that it is one
+    if traits.why_not_ahead is None:
         return config
-    story = "looks its tokens up in no time" if is_lookup else "reads what its target's verdicts bring"
-    told = f"is of draft models: this draft {story}, leave the option out"
+    told = f"is of draft models: this draft {traits.why_not_ahead}, leave the option out"
     if config.run_ahead in ("chain", "outcomes"):
         raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
     if config.share_prefixes == "hub":

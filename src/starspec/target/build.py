@@ -16,7 +16,7 @@ from starspec.models.runner import BatchRunner
 from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.stats import TargetStats
 from starspec.target.batching import lay_out
-from starspec.target.drafts import Drafts, NgramDrafts, NoDrafts
+from starspec.target.drafts import Drafts, NoDrafts, own_drafts
 from starspec.target.engine import TargetEngine
 from starspec.target.remote_drafts import RemoteDrafts
 from starspec.target.server import TargetServer
@@ -67,12 +67,12 @@ def make_drafts(
     if speculative is None:
         return NoDrafts()
     policy = make_policy(speculative, config.max_num_seqs)
-    ngram = NgramDrafts(policy, speculative.prompt_lookup_min, speculative.prompt_lookup_max)
     remote = speculative.remote
     if remote.endpoint is None:
-        if speculative.method == "ngram":
-            return ngram
-        raise ConfigError("a target server needs the hub's address: give --hub or remote.endpoint")
+        own = own_drafts(speculative.method, speculative, policy)
+        if own is None:
+            raise ConfigError("a target server needs the hub's address: give --hub or remote.endpoint")
+        return own
     info = runner.info
     fingerprint = vocab_fingerprint(tokenizer)
     hello = Hello(
@@ -84,7 +84,7 @@ def make_drafts(
         transport,
         policy,
         stats,
-        fallback=ngram if remote.fallback == "ngram" else None,
+        fallback=own_drafts(remote.fallback, speculative, policy),
         deadline_s=None if remote.deadline_ms is None else remote.deadline_ms / 1e3,
         method=speculative.rejection_sample_method,
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from starspec.config import SpeculativeConfig
 from starspec.ids import RequestId
 from starspec.length.policy import LengthPolicy, LengthSnapshot
 from starspec.speculation.budget import DraftBudget
@@ -143,3 +144,8 @@ class NgramDrafts:
 
     def shutdown(self) -> None:
         pass
+
+
+def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:
+    """What a target drafts by itself; None if the method needs a hub, or is "none"."""
+    return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max) if method == "ngram" else None

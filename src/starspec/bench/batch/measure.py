@@ -16,7 +16,8 @@ from starspec.bench.decode import Job
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Spread
 from starspec.bench.workbench import Sampling, Workbench
-from starspec.config import BatchingConfig, DraftMethod, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
+from starspec.config import BatchingConfig, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
+from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
 from starspec.length.policy import make_policy
 from starspec.local_star import LocalHub

@@ -13,7 +13,8 @@ from starspec.bench.faults.star_processes import StarProcesses
 from starspec.bench.faults.streams import Clients, Stream
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report
-from starspec.config import DraftMethod, Dtype, Quantization, SpeculativeConfig
+from starspec.config import Dtype, Quantization, SpeculativeConfig
+from starspec.draft_methods import DraftMethod
 from starspec.errors import PeerLost
 from starspec.models.eagle_load import is_head
 

@@ -22,7 +22,8 @@ from starspec.bench.pair.rows import PairRow, pair_row, plain_answers, ratios_of
 from starspec.bench.pair.steps import StepRow, measure_steps
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Workbench
-from starspec.config import DraftMethod, Dtype, ModelConfig, Quantization, SpeculativeConfig
+from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
+from starspec.draft_methods import DraftMethod
 from starspec.models.eagle_load import is_head
 from starspec.models.packed import PackedRunner
 from starspec.target.drafts import Drafts

@@ -15,7 +15,8 @@ from starspec.bench.tree.rows import TreeReport, TreeRow, at_the_edge, best_row,
 from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
 from starspec.bench.tree.traffic import CountedTransport
 from starspec.bench.workbench import Sampling, Workbench
-from starspec.config import DraftMethod, Dtype, ModelConfig, Quantization, SpeculativeConfig
+from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
+from starspec.draft_methods import DraftMethod
 from starspec.length.policy import FixedLength
 from starspec.local_star import NO_DEADLINE_S, LocalHub
 from starspec.models.eagle_load import is_head
