@@ -247,7 +247,7 @@ class DraftHub:
         link = self._link(key)
         if link.receive(message) is None:
             return
-        held, has_place = self._sessions.get(key), self._spokes.has_place(key.session_id, message.budget, now)
+        held, has_place = self._sessions.get(key), self._spokes.ask_place(key.session_id, message.budget, now)
         if has_place and held is not None and held.is_continued_by(message):  # its target lost sight of us for a while
             self._continue(held, message.token_ids[len(held.token_ids) :], message.budget, now, is_reopened=True)
             return
@@ -296,7 +296,7 @@ class DraftHub:
             if link.gap:
                 self._drop(key)
                 self._reply(key.session_id, link.send(link.gap))
-        elif self._sessions[key].promise is not None or self._spokes.has_place(key.session_id, message.budget, now):
+        elif self._sessions[key].promise is not None or self._spokes.ask_place(key.session_id, message.budget, now):
             self._continue(self._sessions[key], message.token_ids, message.budget, now)
         else:
             self._drop(key)

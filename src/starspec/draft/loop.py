@@ -48,7 +48,7 @@ class HubLoop:
         had_work = self._hub.has_work
         if had_work:
             try:
-                replies = self._hub.step(self._clock(), self._is_in_vain)
+                replies = self._hub.step(self._clock(), self._look_and_answer)
             except Exception:
                 log.exception("a draft layer failed; its tags are dropped, their targets are asked to open them anew")
                 self._hub.abandon_layer(self._clock())
@@ -63,8 +63,11 @@ class HubLoop:
         status.stats.num_leases_expired = self._transport.stats.num_leases_expired
         return status
 
-    def _is_in_vain(self) -> bool:
-        """Look who has come while a layer runs ahead. Returns: whether the layer is of no use any more."""
+    def _look_and_answer(self) -> bool:
+        """While a layer runs ahead: look who has come, and answer verdicts whose proposals are there.
+
+        Returns: whether the layer is of no use any more.
+        """
         news = self._transport.receive(0.0)
         self._early += news
         self._deliver([reply for arrival in news for reply in self._answer_ahead(arrival)])

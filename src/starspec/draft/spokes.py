@@ -73,8 +73,11 @@ class Spokes:
         if self._places is not None:
             self._places.leave(session_id)
 
-    def has_place(self, session_id: SessionId, budget: DraftBudget, now: float) -> bool:
-        """Whether the target is drafted for: it may ask for it with every tag that is to get draft tokens."""
+    def ask_place(self, session_id: SessionId, budget: DraftBudget, now: float) -> bool:
+        """A target that has no place asks for one with every tag that is to get draft tokens.
+
+        Returns: whether it is drafted for. Effects: it may get a place.
+        """
         if self._places is None or self._places.is_held(session_id):
             return True
         return bool(budget.num_draft_tokens) and self._places.ask(session_id, self._load(now), now)

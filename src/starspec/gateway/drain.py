@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starspec.gateway.faults import Fault
 
-OPEN_PATHS: Final = frozenset({"/metrics"})  # a scrape that misses the end of a drain misses its last answers
+UNDRAINED_PATHS: Final = frozenset({"/metrics"})  # a scrape that misses the end of a drain misses its last answers
 REFUSAL: Final = Fault(503, "the gateway is shutting down and takes no new requests", retry_after_s=1.0)
 BROKEN_OFF: Final = Fault(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
 
@@ -61,7 +61,7 @@ class DrainGuard:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in UNDRAINED_PATHS:
             await self._app(scope, receive, send)
             return
         if self._drain.is_begun:

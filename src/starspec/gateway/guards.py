@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starspec.gateway.faults import Fault
 
-OPEN_PATHS: Final = frozenset({"/health"})  # load balancers have no key
+KEYLESS_PATHS: Final = frozenset({"/health"})  # load balancers have no key
 
 
 class KeyGuard:
@@ -22,7 +22,7 @@ class KeyGuard:
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] != "http" or scope["path"] in KEYLESS_PATHS or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         fault = Fault(401, "a valid API key is required: `Authorization: Bearer <key>`")

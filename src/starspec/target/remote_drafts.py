@@ -260,7 +260,7 @@ class RemoteDrafts:
         self._accept()
         self._patience = Patience()
         for state in self._tags.values():
-            state.forgive()
+            state.forget_delays()
             self._transport.send(self._open(state))
 
     def _take_terms(self) -> None:
@@ -283,7 +283,7 @@ class RemoteDrafts:
         if not isinstance(message, Proposal | Reopen):
             return  # Pong is a word, no more; Goodbye ends in a disconnection
         state = self._tags.get(message.tag)
-        if state is None or not state.session.accepts(message):
+        if state is None or not state.session.take_if_sound(message):
             self._stats.num_stale_messages += 1
             if state is not None and state.session.is_answered_by(message):
                 state.refuse(self._clock())

@@ -26,9 +26,9 @@ from starspec.ids import Epoch, Tag
 from starspec.speculation.budget import NO_DRAFT
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 
-TagMessage = Open | Verdict | Close | Proposal | Reopen
 FromTarget = Open | Verdict | Close
 FromHub = Proposal | Reopen
+TagMessage = FromTarget | FromHub
 M = TypeVar("M", bound=TagMessage)
 
 
@@ -133,7 +133,7 @@ class TagSession:
         Raises: LocalProtocolError if the protocol forbids it now; nothing has changed then.
         """
         try:
-            if isinstance(message, (Open, Verdict, Close)) != (self.role is Role.TARGET):
+            if isinstance(message, FromTarget) != (self.role is Role.TARGET):
                 raise LocalProtocolError(f"a {self.role} never sends {_name(message)}")
             self._check_epoch_sent(message)
             self._apply(message, self._event(message))
@@ -147,7 +147,7 @@ class TagSession:
         Returns: the message, or None if it is stale or (at the hub) does not follow: then `gap` is what to answer.
         Raises: PeerProtocolError if the protocol forbids it; nothing has changed then.
         """
-        if isinstance(message, (Open, Verdict, Close)) == (self.role is Role.TARGET):
+        if isinstance(message, FromTarget) == (self.role is Role.TARGET):
             raise PeerProtocolError(f"a {self.role} was sent {_name(message)}, which only it may send")
         if message.tag != self.tag:
             raise PeerProtocolError(f"tag {self.tag} was handed a message of tag {message.tag}")
@@ -158,8 +158,11 @@ class TagSession:
         self._apply(message, event)
         return None if event is Event.GAP else message
 
-    def accepts(self, message: TagMessage) -> bool:
-        """The same, where a message that breaks the protocol is no worse than a stale one: it changes nothing."""
+    def take_if_sound(self, message: TagMessage) -> bool:
+        """As `receive`, where a message that breaks the protocol is no worse than a stale one: it changes nothing.
+
+        Returns: whether it was taken in.
+        """
         try:
             return self.receive(message) is not None
         except PeerProtocolError:
@@ -219,7 +222,7 @@ class TagSession:
             raise PeerProtocolError(f"{event} is not allowed while tag {self.tag} is {self.state}")
         if event is Event.GAP and self.role is Role.TARGET:
             raise LocalProtocolError(f"tag {self.tag} is {self.state}: the hub needs Open before a verdict")
-        if isinstance(message, (Proposal, Reopen)) and message.epoch > self.epoch:
+        if isinstance(message, FromHub) and message.epoch > self.epoch:
             raise PeerProtocolError(f"{event} of epoch {message.epoch}, but tag {self.tag} is at {self.epoch}")
         if isinstance(message, Proposal):
             self._check_size(message)

@@ -79,7 +79,7 @@ class Waiting:
         """What was told is answered, or never will be."""
         self.is_awaited = self.is_opening = self.is_behind = self.is_excused = self.has_to_catch_up = False
 
-    def forgive(self) -> None:
+    def forget_delays(self) -> None:
         """The hub that is found next has kept nobody waiting yet."""
         self.patience, self.reading = Patience(), Reading()
 

@@ -304,7 +304,7 @@ class HubClient:
         tag = self._by_number.get(message.tag)
         if tag is None:
             return
-        if not tag.session.accepts(message):
+        if not tag.session.take_if_sound(message):
             self._refuse(message, tag)
             return
         if tag.is_awaited:
@@ -341,5 +341,5 @@ class HubClient:
         self._patience = Patience()  # the one that is found next has kept nobody waiting yet
         for tag in self._tags.values():
             tag.give_up()
-            tag.forgive()
+            tag.forget_delays()
             tag.proposal = None
