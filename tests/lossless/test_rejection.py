@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from starspec.speculation.drawing import draw_candidates
+from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.rejection import try_candidates
@@ -121,6 +121,16 @@ def logits_of(probs: Sequence[float]) -> torch.Tensor:
     return torch.tensor(probs, dtype=torch.float64).log()
 
 
+def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawing) -> NodeDraft:
+    """Two candidates; without replacement they are drawn as a hub draws them."""
+    dice = dice_after(seed, path)
+    if drawing is WITHOUT:
+        law = TokenLaw(seed=seed, **LAW)
+        return draw_children(logits_of(Q[path]), law, position, None, num_tokens=2, dice=dice).draft
+    probs, generator = torch.tensor(Q[path], dtype=torch.float64), torch.Generator().manual_seed(dice)
+    return node_draft(Q[path], probs.multinomial(2, replacement=True, generator=generator).tolist(), drawing)
+
+
 def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
     """A round with a tree of two layers, then, if it gave one token only, one without a draft."""
     position = 7
@@ -128,10 +138,7 @@ def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
     tokens: list[int] = []
     parents: list[int] = []
     for node, path in _nodes(drafts, tokens, parents):
-        q = [(token_id, prob) for token_id, prob in enumerate(Q[path]) if prob > 0]
-        ids, probs = torch.tensor([each[0] for each in q]), torch.tensor([each[1] for each in q], dtype=torch.float64)
-        drawn = draw_candidates(ids, probs, 2, drawing, seed, position + len(path))
-        drafts[node] = node_draft(Q[path], drawn, drawing)
+        drafts[node] = drawn_below(path, seed, position + len(path), drawing)
     tree = DraftTree(tuple(tokens), tuple(parents), drafts)
     paths = [(), *(_path(tree, node) for node in range(tree.num_draft_tokens))]
     logits = torch.stack([logits_of(P.get(path, (1.0, 0.0, 0.0))) for path in paths])
@@ -173,12 +180,9 @@ def test_a_tree_that_was_really_drawn_emits_the_targets_law(drawing: Drawing) ->
     assert p_value > FALSE_ALARM
 
 
-@by_drawing
-def test_candidates_are_drawn_from_the_drafts_law(drawing: Drawing) -> None:
-    q = (0.6, 0.3, 0.1)
-    ids, probs = torch.arange(3), torch.tensor(q, dtype=torch.float64)
-    drawn = [draw_candidates(ids, probs, 2, drawing, seed, 3) for seed in range(NUM_SEEDS)]
-    expected = dict(possible_candidates(q, 2, drawing))
+def test_candidates_are_drawn_from_the_drafts_law() -> None:
+    drawn = [drawn_below((), seed, 3, WITHOUT).candidates for seed in range(NUM_SEEDS)]
+    expected = dict(possible_candidates(Q[()], 2, WITHOUT))
     found = [drawn.count(each) for each in expected]
     p_value = float(stats.chisquare(found, [chance * NUM_SEEDS for chance in expected.values()]).pvalue)
     assert sum(found) == NUM_SEEDS

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from starspec.speculation.adjust import adjust
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.noise import stream_bits, stream_key, to_gumbel, to_uniform
+from starspec.speculation.noise import stream_bits, stream_key, to_gumbel
 from starspec.speculation.proposing import HOTTEST, likely_support
 
 DRAFT_STREAM = 0x44726166  # not the target's: a draft that knew its dice would no longer be tested by them
@@ -66,25 +65,6 @@ def draw_children(
     candidates = tuple(token_ids[best].tolist())
     draft = NodeDraft(candidates, tuple(token_ids.tolist()), tuple(probs.tolist()), Drawing.WITHOUT_REPLACEMENT)
     return DrawnChildren(draft, log_confidences.tolist())
-
-
-def draw_candidates(
-    token_ids: Tensor, probs: Tensor, num: int, drawing: Drawing, seed: int, position: int
-) -> tuple[int, ...]:
-    """Draw from a draft's sparse law.
-
-    Args:
-        token_ids, probs: [S] each, int64 and float64; probs > 0.
-        num: candidates; without replacement at most S come.
-    Returns: in the order in which they were drawn.
-    """
-    if drawing is Drawing.WITHOUT_REPLACEMENT:
-        perturbed = _perturbed(token_ids, probs, seed, position)
-        return tuple(token_ids[perturbed.topk(min(num, len(perturbed))).indices].tolist())
-    keys = stream_key(seed ^ DRAFT_STREAM, position)
-    uniforms = to_uniform(stream_bits(keys, torch.arange(num, device=probs.device)))
-    cumulative = probs.cumsum(0)
-    return tuple(token_ids[torch.searchsorted(cumulative, uniforms * cumulative[-1], right=True)].tolist())
 
 
 def _perturbed(token_ids: Tensor, probs: Tensor, seed: int, position: int) -> Tensor:

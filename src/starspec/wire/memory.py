@@ -144,9 +144,7 @@ class MemoryTarget:
         self._pump = pump
         self._is_closed = False
         self.welcome: Welcome | None = None
-        self.refusal: Refused | None = None
         self.num_connects = 0
-        self.sockets: tuple[Any, ...] = ()
         self._keep_connected()
 
     @property
@@ -191,9 +189,8 @@ class MemoryTarget:
             return False
         answer = self._hub.greet(self._hello)
         if isinstance(answer, Refused):
-            self.refusal = answer
             return False
-        self.welcome, self.refusal = answer, None
+        self.welcome = answer
         self.num_connects += 1
         return True
 

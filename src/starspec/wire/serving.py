@@ -26,7 +26,7 @@ from starspec.wire.messages import (
     RequestName,
     TargetToGateway,
 )
-from starspec.wire.sockets import GOODBYE_MS, Context, Socket, bind, make_socket
+from starspec.wire.sockets import GOODBYE_MS, Context, bind, make_socket
 
 READ_BURST: Final = 256  # multiparts taken in before the engine goes on
 
@@ -66,11 +66,6 @@ class ServingServer:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def sockets(self) -> Sequence[Socket]:
-        """What a zmq.Poller may wait for (events: POLLIN) before the next `receive`."""
-        return [self._socket]
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, GatewayToTarget]]:
         """(gateway, message) pairs in order of arrival; waits up to `timeout_s` (0 = not at all) for the first.

@@ -33,11 +33,7 @@ from starspec.wire.messages import (
     TargetToHub,
     Welcome,
 )
-from starspec.wire.sockets import (
-    GOODBYE_MS,
-    Socket,
-    host_of,
-)
+from starspec.wire.sockets import GOODBYE_MS, host_of
 
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
@@ -76,7 +72,6 @@ class ZmqTarget:
         self._give_up_at = math.inf
         self._fault_at = -math.inf  # when the hub was last told that it breaks the protocol
         self._is_closed = False
-        self.refusal: Refused | None = None
         self.problem = f"no hub has answered yet at {endpoint}"  # why not connected, for people
         self._told = ""  # the problem that was logged
         self._first_try_at: float | None = None
@@ -91,10 +86,6 @@ class ZmqTarget:
     @property
     def welcome(self) -> Welcome | None:
         return self._terms if self.is_connected else None
-
-    @property
-    def sockets(self) -> Sequence[Socket]:
-        return [socket for line in (self._public, self._own) if line is not None for socket in line.sockets]
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
         """As TargetTransport."""
@@ -185,7 +176,6 @@ class ZmqTarget:
                 self._give_up_at, self._say_at = now + ATTACH_S, now
                 self._dial_own(answer, now)
             case Refused():
-                self.refusal = answer
                 wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
                 self._lose(f"the hub refused: {answer.reason}", now, wait_s)
             case Fault():
@@ -255,7 +245,7 @@ class ZmqTarget:
         if self._public is not None:
             self._public.close(0)
             self._public = None
-            self.refusal, self.problem, self._told = None, "", ""
+            self.problem = self._told = ""
             self.num_connects += 1
             log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
 
