@@ -211,5 +211,8 @@ def test_a_message_for_a_session_that_is_gone_is_dropped(star: LoopStar) -> None
 def test_the_status_has_what_the_transport_kept_away_from_the_hub(star: LoopStar) -> None:
     star.transport.stats.num_frames_rejected = 3
     star.transport.stats.num_leases_expired = 2
+    star.transport.stats.num_refused = 4
+    star.transport.stats.num_dropped = 5
     stats = star.loop.status().stats
     assert (stats.num_frames_rejected, stats.num_leases_expired) == (3, 2)
+    assert (stats.num_refused, stats.num_dropped) == (4, 5)

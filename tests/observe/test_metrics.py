@@ -96,6 +96,8 @@ def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -
         ("hub_evictions_total", "num_evictions"),
         ("hub_frames_rejected_total", "num_frames_rejected"),
         ("hub_leases_expired_total", "num_leases_expired"),
+        ("hub_handshakes_refused_total", "num_refused"),
+        ("hub_messages_dropped_total", "num_dropped"),
         ("hub_targets", "num_targets"),
         ("hub_waiting", "num_waiting"),
         ("hub_max_batch", "max_batch"),

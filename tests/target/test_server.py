@@ -194,6 +194,23 @@ def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on() -> None:
         assert [t for part in gateway.answer("s") for t in part.token_ids] == plain([1, 2], 5)
 
 
+def test_the_status_counts_what_gateways_sent_that_nobody_can_read() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        gateway.socket.send(b"\xc1")
+        assert gateway.status().stats.num_frames_rejected == 1
+
+
+def test_the_status_counts_what_was_for_a_gateway_that_has_left() -> None:
+    with serving() as (server, _):
+        leaving, asking = Gateway(server), Gateway(server)
+        leaving.send(submit("r", [1, 2], 1900))
+        leaving.receive()
+        leaving.socket.close()
+        stats = asking.status_when_idle().stats
+        assert (stats.num_dropped, stats.num_aborted) == (1, 1)
+
+
 def test_a_target_that_stops_says_so_in_its_status() -> None:
     with serving() as (server, _):
         busy, asking = Gateway(server), Gateway(server)

@@ -58,9 +58,10 @@ class HubLoop:
 
     def status(self) -> HubStatus:
         """The hub's statistics and the transport's, up to now, as a copy."""
-        status = self._hub.status(self._clock())
-        status.stats.num_frames_rejected = self._transport.stats.num_frames_rejected
-        status.stats.num_leases_expired = self._transport.stats.num_leases_expired
+        status, of_link = self._hub.status(self._clock()), self._transport.stats
+        status.stats.num_frames_rejected = of_link.num_frames_rejected
+        status.stats.num_leases_expired = of_link.num_leases_expired
+        status.stats.num_refused, status.stats.num_dropped = of_link.num_refused, of_link.num_dropped
         return status
 
     def _look_and_answer(self) -> bool:

@@ -54,6 +54,8 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("requests_finished", "Requests that ended by stop or length.", lambda t: t.stats.num_finished),
     Target("requests_aborted", "Requests that nobody waited for any more.", lambda t: t.stats.num_aborted),
     Target("requests_rejected", "Requests that were not taken.", lambda t: t.stats.num_rejected),
+    Target("frames_rejected", "Frames of gateways that broke the protocol.", lambda t: t.stats.num_frames_rejected),
+    Target("messages_dropped", "For gateways that are gone or do not read.", lambda t: t.stats.num_dropped),
 )
 
 TARGET_GAUGES: Final[tuple[Target, ...]] = (
@@ -101,6 +103,8 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_outcomes", "Verdicts that asked for a proposal.", lambda h: h.stats.num_outcomes),
     Hub("hub_hits", "Of these, those whose proposal was ready when they came.", lambda h: h.stats.num_hits),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
+    Hub("hub_handshakes_refused", "Answers to targets that were not let in.", lambda h: h.stats.num_refused),
+    Hub("hub_messages_dropped", "For targets that are gone or do not read.", lambda h: h.stats.num_dropped),
     Hub("hub_leases_expired", "Targets silent for longer than their lease.", lambda h: h.stats.num_leases_expired),
 )
 

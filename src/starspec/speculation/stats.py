@@ -185,6 +185,8 @@ class TargetStats:
     num_finished: int = 0
     num_aborted: int = 0
     num_rejected: int = 0
+    num_frames_rejected: int = 0  # of gateways, that broke the protocol
+    num_dropped: int = 0  # messages for gateways that are gone or do not read
 
     @property
     def return_time_s(self) -> float:
@@ -226,8 +228,10 @@ class HubStats:
     saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
     num_outcomes: int = 0  # verdicts that asked for a proposal, and might have it
     num_hits: int = 0  # of these, those whose proposal was ready when they came
-    num_frames_rejected: int = 0
+    num_frames_rejected: int = 0  # multiparts that broke the protocol
     num_leases_expired: int = 0
+    num_refused: int = 0  # handshakes
+    num_dropped: int = 0  # messages for targets that are gone or do not read
     load: float = 0.0  # layers / (layers + T_idle) over the last seconds; the loop's own time is in neither
     proposals_per_s: float = 0.0  # R_q over the last seconds
     num_places: int = 0  # targets that are drafted for, where not all may be

@@ -187,6 +187,8 @@ class TargetServer:
     def _status(self) -> TargetStatus:
         engine = self._engine
         engine.refresh_rate()
+        engine.stats.num_frames_rejected = self._serving.num_frames_rejected
+        engine.stats.num_dropped = self._serving.num_dropped
         return TargetStatus(
             target_id=TargetId(self._config.name),
             model=engine.runner.info.name,
