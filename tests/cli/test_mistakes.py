@@ -132,7 +132,15 @@ MISTAKES = {
     ),
     "a chain of less than nothing": (
         ("bench", "tree", "--target", "x", "--draft", "y", "--chains", "-3"),
-        "--chains must be 1 to 64 each, got -3",
+        "invalid value for --chains: numbers from 1 on, not -3",
+    ),
+    "a chain longer than any proposal": (
+        ("bench", "tree", "--target", "x", "--draft", "y", "--chains", "65"),
+        "--chains must be 1 to 64 each, got 65",
+    ),
+    "a batch of nobody": (
+        ("bench", "batch", "--target", "x", "--draft", "y", "--batch-sizes", "4,0"),
+        "invalid value for --batch-sizes: numbers from 1 on, not 0",
     ),
     "a grid without trees": (
         ("bench", "tree", "--target", "x", "--draft", "y", "--depths", "9", "--nodes", "4"),

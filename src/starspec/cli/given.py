@@ -24,8 +24,11 @@ def batching_config(method: BatchingMethod, window: int | None, max_passed_over:
 
 
 def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """What was given as 2,15,27. Raises: BadParameter naming the option."""
-    return _numbers(text, option, int, "2,15,27")
+    """What was given as 2,15,27, each at least 1. Raises: BadParameter naming the option."""
+    found = _numbers(text, option, int, "2,15,27")
+    if found is not None and min(found) < 1:
+        raise typer.BadParameter(f"numbers from 1 on, not {min(found)}", param_hint=option)
+    return found
 
 
 def probabilities(text: str | None, option: str) -> tuple[float, ...] | None:
