@@ -354,8 +354,8 @@ def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_la
     first, second = (star.drafts._tags[tag] for tag in sorted(star.drafts._tags))
     star.hub.mood = "good"
     declined = Proposal(first.session.tag, first.session.epoch, first.session.prefix_len, [], retry_after_s=1.0)
-    star.drafts._handle(declined)
-    star.drafts._handle(Reopen(second.session.tag, second.session.epoch))
+    star.drafts.take(declined)
+    star.drafts.take(Reopen(second.session.tag, second.session.epoch))
     assert not second.is_awaited
     assert not second.is_opening
     before, num_opens = star.stats.acceptance.num_draft_tokens, star.hub.num_opens

@@ -31,12 +31,10 @@ from starspec.target.hub_tag import HubTag
 from starspec.target.plain_speed import PlainSpeed
 from starspec.target.sequence import Emitted, SequenceState, TargetSequence
 from starspec.target.told_features import ToldFeatures, WantedFeatures
-from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
-from starspec.wire.messages import HubToTarget, Ping, Proposal, Reopen, TargetToHub
-from starspec.wire.patience import Patience
+from starspec.wire.hub_talk import HubTalk
+from starspec.wire.messages import Proposal, Reopen, TargetToHub
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
-from starspec.wire.waiting import miss_all
 
 log = structlog.get_logger()
 
@@ -73,19 +71,14 @@ class RemoteDrafts:
         self._tags: dict[Tag, HubTag] = {}
         self._by_request: dict[RequestId, Tag] = {}
         self._tag_numbers = itertools.count(1)
-        self._ping_numbers = itertools.count(1)
-        self._next_ping_s = 0.0
-        self._hub = HubLiveness(clock())
-        self._patience = Patience()  # with the hub, whoever is late
+        self._hub = HubTalk(transport, self, clock)
         self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
-        self._num_connects = 0
         self._is_declined = False  # the hub had no room for the last tag that it was told of
         self._ask_again_s = 0.0  # then: it asked to hear of no other before
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the round that runs ...
         self._is_plain_round = False  # ... of which nobody has a draft
         self._feature_terms = WantedFeatures()  # of the hub found last: it may come back
-        self._is_waiting = False  # in `_await`: what arrives now has just arrived
 
     @property
     def is_connected(self) -> bool:
@@ -132,18 +125,16 @@ class RemoteDrafts:
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
         awaited = [state for state in states if state is not None and state.is_awaited]
-        if any(state.is_excused for state in self._tags.values()):  # the hub is known to read: nobody waits
-            for state in awaited:
-                state.pass_by()
-        else:
-            self._await(awaited)
+        num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
+        late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(num_steps))
+        self._stats.num_late_rounds += bool(late)
         return [self._tree(sequence, state, len(batch)) for sequence, state in zip(batch, states, strict=True)]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
         messages: list[TargetToHub] = []
         now = self._clock()
-        if self._patience.is_pausing:
-            self._patience.pass_step(now)
+        if self._hub.patience.is_pausing:
+            self._hub.patience.pass_step(now)
         self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
             state = self._state(sequence)
@@ -171,15 +162,12 @@ class RemoteDrafts:
         if self._is_plain_round:
             self._plain_speed.add_round(verify_s, self._num_in_round, self._clock())
         self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s(self._num_in_round)
+        self._hub.plain_tokens_per_s = self._stats.plain_tokens_per_s
 
     def poll(self) -> None:
-        for message in self._transport.receive(0.0):
-            self._handle(message)
-        self._notice_connection()
-        now = self._clock()
-        self._stats.degraded_s = self._hub.lost_s(now)
-        if self._transport.is_connected and now >= self._next_ping_s:
-            self._ping(now)
+        self._hub.receive(0.0)
+        self._stats.degraded_s = self._hub.lost_s
+        self._hub.ping_if_due()
 
     def shutdown(self) -> None:
         self._transport.close()
@@ -196,71 +184,20 @@ class RemoteDrafts:
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
         return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
 
-    # ---------------------------------------------------------------- waiting
+    # ---------------------------------------------------------------- what is heard
 
-    def _await(self, awaited: list[HubTag]) -> None:
-        """Receive until every awaited proposal is here, or the deadline passes, or the hub is lost."""
-        num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
-        is_heard = self._receive_until(self._clock() + self._deadline.seconds(num_steps), awaited)
-        late = [state for state in awaited if state.is_awaited]
-        is_silent = not is_heard and any(not state.is_opening for state in late)
-        if not late:
-            return
-        self._stats.num_late_rounds += 1
-        now = self._clock()
-        miss_all(late, self._tags.values(), self._patience, now, is_for_all=len(late) == len(awaited))
-        if is_silent and not self._hub.is_lost:
-            self._hub.doubt(now)
-            self._ping(now)
-
-    def _ping(self, now: float) -> None:
-        self._next_ping_s = now + PING_INTERVAL_S
-        self._transport.send([Ping(next(self._ping_numbers), self._stats.plain_tokens_per_s)])
-
-    def _receive_until(self, deadline_s: float, awaited: list[HubTag]) -> bool:
-        """Returns: whether anything was heard."""
-        is_heard = False
-        self._is_waiting = True
-        while not self._hub.is_lost and any(state.is_awaited for state in awaited):
-            left_s = deadline_s - self._clock()
-            if left_s <= 0:
-                break
-            messages = self._transport.receive(left_s)
-            is_heard |= bool(messages)
-            for message in messages:
-                self._handle(message)
-            self._notice_connection()
-        self._is_waiting = False
-        return is_heard
-
-    def _notice_connection(self) -> None:
-        """A session that ended took every tag with it, as does a hub that hangs; one that began can have them all."""
-        if not self._transport.is_connected:
-            if not self._hub.is_lost:
-                self._lose()
-        elif self._transport.num_connects != self._num_connects:
-            self._num_connects = self._transport.num_connects
-            if not self._hub.is_lost:
-                self._lose()
-            self._find()
-        elif self._hub.hangs(self._clock()):
-            self._lose()
-
-    def _lose(self) -> None:
-        """The hub is silent or gone: wait for nothing until it is heard again."""
-        self._hub.lose(self._clock())
+    def lose(self) -> None:
+        """As HubListener."""
         for state in self._tags.values():
             state.let_go()
+            state.forget_delays()
 
-    def _find(self) -> None:
-        """The hub is heard (again): open every tag from its token ids."""
-        self._hub.find(self._clock())
+    def find(self) -> None:
+        """As HubListener: open every tag from its token ids."""
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_terms()
         self._accept()
-        self._patience = Patience()
         for state in self._tags.values():
-            state.forget_delays()
             self._transport.send(self._open(state))
 
     def _take_terms(self) -> None:
@@ -272,16 +209,8 @@ class RemoteDrafts:
         for state in self._tags.values():
             state.features = ToldFeatures(self._feature_terms)
 
-    # ---------------------------------------------------------------- messages
-
-    def _handle(self, message: HubToTarget) -> None:
-        if self._hub.is_lost:
-            if self._hub.may_be_found(self._clock()):
-                self._find()
-            return
-        self._hub.hear()
-        if not isinstance(message, Proposal | Reopen):
-            return  # Pong is a word, no more; Goodbye ends in a disconnection
+    def take(self, message: Proposal | Reopen) -> None:
+        """As HubListener."""
         state = self._tags.get(message.tag)
         if state is None or not state.session.take_if_sound(message):
             self._stats.num_stale_messages += 1
@@ -310,10 +239,12 @@ class RemoteDrafts:
         self._is_declined, self._ask_again_s = False, 0.0
 
     def _note_answer(self, state: HubTag, proposal: Proposal) -> None:
-        self._patience.note_in_time()
-        if self._is_waiting:  # else it has lain there for a while
+        self._hub.patience.note_in_time()
+        if self._hub.is_waiting:  # else it has lain there for a while
             round_trip_s = self._clock() - state.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
+
+    # ---------------------------------------------------------------- what is told
 
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
         """Sequences that the next round may be of: of this one's batch, and of those who were not in it."""
@@ -340,7 +271,7 @@ class RemoteDrafts:
             return []
         if self._is_declined:  # one asks for all
             self._ask_again_s = now + ASK_AGAIN_S
-        if self._is_declined or self._patience.is_pausing:  # rounds do not wait to hear no again, or nothing
+        if self._is_declined or self._hub.patience.is_pausing:  # rounds do not wait to hear no again, or nothing
             state.is_awaited = False
         return messages
 
@@ -357,7 +288,7 @@ class RemoteDrafts:
         return self._open(state) if self._may_open else []
 
     def _verdict(self, state: HubTag) -> list[TargetToHub]:
-        wanted = NO_DRAFT if self._patience.is_pausing else self._wanted(state.sequence, self._num_sequences)
+        wanted = NO_DRAFT if self._hub.patience.is_pausing else self._wanted(state.sequence, self._num_sequences)
         return state.verdict(wanted, self._clock())
 
     def _forget(self, state: HubTag) -> list[TargetToHub]:

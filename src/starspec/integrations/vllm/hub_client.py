@@ -1,8 +1,8 @@
 """The hub's side of a vLLM server: a tag for each request, one message out and one wait a step.
 
 It is not `target/remote_drafts.py`: that one follows sequences of our own engine, their laws and hidden states, over
-rounds that it times itself. Both keep to `wire/session.py` and `wire/hub_liveness.py`, which hold what must not go
-wrong. vLLM's own tokens are in front of every call, so nothing has to be kept for the hub: what it has not heard of a
+rounds that it times itself. Both keep to `wire/session.py` and `wire/hub_talk.py`, which hold what must not go wrong.
+vLLM's own tokens are in front of every call, so nothing has to be kept for the hub: what it has not heard of a
 request is what lies behind the tag's prefix, and a message that tells it may as well go out a step later.
 """
 
@@ -24,12 +24,11 @@ from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.law import TokenLaw
 from starspec.wire.codec import fits_a_frame
-from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
-from starspec.wire.messages import Close, HubToTarget, Open, Ping, Proposal, Reopen, TargetToHub, Verdict
-from starspec.wire.patience import Patience
+from starspec.wire.hub_talk import HubTalk
+from starspec.wire.messages import Close, Open, Proposal, Reopen, TargetToHub, Verdict
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
-from starspec.wire.waiting import Waiting, miss_all
+from starspec.wire.waiting import Waiting
 
 log = structlog.get_logger()
 
@@ -90,14 +89,10 @@ class HubClient:
         self._deadline = deadline
         self._vocab_size = vocab_size
         self._clock = clock
-        self._hub = HubLiveness(clock())
-        self._patience = Patience()  # with the hub, whoever is late
+        self._hub = HubTalk(transport, self, clock)
         self._tags: dict[KnownRequest, _HubTag] = {}
         self._by_number: dict[Tag, _HubTag] = {}
         self._tag_numbers = itertools.count(1)
-        self._ping_numbers = itertools.count(1)
-        self._next_ping_s = 0.0
-        self._num_connects = 0
         self.round: Round | None = None  # of this step; None = no sample
 
     @property
@@ -108,7 +103,7 @@ class HubClient:
     @property
     def is_serving(self) -> bool:
         """Whether the next step's proposals can be expected: a hub too slow for everybody is left alone for a while."""
-        return self.is_here and not self._patience.is_pausing
+        return self.is_here and not self._hub.patience.is_pausing
 
     @property
     def num_tags(self) -> int:
@@ -128,14 +123,14 @@ class HubClient:
             hub does not serve in this step.
         """
         self.round = None
-        if not self._transport.is_connected:
-            self._notice_connection()
+        if not self._transport.is_connected:  # connecting is for `tend`
+            self._hub.notice_connection()
             return None
-        self._receive(0.0)
+        self._hub.receive(0.0)
         if self._hub.is_lost:
             return None
-        if self._patience.is_pausing:
-            self._patience.pass_step(self._clock())
+        if self._hub.patience.is_pausing:
+            self._hub.patience.pass_step(self._clock())
             for each_tag in self._tags.values():
                 each_tag.has_to_catch_up = True
             return None
@@ -162,10 +157,8 @@ class HubClient:
 
     def tend(self) -> None:
         """Connect, connect again, and read what has come. Beside the steps; never waits."""
-        self._receive(0.0)
-        now = self._clock()
-        if self._transport.is_connected and now >= self._next_ping_s:
-            self._ping(now)
+        self._hub.receive(0.0)
+        self._hub.ping_if_due()
 
     def shutdown(self) -> None:
         """Leave in good order; no call follows."""
@@ -235,41 +228,18 @@ class HubClient:
     # ---------------------------------------------------------------- waiting
 
     def _await(self, awaited: list[_HubTag]) -> None:
-        """Receive until all that is awaited is here, or the deadline passes, or the hub is lost."""
-        if any(tag.is_excused for tag in self._tags.values()):  # the hub is known to read
-            for tag in awaited:
-                tag.pass_by()
-            return
+        """Wait for the hub, and learn from how long it took."""
         if not awaited:
             return
         asked_s = self._clock()
         has_to_read = any(tag.is_opening for tag in self._tags.values())  # a prompt holds up whoever asks meanwhile
         lengths = [tag.session.wanted.num_steps for tag in awaited]
-        is_heard = self._receive_until(asked_s + self._deadline.seconds(lengths), awaited)
-        late = [tag for tag in awaited if tag.is_awaited]
-        missed = [tag for tag in late if not tag.is_opening]
-        if missed or not late:  # a prompt that is read is no sample
-            round_ = Round(lengths, self._clock() - asked_s)
-            self._deadline.note_round(round_)
-            self.round = None if has_to_read else round_
-        miss_all(late, self._tags.values(), self._patience, self._clock(), is_for_all=len(late) == len(awaited))
-        if missed and not is_heard and not self._hub.is_lost:
-            self._hub.doubt(self._clock())
-            self._ping(self._clock())
-
-    def _receive_until(self, deadline_s: float, awaited: list[_HubTag]) -> bool:
-        """Returns: whether anything was heard."""
-        is_heard = False
-        while not self._hub.is_lost and any(tag.is_awaited for tag in awaited):
-            left_s = deadline_s - self._clock()
-            if left_s <= 0:
-                break
-            is_heard |= self._receive(left_s)
-        return is_heard
-
-    def _ping(self, now: float) -> None:
-        self._next_ping_s = now + PING_INTERVAL_S
-        self._transport.send([Ping(next(self._ping_numbers))])
+        late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(lengths))
+        if late is None or (late and all(tag.is_opening for tag in late)):  # a prompt that is read is no sample
+            return
+        round_ = Round(lengths, self._clock() - asked_s)
+        self._deadline.note_round(round_)
+        self.round = None if has_to_read else round_
 
     def _draft_of(self, wanted: Wanted) -> list[int]:
         tag = self._tags.get(wanted.request)
@@ -281,26 +251,22 @@ class HubClient:
 
     def _note_in_time(self, tag: _HubTag) -> None:
         tag.patience.note_in_time()
-        self._patience.note_in_time()
+        self._hub.patience.note_in_time()
 
     # ---------------------------------------------------------------- in
 
-    def _receive(self, timeout_s: float) -> bool:
-        """Returns: whether anything was heard."""
-        messages = self._transport.receive(timeout_s)
-        for message in messages:
-            self._handle(message)
-        self._notice_connection()
-        return bool(messages)
+    def lose(self) -> None:
+        """As HubListener: every tag is opened anew in the step that wants a draft of it."""
+        for tag in self._tags.values():
+            tag.give_up()
+            tag.forget_delays()
+            tag.proposal = None
 
-    def _handle(self, message: HubToTarget) -> None:
-        if self._hub.is_lost:
-            if self._hub.may_be_found(self._clock()):
-                self._hub.find(self._clock())
-            return
-        self._hub.hear()
-        if not isinstance(message, Proposal | Reopen):
-            return
+    def find(self) -> None:
+        """As HubListener: there is nothing to do before the next step."""
+
+    def take(self, message: Proposal | Reopen) -> None:
+        """As HubListener."""
         tag = self._by_number.get(message.tag)
         if tag is None:
             return
@@ -308,7 +274,7 @@ class HubClient:
             self._refuse(message, tag)
             return
         if tag.is_awaited:
-            self._patience.note_in_time()
+            self._hub.patience.note_in_time()
         tag.take_answer(self._clock(), is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
@@ -321,25 +287,3 @@ class HubClient:
         if (tag.is_awaited or tag.is_opening or tag.is_behind) and tag.session.is_answered_by(message):
             tag.give_up()
             tag.patience.note_in_vain(self._clock())
-
-    def _notice_connection(self) -> None:
-        """A session that ended took every tag with it, and so does a hub that hangs; a new one is told step by step."""
-        if not self._transport.is_connected:
-            if not self._hub.is_lost:
-                self._lose()
-        elif self._transport.num_connects != self._num_connects:
-            self._num_connects = self._transport.num_connects
-            if not self._hub.is_lost:
-                self._lose()
-            self._hub.find(self._clock())
-        elif self._hub.hangs(self._clock()):
-            self._lose()
-
-    def _lose(self) -> None:
-        """The hub is silent or gone: wait for nothing until it is heard again, and open every tag anew then."""
-        self._hub.lose(self._clock())
-        self._patience = Patience()  # the one that is found next has kept nobody waiting yet
-        for tag in self._tags.values():
-            tag.give_up()
-            tag.forget_delays()
-            tag.proposal = None
