@@ -71,6 +71,8 @@ def test_every_state_can_be_reached_and_left() -> None:
     assert {to for _, to in arrows} == {state for state, _ in arrows} == set(LinkState)
 
 
-@pytest.mark.parametrize("kind", {*get_args(TargetToHub), *get_args(HubToTarget)} - {Goodbye})
+@pytest.mark.parametrize(
+    "kind", sorted({*get_args(TargetToHub), *get_args(HubToTarget)} - {Goodbye}, key=lambda kind: kind.__name__)
+)
 def test_whatever_may_be_said_on_a_targets_own_port_leaves_a_connected_link_connected(kind: type) -> None:
     assert LINK_TRANSITIONS[LinkState.CONNECTED][kind] is LinkState.CONNECTED
