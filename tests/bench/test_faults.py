@@ -49,3 +49,6 @@ def test_each_fault_is_survived_and_timed() -> None:
         assert row.gap_ms > 0 < row.calm_gap_ms
         assert row.max_gap_ms >= 250
         assert row.outage_gap_ms > 0
+    assert report.ratios == {
+        "longest_gap_vs_max": pytest.approx(max(row.gap_ms / row.max_gap_ms for row in report.rows), abs=1e-3)
+    }

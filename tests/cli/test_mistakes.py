@@ -44,6 +44,10 @@ MISTAKES = {
         ("up", "--target", "x", "--window", "9"),
         "--window and --max-passed-over are of --batching exspec, not ragged",
     ),
+    "a star told how to draft, and not with what": (
+        ("up", "--target", "x", "--draft-quantization", "int4"),
+        "a star that is told how to draft needs a draft: give --draft MODEL, or --spec-method ngram",
+    ),
     "no draft": (("draft",), "a draft server needs a draft: give --draft MODEL, or --spec-method ngram"),
     "missing model": (("draft", "--draft", "/no/such/model"), "there is no model at '/no/such/model'"),
     "address without keys": (

@@ -226,6 +226,10 @@ def faults(
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
+    if report.ratios["longest_gap_vs_max"] > 1.0:
+        out().print(
+            "a stream waited longer after a fault than is promised; see the calm before it for what others cost"
+        )
     if any(row.num_identical < row.num_answers for row in report.rows):
         out().print("a fault of the hub changed tokens")
         raise typer.Exit(1)

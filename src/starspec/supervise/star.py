@@ -46,6 +46,10 @@ class StarConfig:
             raise ConfigError("remote.endpoint names a hub elsewhere, but `starspec up` starts its own: leave it out")
         if self.speculative is not None and self.speculative.remote.keys is not None:
             raise ConfigError("remote.keys are of a hub elsewhere, but `starspec up` starts its own: leave them out")
+        if self.speculative is not None and self.speculative.model is None and self.speculative.traits.needs_model:
+            raise ConfigError(
+                "a star that is told how to draft needs a draft: give --draft MODEL, or --spec-method ngram"
+            )
         if self.speculative is None and (self.hub != HubConfig() or self.kv_budget_bytes is not None):
             raise ConfigError("options of the draft server need one: give --draft MODEL, or --spec-method ngram")
         names = [target_name(number) for number in range(self.num_targets)]

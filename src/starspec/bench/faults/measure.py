@@ -92,7 +92,8 @@ def measure_faults(
     ) as star:
         rows = asyncio.run(_hurt(star, prompts[:NUM_STREAMS], plan, advance))
     notes = {"num_targets": NUM_TARGETS, "num_streams": NUM_STREAMS, "temperature": 0.7, "threads_a_process": 1}
-    return Report(collect_provenance({"target": models.target, "draft": models.draft}), rows, notes=notes)
+    ratios = {"longest_gap_vs_max": round(max(row.gap_ms / row.max_gap_ms for row in rows), 3)}
+    return Report(collect_provenance({"target": models.target, "draft": models.draft}), rows, ratios, notes)
 
 
 async def _hurt(
