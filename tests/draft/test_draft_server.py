@@ -153,6 +153,13 @@ def test_a_port_in_use_is_said_in_one_sentence() -> None:
             DraftServer(HubConfig(port=port), NGRAM, None)
 
 
+def test_a_port_that_is_taken_is_known_before_the_draft_is_loaded() -> None:
+    with serving(HubConfig(port=0), NGRAM, None) as server:
+        port = int(server.address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"the hub cannot listen on 127.0.0.1:{port}: the port is in use"):
+            DraftServer(HubConfig(port=port), SpeculativeConfig(model="/nowhere"), ModelConfig(model="/nowhere"))
+
+
 def test_an_address_that_is_not_loopback_needs_keys() -> None:
     with pytest.raises(ConfigError, match="keygen"):
         DraftServer(HubConfig(host="0.0.0.0", port=0), NGRAM, None)

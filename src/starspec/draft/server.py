@@ -17,7 +17,7 @@ from starspec.speculation.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.messages import HubStatus
-from starspec.wire.sockets import endpoint_at
+from starspec.wire.sockets import check_free, endpoint_at
 from starspec.wire.zmq_hub import ZmqHub
 
 IDLE_WAIT_S = 0.1  # between looks at the stop flag while nothing arrives
@@ -47,6 +47,7 @@ class DraftServer:
         config = suited_to(speculative, config)  # first: a mistake is known at once, a model takes a while
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
+        check_free(config.host, config.port, "the hub")
         loaded = load_drafter(speculative, model, config.max_tags, target)
         self._loaded = loaded
         hub = build_hub(loaded, config, trace=trace)

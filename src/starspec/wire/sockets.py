@@ -81,6 +81,16 @@ def bind(socket: Socket, host: str, port: int, what: str) -> int:
     return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
 
 
+def check_free(host: str, port: int, what: str) -> None:
+    """Try to listen, and stop: for those who have a model to load first.
+
+    Args: as `bind`.
+    Raises: as `bind`.
+    """
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        bind(socket, host, port, what)
+
+
 def _why_not_bound(error: zmq.ZMQError, host: str, port: int, what: str) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"{what} cannot listen on {host}:{port}: the port is in use; stop who listens there or choose another"
