@@ -33,7 +33,7 @@ from starspec.target.engine import TargetEngine
 from starspec.wire.messages import RequestSpec
 
 BATCH_SIZE = 8
-NUM_WARM, NUM_REQUESTS, NUM_PADDED = 500, 2000, 300
+NUM_WARM, NUM_REQUESTS, NUM_PADDED = 200, 2000, 200
 MAX_GROWTH = 2**20  # bytes a thousand requests
 MAX_ROWS = 64  # of a forward
 
@@ -100,7 +100,7 @@ def engine_of(method: BatchingMethod) -> TargetEngine:
         Words(),
         NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3),
         stats,
-        prefill_chunk=16,
+        prefill_chunk=32,
         batching=batching,
         max_num_seqs=BATCH_SIZE,
     )
@@ -128,7 +128,7 @@ def test_a_target_and_its_hub_forget_whom_they_served() -> None:
     runner, tokenizer, stats = load_runner(config), load_tokenizer(config.model), TargetStats()
     local = LocalHub(config, runner.info, speculative, tokenizer)
     drafts = local.drafts(make_policy(speculative, BATCH_SIZE), stats)
-    engine = make_engine(runner, tokenizer, drafts, stats, prefill_chunk=16)
+    engine = make_engine(runner, tokenizer, drafts, stats, prefill_chunk=32)
     hub = local._loop._hub
 
     def check() -> None:
