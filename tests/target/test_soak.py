@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from toy import WordTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `tiny`
 from tiny import VOCAB_SIZE, make_config, make_info, make_model
@@ -36,13 +37,6 @@ BATCH_SIZE = 8
 NUM_WARM, NUM_REQUESTS, NUM_PADDED = 200, 2000, 200
 MAX_GROWTH = 2**20  # bytes a thousand requests
 MAX_ROWS = 64  # of a forward
-
-
-class Words:
-    chat_template = None
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(f"w{token_id} " for token_id in token_ids)
 
 
 def request(chance: random.Random) -> RequestSpec:
@@ -97,7 +91,7 @@ def engine_of(method: BatchingMethod) -> TargetEngine:
     runner = FusedRunner(make_model(), config, make_info(), make_packer(config, VOCAB_SIZE))
     return make_engine(
         lay_out(runner, batching, stats.batch),
-        Words(),
+        WordTokenizer(),
         NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3),
         stats,
         prefill_chunk=32,
