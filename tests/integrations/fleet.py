@@ -59,7 +59,7 @@ class Fleet:
     def start_hub(self, *words: str) -> None:
         """On the port of the one before, which is gone. Returns before it serves."""
         port = ("--port", str(self._hub_port))
-        draft = words or ("--draft", self._model, "--draft-quantization", "int4", "--dtype", "float32")
+        draft = words or ("--draft", self._model, "--draft-quantization", "int4")
         self.hub = self._server("draft", *draft, *port, "--num-threads", "1")
 
     async def hub_stats(self) -> HubStats:

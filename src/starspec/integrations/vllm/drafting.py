@@ -75,9 +75,9 @@ class StepDrafter:
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
-        if not self._hub.is_serving:  # the next one may be faster
+        if not self._hub.is_serving:  # the next one, or this one later, may be faster
             self._round_times = RoundTimes()
-            self._deadline.forget_rounds()
+            self._deadline.begin_anew(is_same_hub=self._hub.is_here)
         elif self._hub.round is not None:
             self._round_times.note(self._hub.round)
         for each in wanted:
