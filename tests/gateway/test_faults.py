@@ -112,6 +112,9 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "user", "content": None}]}, "messages[1].content"),
+        ({"messages": [{"content": None}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "villain", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
@@ -176,6 +179,8 @@ def test_of_a_body_with_many_faults_the_first_is_told_and_no_more_are_looked_for
 async def test_messages_whose_further_parts_ask_for_nothing_are_accepted(gateway: Any) -> None:
     said = {"role": "assistant", "content": "yes", "tool_calls": [], "function_call": None, "refusal": None}
     assert (await gateway.post("/v1/chat/completions", messages=[USER, said, USER])).status_code == 200
+    silent = {"role": "assistant", "content": None}
+    assert (await gateway.post("/v1/chat/completions", messages=[USER, silent, USER])).status_code == 200
 
 
 @pytest.mark.parametrize("num_digits", [400, 4000, 5000, 100_000])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 MAX_COUNT: Final = 2**31 - 1  # of any count or token id
 MAX_PROMPTS: Final = 64  # of one completions request
@@ -82,8 +83,16 @@ class TextPart(Body):
 
 class ChatMessage(Body):
     role: Annotated[Text, Field(min_length=1)]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(None, validate_default=True)
     name: Text | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _only_an_assistant_may_say_nothing(cls, content: Any, info: ValidationInfo) -> Any:
+        """What an assistant called tools with need have no text; whoever asks says what."""
+        if content is None and info.data.get("role", "assistant") != "assistant":
+            raise PydanticCustomError("missing", "Field required")
+        return content
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
