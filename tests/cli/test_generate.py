@@ -24,6 +24,11 @@ def test_a_draft_changes_no_word(drafter: tuple[str, ...], sampling: tuple[str, 
     assert starspec(*ASK, *sampling, *drafter).out == starspec(*ASK, *sampling).out
 
 
+def test_options_have_the_names_that_other_servers_give_them_too(starspec) -> None:
+    words = ("generate", "bipa bigu", "--max-tokens", "40", "--model", TARGET)
+    assert starspec(*words, "--spec-model", DRAFT).out == starspec(*ASK, "--draft", DRAFT).out
+
+
 def test_drafts_show_in_the_statistics(starspec) -> None:
     statistics = starspec(*ASK, "--draft", DRAFT, "--spec-tokens", "3").err
     match = re.search(r"block efficiency ([\d.]+), acceptance length ([\d.]+), acceptance rate \d+%", statistics)

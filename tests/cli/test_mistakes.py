@@ -10,7 +10,7 @@ MISTAKES = {
         "no such option: --speculative-confg; did you mean '--speculative-config'? (see starspec up --help)",
     ),
     "unknown command": (("drat",), "no such command 'drat'. Did you mean 'draft'? (see starspec --help)"),
-    "missing option": (("up",), "missing option '--target'. (see starspec up --help)"),
+    "missing option": (("up",), "missing option '--target' / '--model'. (see starspec up --help)"),
     "value of the wrong kind": (("up", "--target", "x", "--targets", "two"), "invalid value for '--targets'"),
     "value out of range": (("up", "--target", "x", "--targets", "0"), "invalid value for '--targets'"),
     "unknown choice": (("up", "--target", "x", "--dtype", "int3"), "'--dtype': 'int3' is not one of"),

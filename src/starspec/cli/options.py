@@ -39,10 +39,15 @@ NONE_GIVEN = "none"
 
 # ---------------------------------------------------------------- models
 
-TargetModel = Annotated[str, typer.Option("--target", help=f"Target model: {A_MODEL}.", rich_help_panel=MODELS)]
+# `--model` is what other servers call it, as `--spec-model` is what vLLM calls a draft
+TargetModel = Annotated[
+    str, typer.Option("--target", "--model", help=f"Target model: {A_MODEL}.", rich_help_panel=MODELS)
+]
 MaybeTarget = Annotated[
     str | None,
-    typer.Option("--target", help=f"Target model: {A_MODEL}.", show_default=NONE_GIVEN, rich_help_panel=MODELS),
+    typer.Option(
+        "--target", "--model", help=f"Target model: {A_MODEL}.", show_default=NONE_GIVEN, rich_help_panel=MODELS
+    ),
 ]
 Dtype = Annotated[
     config.Dtype,
