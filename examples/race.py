@@ -94,7 +94,7 @@ class RaceResult:
 
     @property
     def _median_pair(self) -> tuple[Turn, Turn]:
-        return sorted(self.pairs, key=_ratio)[len(self.pairs) // 2]
+        return sorted(self.pairs, key=_ratio)[(len(self.pairs) - 1) // 2]  # of an even number, not the better one
 
     def row(self, drafts: str, prompts: str) -> RaceRow:
         """For the receipt."""

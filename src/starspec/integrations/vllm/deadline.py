@@ -42,10 +42,9 @@ class Deadline:
         """The awaited proposals took so long; where some were late, at least so long."""
         self._rounds.append(round_)
 
-    def begin_anew(self, *, is_same_hub: bool) -> None:
-        """After a loss or a pause: wait as before the first round; for the same hub longer, if it took longer."""
-        kept = [each for each in self._rounds if is_same_hub and each.seconds >= FIRST_S]
-        self._rounds = deque(kept, NUM_ROUNDS)
+    def forget_rounds(self) -> None:
+        """The next hub may be another."""
+        self._rounds.clear()
 
     def note_step(self, step_s: float) -> None:
         """vLLM took so long between two calls. The shortest lately counts: a long one had a prompt to read."""

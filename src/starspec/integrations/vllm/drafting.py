@@ -75,9 +75,9 @@ class StepDrafter:
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
-        if not self._hub.is_serving:  # the next one, or this one later, may be faster
+        if not self._hub.is_serving:  # the next one may be faster
             self._round_times = RoundTimes()
-            self._deadline.begin_anew(is_same_hub=self._hub.is_here)
+            self._deadline.forget_rounds()
         elif self._hub.round is not None:
             self._round_times.note(self._hub.round)
         for each in wanted:
@@ -85,6 +85,7 @@ class StepDrafter:
         self._stepped = {each.request for each in wanted}
         self._step_cost.end_step()
         self._ended_s = self._clock()
+        self._book.end_step(self._ended_s)
         return [[] if row is None else drafts.get(row.request, []) for row in rows]
 
     def tend(self) -> None:

@@ -151,6 +151,11 @@ class RowBook:
                 seen[row] = SeenRow(request, len(sampled[row]), is_first=True)
         return seen
 
+    def end_step(self, now: float) -> None:
+        """The step that was taken in last ends: while it waited for drafts nobody could be seen."""
+        for request in self._by_row.values():
+            self._last_seen_s[request] = now
+
     def forget(self, now: float) -> list[KnownRequest]:
         """Drop, and return, the requests that have not been seen for FORGET_AFTER_S and FORGET_AFTER_STEPS.
 
