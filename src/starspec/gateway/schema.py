@@ -89,7 +89,7 @@ class ChatMessage(Body):
     @field_validator("content")
     @classmethod
     def _only_an_assistant_may_say_nothing(cls, content: Any, info: ValidationInfo) -> Any:
-        """What an assistant called tools with need have no text; whoever asks says what."""
+        """Beside a call of a tool it needs no text. Of a message whose role is at fault, that is told already."""
         if content is None and info.data.get("role", "assistant") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return content
