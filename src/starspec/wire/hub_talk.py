@@ -99,7 +99,8 @@ class HubTalk:
     ) -> Sequence[Waiting] | None:
         """Receive until all that is awaited is here, or the time is up, or the hub is lost.
 
-        A hub from which nothing at all was heard is pinged, and lost if it does not answer that either.
+        A hub from which nothing at all was heard is pinged, and lost if it does not answer that either; not if all that
+        is late is being opened, since it may be reading prompts.
 
         Args:
             everybody: all tags of the target.
