@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
-from starspec.models.attention import RaggedAttention
-from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, plan_calls
+from starspec.models.attention import Form, Placement, RaggedAttention
+from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
 from starspec.models.batch import RowRange, build_batch, plan_forwards
 from starspec.models.runner import Segment
 
@@ -75,6 +75,63 @@ def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads
         [there] = cache.places(row, prefix_len, prefix_len + len(tree))
         assert torch.equal(there, keys_values[first : first + len(tree)])
         first += len(tree)
+
+
+@pytest.mark.parametrize("rows", [(0, 1, 2, 3, 4), (1, 2), (3, 0, 4), (2,)])
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (5, 1)])
+@pytest.mark.parametrize("tree", [(-1,), (-1, 0, 1), (-1, 0, 0, 1, 2)])
+def test_runs_of_several_rows_attend_in_one_call_what_each_attends_alone(rows, heads, tree):
+    num_heads, num_kv_heads = heads
+    prefix_lens = [3, KEY_BLOCK + 5, 1, KEY_BLOCK - 1, 40]
+    cache = make_cache(prefix_lens, num_kv_heads)
+    num_tokens = len(rows) * len(tree)
+    calls = []
+    for place, row in enumerate(rows):
+        calls += plan_calls(
+            row,
+            place * len(tree),
+            prefix_lens[row],
+            parents=tree,
+            new_tokens=range(len(tree)),
+            is_prompt=False,
+            reading=Reading.FAST,
+            group=num_heads // num_kv_heads,
+            like=cache.keys[0],
+        )
+    together = joined(calls)
+    assert [call.form for call in together] == [Form.BY_ROWS if len(rows) > 1 else Form.BY_RUN]
+    query = torch.randn(num_tokens, num_heads, HEAD_DIM, generator=torch.Generator().manual_seed(1))
+    keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=torch.Generator().manual_seed(2))
+    placements = [Placement(row, prefix_lens[row], len(tree)) for row in rows]
+    expected, got = (
+        RaggedAttention(cache, placements, each, num_rows=num_tokens, num_heads=num_heads)(0, query, keys_values, 0.3)
+        for each in (calls, together)
+    )
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
+    cache = make_cache([5, 9, 70, 3], 1)
+
+    def plan(row, first, num_tokens, *, is_prompt=False):
+        return plan_calls(
+            row,
+            first,
+            cache.lengths[row],
+            parents=None,
+            new_tokens=range(num_tokens),
+            is_prompt=is_prompt,
+            reading=Reading.FAST,
+            group=1,
+            like=cache.keys[0],
+        )
+
+    calls = [*plan(0, 0, 2), *plan(1, 2, 2), *plan(2, 4, 3), *plan(3, 7, 3, is_prompt=True)]
+    assert [(call.form, call.rows, call.first, call.last) for call in joined(calls)] == [
+        (Form.BY_ROWS, (0, 1), 0, 4),
+        (Form.BY_RUN, (2,), 4, 7),
+        (Form.BY_CHUNK, (3,), 7, 10),
+    ]
 
 
 @pytest.mark.parametrize("group", [1, 4, 6, 7, 12, 40])

@@ -1,14 +1,16 @@
 """Attention over the ragged cache, row by row, so that no row can touch another row's bits.
 
 Which tokens attend together is planned once a forward (`models/attention_plan.py`). A call of the plan has one of
-three forms:
+four forms:
 
 * **by token**: every token is a batch entry, and the heads that share a key head are its query rows. So a token's
   arithmetic has one shape, whoever is beside it; keys are read once a token.
 * **by run**: a batch entry a key head; the tokens, and the heads that share it, are the query rows. Keys are read once.
 * **by chunk** (prompts): causal, a batch entry a head, query rows in long blocks.
+* **by rows** (accelerators): runs of several cache rows, as long as each other, in one call; masks hide where a row
+  has fewer slots than another. Keys of rows that do not lie side by side are copied.
 
-No keys are copied: heads of one group share them by stride 0.
+Else no keys are copied: heads of one group share them by stride 0.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Form(Enum):
     BY_TOKEN = auto()
     BY_RUN = auto()
     BY_CHUNK = auto()
+    BY_ROWS = auto()
 
 
 class BatchAttention(Protocol):
@@ -77,18 +80,26 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One attention call of a forward: new tokens `first..last` of the packed batch against one cache row.
+    """One attention call of a forward: new tokens `first..last` of the packed batch against one cache row, or several.
 
     M query rows a token: its heads that share a key head, and padding up to `MIN_QUERY_ROWS`.
     """
 
-    row: int
+    rows: tuple[int, ...]  # one; N if by rows, each with T tokens
     first: int
     last: int  # exclusive
-    num_slots: int  # S: slots of the row that are read
+    num_slots: int  # S: slots of a row that are read
     form: Form
-    mask: Tensor | None  # additive; by token [T, 1, 1, S], by run [1, 1, T M, S], by chunk [T, S] or None = causal
+    mask: Tensor | None
+    """On the CPU. Additive; by token [T, 1, 1, S], by run [1, 1, T M, S], by chunk [T, S] or None = causal, by rows
+    [N, 1, T M, S]"""
     branch: Branch | None = None  # for tokens whose ancestors are not in the slots before them
+
+    @property
+    def row(self) -> int:
+        """The only one."""
+        [row] = self.rows
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +158,9 @@ class RaggedAttention:
         as_written = {row: slots[layer].clone() for row, slots in self._trees.items()}
         for call in self._calls:
             if call.branch is not None:  # into the slots in which it would have been decoded
-                slots = self._trees[call.row][layer][: len(call.branch.path)]
-                torch.index_select(as_written[call.row], 0, call.branch.path, out=slots)
+                [row] = call.rows
+                slots = self._trees[row][layer][: len(call.branch.path)]
+                torch.index_select(as_written[row], 0, call.branch.path, out=slots)
             call.attend(layer, scaling)
         for row, content in as_written.items():
             self._trees[row][layer].copy_(content)
@@ -167,18 +179,21 @@ class BoundCall(ABC):
     def __init__(
         self, call: AttentionCall, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], out: Tensor
     ) -> None:
-        self.row, self.branch = call.row, call.branch
-        self._mask = call.mask
+        self.rows, self.branch = call.rows, call.branch
+        self._mask = None if call.mask is None else call.mask.to(query.device)
         self._query, self._keys, self._values, self._out = query, keys, values, out
 
     def attend(self, layer: int, scaling: float) -> None:
         """Effects: the call's part of the output."""
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._read(layer)
         is_causal = self._mask is None
         found = F.scaled_dot_product_attention(
             self._query, keys, values, attn_mask=self._mask, is_causal=is_causal, scale=scaling
         )
         self._out.copy_(self._without_padding(found))
+
+    def _read(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._keys[layer], self._values[layer]
 
     @abstractmethod
     def _without_padding(self, found: Tensor) -> Tensor:
@@ -232,10 +247,36 @@ class ByChunk(BoundCall):
         return found
 
 
+class ByRows(BoundCall):
+    """Queries [N, H, T M, D]."""
+
+    def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
+        """Args: as `ByToken`."""
+        num_rows = len(call.rows)
+        part = torch.unflatten(queries[:, call.first : call.last], 1, (num_rows, -1)).transpose(0, 1)  # [N, H, T, M, D]
+        keys, values = ([each[:, :, : call.num_slots] for each in kind] for kind in (cache.keys, cache.values))
+        out = torch.unflatten(out[call.first : call.last], 0, (num_rows, -1)).transpose(1, 2)  # [N, H, T, G, D]
+        super().__init__(call, part.flatten(2, 3), keys, values, out)
+        self._padded = part.shape
+        is_one_block = call.rows == tuple(range(call.rows[0], call.rows[0] + num_rows))
+        self._block = slice(call.rows[0], call.rows[-1] + 1) if is_one_block else None
+        self._index = torch.tensor(call.rows, device=cache.device)
+
+    def _read(self, layer: int) -> tuple[Tensor, Tensor]:
+        both = super()._read(layer)
+        if self._block is not None:
+            return both[0][self._block], both[1][self._block]
+        return both[0].index_select(0, self._index), both[1].index_select(0, self._index)
+
+    def _without_padding(self, found: Tensor) -> Tensor:
+        return found.view(self._padded)[:, :, :, : self._out.shape[3]]
+
+
 BOUND: Final[Mapping[Form, Callable[[AttentionCall, RaggedCache, Tensor, Tensor], BoundCall]]] = {
     Form.BY_TOKEN: ByToken,
     Form.BY_RUN: ByRun,
     Form.BY_CHUNK: ByChunk,
+    Form.BY_ROWS: ByRows,
 }
 
 

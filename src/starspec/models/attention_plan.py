@@ -2,7 +2,8 @@
 
 A prompt is one call. All other tokens (decoding, verifying) are read in one of three ways, chosen for a whole runner:
 
-* `FAST`: a segment is one run, and in a tree a mask picks the ancestors. Nothing is promised about bits.
+* `FAST`: a segment is one run, and in a tree a mask picks the ancestors. Nothing is promised about bits. Where a call
+  costs more than what it computes, runs of as many tokens are one (`joined`).
 * `BY_RUN`, `BY_TOKEN`: a token has the bits that it has when it is decoded. They depend on how many keys are summed
   over, so a token in slot p always reads the first `ceil((p + 1) / 64) * 64` slots, masked:
 
@@ -20,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
+from itertools import groupby
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.cache.mask import is_chain, visible_slots
@@ -32,6 +35,7 @@ from starspec.models.attention import MIN_QUERY_ROWS, AttentionCall, Branch, For
 # Of a run whose bits count: torch's CPU kernel cuts longer ones into blocks of so many, and what is left over might be
 # fewer than MIN_QUERY_ROWS.
 MAX_QUERY_ROWS: Final = 32
+HIDDEN: Final = float("-inf")
 
 
 class Reading(Enum):
@@ -63,7 +67,7 @@ def plan_calls(
         new_tokens: the part of the segment that this forward computes; what comes before it is in the cache.
         is_prompt: a chain that is read as prompts are; else `reading` says how.
         group: G, query heads a key head.
-        like: gives dtype and device of the masks.
+        like: gives the dtype of the masks and the device of the paths.
     """
     if is_prompt:
         return [_call_by_chunk(row, first, prefix_len, new_tokens, like)]
@@ -83,6 +87,27 @@ def plan_calls(
             branch = Branch(prefix_len, new_tokens.stop, torch.tensor(path).to(like.device))
         calls.append(_call(row, first + run[0] - new_tokens.start, visible, form, group, like, branch))
     return calls
+
+
+def joined(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
+    """The calls of a forward, those of neighbours that are runs of as many tokens as one.
+
+    Whole segments alone are given as runs where nothing is promised about bits, and there a sum over masked slots may
+    be cut otherwise.
+    """
+    found = []
+    for (form, _), group in groupby(calls, key=lambda call: (call.form, call.last - call.first)):
+        alike = list(group)
+        found += [_as_one(alike)] if form is Form.BY_RUN and len(alike) > 1 else alike
+    return found
+
+
+def _as_one(runs: Sequence[AttentionCall]) -> AttentionCall:
+    """Runs of as many tokens, each behind the one before in the packed batch."""
+    num_slots = max(run.num_slots for run in runs)
+    masks = [F.pad(run.mask, (0, num_slots - run.num_slots), value=HIDDEN) for run in runs if run.mask is not None]
+    rows = tuple(run.row for run in runs)
+    return AttentionCall(rows, runs[0].first, runs[-1].last, num_slots, Form.BY_ROWS, torch.cat(masks))
 
 
 def _num_slots(position: int) -> int:
@@ -125,7 +150,7 @@ def _call(
         mask = mask.repeat_interleave(max(group, MIN_QUERY_ROWS), dim=0)[None, None]
     else:
         mask = mask[:, None, None]
-    return AttentionCall(row, first, first + num_tokens, num_slots, form, mask, branch)
+    return AttentionCall((row,), first, first + num_tokens, num_slots, form, mask, branch)
 
 
 def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, like: Tensor) -> AttentionCall:
@@ -133,10 +158,9 @@ def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, lik
     mask = None
     if num_slots > len(new_tokens):  # torch aligns `is_causal` with slot 0, so it fits an empty prefix only
         mask = _additive(visible_slots(num_slots - len(new_tokens), len(new_tokens), None), like)
-    return AttentionCall(row, first, first + len(new_tokens), num_slots, Form.BY_CHUNK, mask)
+    return AttentionCall((row,), first, first + len(new_tokens), num_slots, Form.BY_CHUNK, mask)
 
 
 def _additive(visible: Tensor, like: Tensor) -> Tensor:
     """0 where visible, -inf where not."""
-    mask = torch.zeros(visible.shape, dtype=like.dtype)
-    return mask.masked_fill_(~visible, float("-inf")).to(like.device)
+    return torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, HIDDEN)

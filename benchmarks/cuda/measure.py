@@ -1,0 +1,192 @@
+"""What CUDA gives: `python benchmarks/cuda/measure.py TARGET HEAD OUT.json PROMPTS.jsonl ...`, on a machine with a GPU.
+
+Exactness first: float32 answers against transformers' `generate`, with every kind of draft, then bfloat16 ones against
+plain decoding. Then speed: tokens a second, and one product of a 7B model's linears, unquantized and quantized.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from starspec import LLM, SamplingParams
+from starspec.bench.datasets import read_prompts
+from starspec.bench.provenance import collect_provenance
+from starspec.models.prepack import PlainLinear
+from starspec.models.torchao_linear import TorchaoLinear
+
+DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 16, 64  # of each file
+SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}  # Qwen2.5 7B
+REPEATS = 5
+
+Ids = list[int]
+
+
+def main(target: str, head: str, out: Path, files: Sequence[Path]) -> None:
+    """Effects: writes `out` after each part."""
+    found = {"provenance": asdict(collect_provenance({"target": target, "head": head}))}
+    parts: dict[str, Callable[[], object]] = {
+        "linears": linears,
+        "float32": lambda: differences(target, head, "float32", "int8", files),
+        "bfloat16": lambda: differences(target, head, "bfloat16", "int4", files),
+        "tokens_a_second": lambda: speed(target, head, files),
+    }
+    for name, measure in track(parts.items(), "parts"):
+        found[name] = measure()
+        out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def differences(
+    target: str, head: str, dtype: str, quantization: str, files: Sequence[Path]
+) -> list[dict[str, object]]:
+    """How many answers differ from the reference: transformers' in float32, our own plain ones in bfloat16."""
+    kinds: dict[str, dict[str, object] | None] = {
+        "plain": None,
+        "n-gram": {"method": "ngram", "num_speculative_tokens": 4},
+        f"{quantization} self-draft": {"model": target, "quantization": quantization, "num_speculative_tokens": 4},
+        "head": {"method": "eagle3", "model": head, "num_speculative_tokens": 4},
+        "head, trees": {"method": "eagle3", "model": head, "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 11},
+    }
+    rows: list[dict[str, object]] = []
+    reference: list[Ids] | None = None
+    for batch in (1, 8):
+        for kind, draft in kinds.items():
+            llm = load(target, dtype, batch, draft)
+            prompts = prompt_ids(llm, files)
+            if reference is None:
+                reference = generate(target, prompts, dtype) if dtype == "float32" else answers(llm, prompts)
+            said = answers(llm, prompts)
+            places = [first_difference(one, other) for one, other in zip(said, reference, strict=True)]
+            rows.append(
+                {
+                    "draft": kind,
+                    "batch": batch,
+                    "answers": len(said),
+                    "different": sum(place is not None for place in places),
+                    "first_differences": [place for place in places if place is not None],
+                    "numerics": llm.engine.runner.numerics_report,  # type: ignore[attr-defined]
+                }
+            )
+            llm.close()
+    return rows
+
+
+def speed(target: str, head: str, files: Sequence[Path]) -> list[dict[str, object]]:
+    """Tokens a second of 32 prompts, plain and with the head, and of transformers' generate one by one."""
+    rows: list[dict[str, object]] = []
+    chain = {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
+    for batch, draft in ((1, None), (1, chain), (8, None), (8, chain), (32, None)):
+        llm = load(target, "bfloat16", batch, draft, numerics="fast")
+        prompts = prompt_ids(llm, files)
+        answers(llm, prompts[:batch])
+        begun = time.perf_counter()
+        num = sum(map(len, answers(llm, prompts)))
+        seconds = time.perf_counter() - begun
+        rows.append(
+            {"draft": "head, chain of 3" if draft else "plain", "batch": batch, "tokens_s": round(num / seconds, 1)}
+        )
+        llm.close()
+    begun = time.perf_counter()
+    num = sum(map(len, generate(target, prompts[:8], "bfloat16")))
+    rows.append(
+        {"draft": "transformers' generate", "batch": 1, "tokens_s": round(num / (time.perf_counter() - begun), 1)}
+    )
+    return rows
+
+
+def linears() -> list[dict[str, object]]:
+    """Microseconds of one product in a CUDA graph, weights not in the cache: they take turns with others."""
+    rows: list[dict[str, object]] = []
+    for name, shape in SHAPES.items():
+        weight = torch.randn(*shape, dtype=torch.bfloat16, device=DEVICE) * 0.02
+        kinds: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+            "bfloat16": lambda weight=weight: PlainLinear(weight.clone(), None),  # type: ignore[misc]
+            "int8": lambda weight=weight: TorchaoLinear("int8", weight, None),  # type: ignore[misc]
+            "int4": lambda weight=weight: TorchaoLinear("int4", weight, None),  # type: ignore[misc]
+        }
+        for num_rows in (1, 8):
+            x = torch.randn(num_rows, shape[1], dtype=torch.bfloat16, device=DEVICE)
+            found = {kind: round(microseconds([make() for _ in range(8)], x), 2) for kind, make in kinds.items()}
+            rows.append({"linear": name, "shape": shape, "rows": num_rows, "us": found})
+    return rows
+
+
+@torch.inference_mode()
+def microseconds(calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> float:
+    """Of one call, the median of `REPEATS` replays of all of them."""
+    for call in calls:
+        call(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call(x)
+    times = []
+    for _ in range(REPEATS):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(1000 * begun.elapsed_time(ended) / len(calls))
+    return statistics.median(times)
+
+
+def load(target: str, dtype: str, batch: int, draft: dict[str, object] | None, numerics: str = "invariant") -> LLM:
+    return LLM(
+        target,
+        dtype=dtype,
+        device=DEVICE,
+        max_num_seqs=batch,
+        max_model_len=1024,
+        numerics=numerics,
+        speculative_config=draft,
+    )
+
+
+def prompt_ids(llm: LLM, files: Sequence[Path]) -> list[Ids]:
+    turns = [prompt.text for file in files for prompt in read_prompts(file)[:NUM_PROMPTS]]
+    messages = [[{"role": "user", "content": turn}] for turn in turns]
+    return [llm.tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in messages]
+
+
+def answers(llm: LLM, prompts: Sequence[Ids]) -> list[Ids]:
+    results = llm.generate(list(prompts), SamplingParams(max_tokens=MAX_TOKENS, temperature=0))
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+@torch.inference_mode()
+def generate(target: str, prompts: Sequence[Ids], dtype: str) -> list[Ids]:
+    """Transformers alone, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).to(DEVICE).eval()
+    said = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device=DEVICE)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False, pad_token_id=0
+        )
+        said.append(out[0, len(prompt) :].tolist())
+    return said
+
+
+def first_difference(one: Ids, other: Ids) -> int | None:
+    """Where two answers part; None if they are the same."""
+    if one == other:
+        return None
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+if __name__ == "__main__":
+    target, head, out, *files = sys.argv[1:]
+    main(target, head, Path(out), [Path(file) for file in files])
