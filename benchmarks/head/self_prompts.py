@@ -1,4 +1,4 @@
-"""Prompts that a chat model makes up itself: `python benchmarks/head/self_prompts.py MODEL OUT.jsonl NUM SEED [chat]`.
+"""Prompts that a chat model makes up itself: `python self_prompts.py MODEL OUT.jsonl NUM SEED [all|chat [cpu|cuda]]`.
 
 Given only the beginning of a user's turn, it writes what it believes that users ask (Magpie, Xu et al., 2024). That is
 as varied as what it was tuned on, and nobody's text: neither a benchmark nor a data set is looked at. Some turns are
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from starspec import LLM, SamplingParams
 
-MIN_CHARS, MAX_TOKENS, AT_ONCE = 12, 160, 64
+MIN_CHARS, MAX_TOKENS = 12, 160
+AT_ONCE = {"cpu": 64, "cuda": 256}
 MIN_P = 0.05  # cheaper than top-p, which sorts
 MARK = "@@@"
 CODE = ("def ", "def ", "from typing import List\n\n\ndef ", "from typing import ", "import math\n\n\ndef ")
@@ -23,9 +24,18 @@ CHAT = ("",) * 20 + WORDS
 BEGINNINGS = {"all": CHAT + CODE + CODE, "chat": CHAT}
 
 
-def main(model: str, out: Path, num: int, seed: int, kind: str = "all") -> None:
+def main(model: str, out: Path, num: int, seed: int, kind: str = "all", device: str = "cpu") -> None:
     """Write the prompts as they come; those that do not end, or come twice, are left out."""
-    llm = LLM(model=model, dtype="bfloat16", num_threads=1, numerics="fast", max_num_seqs=AT_ONCE, max_model_len=256)
+    at_once = AT_ONCE[device]
+    llm = LLM(
+        model=model,
+        dtype="bfloat16",
+        device=device,
+        num_threads=1,
+        numerics="fast",
+        max_num_seqs=at_once,
+        max_model_len=256,
+    )
     chat = llm.tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
     opening = chat[: chat.index(MARK)]
     begun = {
@@ -33,8 +43,8 @@ def main(model: str, out: Path, num: int, seed: int, kind: str = "all") -> None:
     }
     seen = set[str]()
     with out.open("w") as file:
-        for start in range(0, num, 4 * AT_ONCE):
-            places = range(start, min(num, start + 4 * AT_ONCE))
+        for start in range(0, num, 4 * at_once):
+            places = range(start, min(num, start + 4 * at_once))
             beginnings = [BEGINNINGS[kind][place % len(BEGINNINGS[kind])] for place in places]
             params = [
                 SamplingParams(temperature=1.0, min_p=MIN_P, max_tokens=MAX_TOKENS, seed=1_000_000 * seed + place)
@@ -61,5 +71,5 @@ def asked(beginning: str, said: str, *, has_ended: bool) -> str | None:
 
 
 if __name__ == "__main__":
-    model, out, num, seed, *kind = sys.argv[1:]
-    main(model, Path(out), int(num), int(seed), *kind)
+    model, out, num, seed, *kind_and_device = sys.argv[1:]
+    main(model, Path(out), int(num), int(seed), *kind_and_device)
