@@ -1,4 +1,6 @@
-"""What CUDA gives: `python benchmarks/cuda/measure.py TARGET HEAD OUT.json PROMPTS.jsonl ...`, on a machine with a GPU.
+"""What CUDA gives: `python benchmarks/cuda/measure.py PARTS TARGET HEAD OUT.json PROMPTS.jsonl ...`, beside a GPU.
+
+PARTS are `linears`, `float32`, `bfloat16` and `speed`, separated by commas.
 
 Exactness first: float32 answers against transformers' `generate`, with every kind of draft, then bfloat16 ones against
 plain decoding. Then speed: tokens a second, and one product of a 7B model's linears, unquantized and quantized.
@@ -25,24 +27,24 @@ from starspec.bench.provenance import collect_provenance
 from starspec.models.prepack import PlainLinear
 from starspec.models.torchao_linear import TorchaoLinear
 
-DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 16, 64  # of each file
+DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 8, 64  # of each file
 SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}  # Qwen2.5 7B
 REPEATS = 5
 
 Ids = list[int]
 
 
-def main(target: str, head: str, out: Path, files: Sequence[Path]) -> None:
+def main(names: Sequence[str], target: str, head: str, out: Path, files: Sequence[Path]) -> None:
     """Effects: writes `out` after each part."""
-    found = {"provenance": asdict(collect_provenance({"target": target, "head": head}))}
+    found: dict[str, object] = {"provenance": asdict(collect_provenance({"target": target, "head": head}))}
     parts: dict[str, Callable[[], object]] = {
         "linears": linears,
         "float32": lambda: differences(target, head, "float32", "int8", files),
         "bfloat16": lambda: differences(target, head, "bfloat16", "int4", files),
-        "tokens_a_second": lambda: speed(target, head, files),
+        "speed": lambda: speed(target, head, files),
     }
-    for name, measure in track(parts.items(), "parts"):
-        found[name] = measure()
+    for name in track(names, "parts"):
+        found[name] = parts[name]()
         out.write_text(json.dumps(found, indent=2) + "\n")
 
 
@@ -59,30 +61,30 @@ def differences(
     }
     rows: list[dict[str, object]] = []
     reference: list[Ids] | None = None
-    for batch in (1, 8):
-        for kind, draft in kinds.items():
-            llm = load(target, dtype, batch, draft)
-            prompts = prompt_ids(llm, files)
-            if reference is None:
-                reference = generate(target, prompts, dtype) if dtype == "float32" else answers(llm, prompts)
-            said = answers(llm, prompts)
-            places = [first_difference(one, other) for one, other in zip(said, reference, strict=True)]
-            rows.append(
-                {
-                    "draft": kind,
-                    "batch": batch,
-                    "answers": len(said),
-                    "different": sum(place is not None for place in places),
-                    "first_differences": [place for place in places if place is not None],
-                    "numerics": llm.engine.runner.numerics_report,  # type: ignore[attr-defined]
-                }
-            )
-            llm.close()
+    for batch, (kind, draft) in [(1, each) for each in kinds.items()] + [(8, each) for each in kinds.items()]:
+        llm = load(target, dtype, batch, draft)
+        prompts = prompt_ids(llm, files)
+        if reference is None:
+            reference = generate(target, prompts, dtype) if dtype == "float32" else answers(llm, prompts)
+        said = answers(llm, prompts)
+        places = [first_difference(one, other) for one, other in zip(said, reference, strict=True)]
+        rows.append(
+            {
+                "draft": kind,
+                "batch": batch,
+                "answers": len(said),
+                "tokens": sum(map(len, said)),
+                "different": sum(place is not None for place in places),
+                "first_differences": [place for place in places if place is not None],
+                "numerics": llm.engine.runner.numerics_report,  # type: ignore[attr-defined]
+            }
+        )
+        llm.close()
     return rows
 
 
 def speed(target: str, head: str, files: Sequence[Path]) -> list[dict[str, object]]:
-    """Tokens a second of 32 prompts, plain and with the head, and of transformers' generate one by one."""
+    """Tokens a second of all prompts, plain and with the head, and of transformers' generate one by one."""
     rows: list[dict[str, object]] = []
     chain = {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
     for batch, draft in ((1, None), (1, chain), (8, None), (8, chain), (32, None)):
@@ -188,5 +190,5 @@ def first_difference(one: Ids, other: Ids) -> int | None:
 
 
 if __name__ == "__main__":
-    target, head, out, *files = sys.argv[1:]
-    main(target, head, Path(out), [Path(file) for file in files])
+    names, target, head, out, *files = sys.argv[1:]
+    main(names.split(","), target, head, Path(out), [Path(file) for file in files])
