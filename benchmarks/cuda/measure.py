@@ -24,10 +24,11 @@ from transformers import AutoModelForCausalLM
 from starspec import LLM, SamplingParams
 from starspec.bench.datasets import read_prompts
 from starspec.bench.provenance import collect_provenance
+from starspec.models.locate import locate
 from starspec.models.prepack import PlainLinear
-from starspec.models.torchao_linear import TorchaoLinear
+from starspec.models.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
 
-DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 8, 64  # of each file
+DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 8, 48  # of each file
 SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}  # Qwen2.5 7B
 REPEATS = 5
 
@@ -61,7 +62,8 @@ def differences(
     }
     rows: list[dict[str, object]] = []
     reference: list[Ids] | None = None
-    for batch, (kind, draft) in [(1, each) for each in kinds.items()] + [(8, each) for each in kinds.items()]:
+    for batch, kind in [(1, "plain"), (1, "head"), *((8, kind) for kind in kinds)]:
+        draft = kinds[kind]
         llm = load(target, dtype, batch, draft)
         prompts = prompt_ids(llm, files)
         if reference is None:
@@ -113,10 +115,10 @@ def linears() -> list[dict[str, object]]:
         weight = torch.randn(*shape, dtype=torch.bfloat16, device=DEVICE) * 0.02
         kinds: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
             "bfloat16": lambda weight=weight: PlainLinear(weight.clone(), None),  # type: ignore[misc]
-            "int8": lambda weight=weight: TorchaoLinear("int8", weight, None),  # type: ignore[misc]
-            "int4": lambda weight=weight: TorchaoLinear("int4", weight, None),  # type: ignore[misc]
+            "int8": lambda weight=weight: CompiledInt8Linear(weight, None),  # type: ignore[misc]
+            "int4": lambda weight=weight: TorchaoInt4Linear(weight, None),  # type: ignore[misc]
         }
-        for num_rows in (1, 8):
+        for num_rows in (1, 2, 4, 8):
             x = torch.randn(num_rows, shape[1], dtype=torch.bfloat16, device=DEVICE)
             found = {kind: round(microseconds([make() for _ in range(8)], x), 2) for kind, make in kinds.items()}
             rows.append({"linear": name, "shape": shape, "rows": num_rows, "us": found})
@@ -170,7 +172,7 @@ def answers(llm: LLM, prompts: Sequence[Ids]) -> list[Ids]:
 @torch.inference_mode()
 def generate(target: str, prompts: Sequence[Ids], dtype: str) -> list[Ids]:
     """Transformers alone, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).to(DEVICE).eval()
+    model = AutoModelForCausalLM.from_pretrained(str(locate(target)), dtype=getattr(torch, dtype)).to(DEVICE).eval()
     said = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=DEVICE)

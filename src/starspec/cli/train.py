@@ -16,7 +16,7 @@ from starspec.cli.saved_files import JsonFile
 from starspec.cli.tables import out
 
 DATA, TRAINING = "Data", "Training"
-MAX_WORKERS = 8  # that answer prompts
+MAX_WORKERS = 8  # that answer prompts on a CPU
 
 
 def train(
@@ -125,9 +125,9 @@ def train(
         from starspec.train.trainer import TrainPlan  # noqa: PLC0415
 
         threads = num_threads or _num_cores()
-        # a process a core says 1.3 times the tokens of one with all, and one process cannot keep a GPU busy; each has
-        # weights and a cache of its own
-        num_workers = min(threads, MAX_WORKERS)
+        # a process a core says 1.3 times the tokens of one with all, each with weights and a cache of its own; those
+        # that share a GPU wait for each other's turns
+        num_workers = min(threads, MAX_WORKERS) if device == "cpu" else 1
         answers = AnswerPlan(
             target=target,
             dtype=dtype,

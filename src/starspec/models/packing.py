@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D  # GPT-2's linear, with its weight the other way round
 
 from starspec.config import ModelConfig
+from starspec.models import quantized_cuda, weight_only
 from starspec.models.linear import PackedLinear, Packer
 from starspec.models.prepack import num_dense_bytes, pack_dense
-from starspec.models.torchao_linear import TorchaoLinear
-from starspec.models.weight_only import Int4Linear, Int8Linear, NarrowOrWide, RefinedHead, fits_int4, fits_int8
+from starspec.models.weight_only import NarrowOrWide, RefinedHead
 
 
 def make_packer(config: ModelConfig, vocab_size: int) -> Packer:
@@ -26,15 +28,14 @@ def make_packer(config: ModelConfig, vocab_size: int) -> Packer:
     """
 
     def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        if not _can_quantize(config.quantization, weight):
+        kind = _kind(config.quantization, weight)
+        if kind is None:
             return pack_dense(weight, bias)
-        if weight.device.type == "cuda":
-            return TorchaoLinear(config.quantization, weight, bias)
-        kind = Int8Linear if config.quantization == "int8" else Int4Linear
-        narrow: PackedLinear = kind(weight, bias)
+        narrow = kind.linear(weight, bias)
         if weight.shape[0] == vocab_size:
             narrow = RefinedHead(narrow, weight, bias)
-        return NarrowOrWide(narrow, pack_dense(weight, bias)) if config.numerics == "fast" else narrow
+        is_fast = config.numerics == "fast"
+        return NarrowOrWide(narrow, pack_dense(weight, bias), kind.max_rows) if is_fast else narrow
 
     return pack
 
@@ -88,5 +89,26 @@ def num_step_bytes(model: nn.Module) -> int:
     )
 
 
-def _can_quantize(quantization: str, weight: Tensor) -> bool:
-    return {"none": lambda _: False, "int8": fits_int8, "int4": fits_int4}[quantization](weight)
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A quantized form of a linear."""
+
+    linear: Packer
+    fits: Callable[[Tensor], bool]  # whether its kernel takes a weight [N, K]
+    max_rows: int  # above, dense weights are faster
+
+
+KINDS: Final[Mapping[tuple[str, str], _Kind]] = {
+    ("cpu", "int8"): _Kind(weight_only.Int8Linear, weight_only.fits_int8, weight_only.MAX_QUANTIZED_ROWS),
+    ("cpu", "int4"): _Kind(weight_only.Int4Linear, weight_only.fits_int4, weight_only.MAX_QUANTIZED_ROWS),
+    ("cuda", "int8"): _Kind(quantized_cuda.CompiledInt8Linear, lambda _: True, quantized_cuda.MAX_QUANTIZED_ROWS),
+    ("cuda", "int4"): _Kind(
+        quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, quantized_cuda.MAX_QUANTIZED_ROWS
+    ),
+}
+
+
+def _kind(quantization: str, weight: Tensor) -> _Kind | None:
+    """None if nothing is to be quantized, or this weight cannot be."""
+    kind = KINDS.get((weight.device.type, quantization))
+    return kind if kind is not None and kind.fits(weight) else None

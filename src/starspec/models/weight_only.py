@@ -111,15 +111,19 @@ class NarrowOrWide:
     """Two forms of one linear: quantized for few rows, dense for many. Costs the memory of both.
 
     A row's result depends on how many others are computed with it: for drafts, never for a target.
+
+    Args:
+        max_rows: that the narrow form is used for.
     """
 
-    def __init__(self, narrow: PackedLinear, wide: PackedLinear) -> None:
+    def __init__(self, narrow: PackedLinear, wide: PackedLinear, max_rows: int = MAX_QUANTIZED_ROWS) -> None:
         self._narrow = narrow
         self._wide = wide
+        self._max_rows = max_rows
         self.num_bytes = narrow.num_bytes  # of one decoding step
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (self._narrow if x.shape[0] <= MAX_QUANTIZED_ROWS else self._wide)(x)
+        return (self._narrow if x.shape[0] <= self._max_rows else self._wide)(x)
 
 
 def _plus(out: Tensor, bias: Tensor | None) -> Tensor:
