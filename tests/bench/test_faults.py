@@ -1,9 +1,17 @@
 """The benchmark of faults: gaps exactly, and once through with a synthetic star."""
 
 import pytest
+from typer.testing import CliRunner
 
-from starspec.bench.faults.measure import NUM_STREAMS, FaultModels, FaultPlan, measure_faults
+import starspec.bench.faults.measure
+from starspec.bench.faults.measure import NUM_STREAMS, FaultModels, FaultPlan, FaultRow, fault_ratios, measure_faults
 from starspec.bench.faults.streams import Stream
+from starspec.bench.provenance import collect_provenance
+from starspec.bench.report import Report
+from starspec.cli import app
+
+SLOW = "a stream waited longer after a fault than is promised"
+CHANGED = "a fault of the hub changed tokens"
 
 
 def test_a_gap_counts_where_it_ends() -> None:
@@ -30,6 +38,43 @@ def test_the_hub_is_told_the_target_of_a_head(headed: tuple[str, str]) -> None:
     )
 
 
+def row(gap_ms: float, max_gap_ms: float, num_identical: int = 8) -> FaultRow:
+    return FaultRow(
+        fault="kill -9 and restart",
+        num_answers=8,
+        num_identical=num_identical,
+        round_ms=20.0,
+        calm_gap_ms=30.0,
+        gap_ms=gap_ms,
+        outage_gap_ms=gap_ms,
+        max_gap_ms=max_gap_ms,
+        back_s=1.0,
+    )
+
+
+def test_the_ratio_is_that_of_the_row_which_does_worst_by_its_own_promise() -> None:
+    assert fault_ratios([row(300.0, 400.0), row(250.0, 250.0), row(100.0, 250.0)]) == {"longest_gap_vs_max": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentences", "exit_code"),
+    [
+        ([row(200.0, 250.0)], (), 0),
+        ([row(200.0, 250.0), row(251.0, 250.0)], (SLOW,), 0),
+        ([row(200.0, 250.0, num_identical=7)], (CHANGED,), 1),
+    ],
+)
+def test_what_was_not_kept_is_said(
+    monkeypatch: pytest.MonkeyPatch, rows: list[FaultRow], sentences: tuple[str, ...], exit_code: int
+) -> None:
+    report = Report(collect_provenance(), rows, fault_ratios(rows))
+    monkeypatch.setattr(starspec.bench.faults.measure, "measure_faults", lambda *_: report)
+    result = CliRunner().invoke(app, ["bench", "faults", "--target", "synthetic:", "--draft", "synthetic:"])
+    assert result.exit_code == exit_code, result.output
+    said = " ".join(result.output.split())
+    assert [each for each in (SLOW, CHANGED) if each in said] == list(sentences)
+
+
 @pytest.mark.system
 def test_each_fault_is_survived_and_timed() -> None:
     models = FaultModels(
@@ -49,6 +94,4 @@ def test_each_fault_is_survived_and_timed() -> None:
         assert row.gap_ms > 0 < row.calm_gap_ms
         assert row.max_gap_ms >= 250
         assert row.outage_gap_ms > 0
-    assert report.ratios == {
-        "longest_gap_vs_max": pytest.approx(max(row.gap_ms / row.max_gap_ms for row in report.rows), abs=1e-3)
-    }
+    assert report.ratios == fault_ratios(report.rows)

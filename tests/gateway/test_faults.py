@@ -114,6 +114,7 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [USER, {"role": "user", "content": None}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"content": None}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "villain", "content": "hi"}]}, "messages"),

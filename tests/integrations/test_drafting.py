@@ -19,7 +19,7 @@ from starspec.ids import SessionId
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft_length import paying_lengths
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
-from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost
+from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.integrations.vllm.step_cost import StepCost
 from starspec.wire import codec
@@ -118,7 +118,7 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(vllm.drafter._step_cost, "note", note_step)
     rounds: list[Round] = []
-    monkeypatch.setattr(vllm.drafter._round_times, "note", rounds.append)
+    monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
     for num_tokens in (80, 120):
         vllm.submit(PROMPT, num_tokens)
     for _ in range(8):
@@ -190,6 +190,22 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     assert not vllm.deadline._rounds
 
 
+def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked() -> None:
+    vllm = ToyVllm(adaptive=False)
+    vllm.submit(PROMPT, 30)
+    vllm.run()
+    assert vllm.deadline._rounds
+    vllm.hub.kill()
+    vllm.drafter.tend()
+    vllm.hub.revive()
+    vllm.drafter.tend()
+    assert vllm.drafter._hub.num_found == 2
+    assert not vllm.deadline._rounds
+    vllm.submit(PROMPT, 30)
+    vllm.step()
+    assert vllm.drafter._round_times.cost == NO_WAIT
+
+
 def test_a_step_that_waits_long_for_its_hub_takes_no_running_request_for_gone() -> None:
     vllm = ToyVllm(adaptive=False, fallback="none", deadline_ms=5000)
     request = vllm.submit(PROMPT, 40)
@@ -203,7 +219,7 @@ def test_a_step_that_waits_long_for_its_hub_takes_no_running_request_for_gone() 
 def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm(num_tokens=8)
     rounds: list[Round] = []
-    monkeypatch.setattr(vllm.drafter._round_times, "note", rounds.append)
+    monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
     weighed: set[int] = set()
 
     def weigh(rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost) -> list[int]:

@@ -136,6 +136,22 @@ def test_nobody_waits_for_a_hub_that_is_known_to_read(scene: Scene) -> None:
     assert not scene.waiting.is_awaited
 
 
+def test_nobody_waits_while_the_hub_reads_for_a_tag_that_is_not_awaited_itself(scene: Scene) -> None:
+    reads, waits = Waiting(is_excused=True), Waiting(is_awaited=True)
+    assert scene.talk.wait([waits], [reads, waits], 0.1) is None
+    assert scene.now == 100.0
+    assert not waits.is_awaited
+
+
+def test_a_hub_that_answers_some_and_keeps_others_waiting_is_not_to_blame(scene: Scene) -> None:
+    for _ in range(MAX_MISSES):
+        late = Waiting(is_awaited=True)
+        scene.waiting.is_awaited = True
+        scene.coming = [(scene.now + 0.01, ANSWER)]
+        assert scene.talk.wait([scene.waiting, late], [scene.waiting, late], 0.1) == [late]
+    assert not scene.talk.patience.is_pausing
+
+
 def test_a_hub_that_is_found_again_has_kept_nobody_waiting(scene: Scene) -> None:
     for _ in range(MAX_MISSES):
         scene.coming = [(scene.now + 0.01, Pong(1))]

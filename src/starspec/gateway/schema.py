@@ -90,7 +90,7 @@ class ChatMessage(Body):
     @classmethod
     def _only_an_assistant_may_say_nothing(cls, content: Any, info: ValidationInfo) -> Any:
         """Beside a call of a tool it needs no text. Of a message whose role is at fault, that is told already."""
-        if content is None and info.data.get("role", "assistant") != "assistant":
+        if content in (None, []) and info.data.get("role", "assistant") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return content
 

@@ -101,10 +101,8 @@ class _Kind:
 KINDS: Final[Mapping[tuple[str, str], _Kind]] = {
     ("cpu", "int8"): _Kind(weight_only.Int8Linear, weight_only.fits_int8, weight_only.MAX_QUANTIZED_ROWS),
     ("cpu", "int4"): _Kind(weight_only.Int4Linear, weight_only.fits_int4, weight_only.MAX_QUANTIZED_ROWS),
-    ("cuda", "int8"): _Kind(quantized_cuda.CompiledInt8Linear, lambda _: True, quantized_cuda.MAX_QUANTIZED_ROWS),
-    ("cuda", "int4"): _Kind(
-        quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, quantized_cuda.MAX_QUANTIZED_ROWS
-    ),
+    ("cuda", "int8"): _Kind(quantized_cuda.CompiledInt8Linear, lambda _: True, quantized_cuda.MAX_INT8_ROWS),
+    ("cuda", "int4"): _Kind(quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, quantized_cuda.MAX_INT4_ROWS),
 }
 
 

@@ -1,15 +1,14 @@
 """Linears with quantized weights on CUDA, for drafts: torchao's int4, and int8 by a product that torch compiles.
 
-The gate and up projections of a 7B model on an H200, microseconds (bfloat16 reads its 272 MB in 71):
+Microseconds of the four products of a layer of Qwen2.5 7B on an H200 (`benchmarks/results/cuda-linears.json`):
 
-    rows                               1     4     8
-    bfloat16                          69    71    70
-    int4, groups of 64                48    68   108
-    int8, compiled                    47   193   188
-    int8, torchao's without compiling    430
+    rows                    1     2     4     8
+    bfloat16              132   132   134   134
+    int4, groups of 64     99   110   135   210
+    int8                  105   738   739   740
 
-So quantized weights are for the narrowest forwards alone. Smaller linears gain less, those below 20 million weights
-nothing: there a launch takes as long as the reading.
+So quantized weights are for the narrowest forwards alone. Without compiling, torchao's int8 takes as long for one row
+as for two. The gain is in the large linears; where a launch takes as long as the reading there is none.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from starspec.models.prepack import num_dense_bytes
 from starspec.models.quantize import quantize_int8
 
 INT4_GROUP: Final = 64  # of 32 the product takes a quarter longer
-MAX_QUANTIZED_ROWS: Final = 2  # above, dense weights are faster
+MAX_INT4_ROWS: Final = 2  # above, dense weights are faster
+MAX_INT8_ROWS: Final = 1
 KERNEL_DTYPE: Final = torch.bfloat16  # whatever the model's
 INT4_BITS: Final = 4 + 32 / INT4_GROUP  # a weight; scale and zero of a group are 16 bits each
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
-from starspec.wire.messages import HubToTarget, Ping, Proposal, Reopen
+from starspec.wire.messages import Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen
 from starspec.wire.patience import Patience
 from starspec.wire.transport import TargetTransport
 from starspec.wire.waiting import Waiting, miss_all
@@ -116,7 +116,7 @@ class HubTalk:
         if late:
             now = self._clock()
             miss_all(late, everybody, self.patience, now, is_for_all=len(late) == len(awaited))
-            if not is_heard and not self.is_lost and not all(each.is_opening for each in late):
+            if not is_heard and not all(each.is_opening for each in late):
                 self._liveness.doubt(now)
                 self._ping(now)
         return late
@@ -149,8 +149,13 @@ class HubTalk:
                 self._find()
             return
         self._liveness.hear()
-        if isinstance(message, Proposal | Reopen):  # Pong is a word, no more; Goodbye ends in a disconnection
-            self._listener.take(message)
+        match message:
+            case Proposal() | Reopen():
+                self._listener.take(message)
+            case Pong() | Goodbye() | Fault():
+                pass  # a word, no more; the transport ends the connection after the last two
+            case _:
+                assert_never(message)
 
     def _lose(self) -> None:
         self._liveness.lose(self._clock())

@@ -64,17 +64,20 @@ class StepDrafter:
         self._step_cost = StepCost()  # of vLLM's steps, by their tokens
         self._round_times = RoundTimes()  # of the hub's drafts
         self._num_catch_up = 0
+        self._num_found = 0  # the hub, up to the last step
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
         """As `RowBook.see`. Returns: draft tokens of each row, none where there is no draft."""
         now = self._clock()
         rows = self._book.see(sampled, lengths, token_ids, now)
+        self._notice_another_hub()  # which `tend` found
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self._note_cost(rows, now - self._ended_s)
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._propose(wanted)
+        self._notice_another_hub()
         if not self._hub.is_serving:  # the next one may be faster
             self._round_times = RoundTimes()
             self._deadline.forget_rounds()
@@ -99,6 +102,12 @@ class StepDrafter:
 
     def shutdown(self) -> None:
         self._hub.shutdown()
+
+    def _notice_another_hub(self) -> None:
+        """What the one before took says nothing of it."""
+        if self._hub.num_found != self._num_found:
+            self._num_found = self._hub.num_found
+            self._round_times = RoundTimes()
 
     def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
         """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost."""
@@ -142,6 +151,7 @@ class StepDrafter:
         if self._settings.fallback == "none":
             return {}
         self._num_catch_up = 0
+        self._num_found = 0  # the hub, up to the last step
         return {each.request: self._look_up(each) for each in wanted if each.num_draft_tokens}
 
     def _look_up(self, wanted: Wanted) -> list[int]:

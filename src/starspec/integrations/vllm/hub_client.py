@@ -106,6 +106,11 @@ class HubClient:
         return self.is_here and not self._hub.patience.is_pausing
 
     @property
+    def num_found(self) -> int:
+        """How often the hub was found; each time it may be another."""
+        return self._hub.num_found
+
+    @property
     def num_tags(self) -> int:
         return len(self._tags)
 
@@ -256,7 +261,8 @@ class HubClient:
     # ---------------------------------------------------------------- in
 
     def lose(self) -> None:
-        """As HubListener: every tag is opened anew in the step that wants a draft of it."""
+        """As HubListener: every tag is opened anew in the step that wants a draft of it, perhaps at another hub."""
+        self._deadline.forget_rounds()
         for tag in self._tags.values():
             tag.give_up()
             tag.forget_delays()
