@@ -110,6 +110,24 @@ def test_runs_of_several_rows_attend_in_one_call_what_each_attends_alone(rows, h
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("prefix_len", "device", "num_slots"), [(5, "cpu", 7), (5, "meta", 64), (62, "meta", 64)])
+def test_whole_blocks_are_read_on_accelerators_and_what_is_beyond_is_hidden(prefix_len, device, num_slots):
+    [call] = plan_calls(
+        0,
+        0,
+        prefix_len,
+        parents=None,
+        new_tokens=range(2),
+        is_prompt=False,
+        reading=Reading.FAST,
+        group=1,
+        like=torch.empty(0, device=device),
+    )
+    assert call.num_slots == call.mask.shape[-1] == num_slots
+    assert not call.mask[..., : prefix_len + 1].any()
+    assert call.mask[..., prefix_len + 2 :].isneginf().all()
+
+
 def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
     cache = make_cache([5, 9, 70, 3], 1)
 

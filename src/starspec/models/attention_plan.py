@@ -73,7 +73,10 @@ def plan_calls(
         return [_call_by_chunk(row, first, prefix_len, new_tokens, like)]
     if reading is Reading.FAST:
         visible = visible_slots(prefix_len, new_tokens.stop, None if parents is None else parents[: new_tokens.stop])
-        return [_call(row, first, visible[new_tokens.start :], Form.BY_RUN, group, like)]
+        visible = visible[new_tokens.start :]
+        if like.device.type != "cpu":  # kernels there want masks of whole blocks, and torch copies others into such
+            visible = F.pad(visible, (0, _num_slots(visible.shape[1] - 1) - visible.shape[1]))
+        return [_call(row, first, visible, Form.BY_RUN, group, like)]
     form = Form.BY_RUN if reading is Reading.BY_RUN else Form.BY_TOKEN
     longest = MAX_QUERY_ROWS // max(group, MIN_QUERY_ROWS) if form is Form.BY_RUN else len(new_tokens)
     paths = _paths(new_tokens.stop, parents)

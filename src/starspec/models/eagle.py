@@ -23,6 +23,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
+from starspec.models.device import take_device
 from starspec.models.eagle_spec import HeadSpec, HeadWeights
 from starspec.models.foreign import reading
 from starspec.models.fused_attention import AttentionShape
@@ -53,7 +54,7 @@ class EagleHead:
     """
 
     def __init__(self, weights: HeadWeights, config: ModelConfig, name: str, pack: Packer) -> None:
-        spec, device = weights.spec, torch.device(config.device)
+        spec, device = weights.spec, take_device(config.device)
         dtype = getattr(torch, config.dtype)
         tensors = {key: tensor.to(device, dtype) for key, tensor in weights.tensors.items()}
         self.spec = spec

@@ -9,8 +9,9 @@ from typing import Any
 import structlog
 import torch
 
-from starspec.config import ModelConfig, nearest
+from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
+from starspec.models.device import take_device
 from starspec.models.foreign import reading
 from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import folder_name, is_synthetic, locate
@@ -39,7 +40,7 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
         from starspec.models.synthetic import SyntheticRunner  # noqa: PLC0415 (real models do without)
 
         return SyntheticRunner.from_config(config)
-    device = _device(config.device)
+    device = take_device(config.device)
     folder = locate(config.model)
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
@@ -159,16 +160,3 @@ def _max_model_len(config: ModelConfig, hf_config: Any) -> int:
             f"max_model_len {config.max_model_len} is more than the {own} tokens '{config.model}' was made for"
         )
     return config.max_model_len
-
-
-def _device(name: str) -> torch.device:
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise ConfigError(f"device '{name}' is unknown{nearest(name, ['cpu', 'cuda', 'cuda:0'])}")
-    if kind == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}' is not there: torch {torch.__version__} sees no CUDA device")
-    if index and int(index) >= torch.cuda.device_count():
-        raise ConfigError(f"device '{name}' is not there: torch sees {torch.cuda.device_count()} CUDA devices")
-    return torch.device(name)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from starspec.models.device import take_device
 from starspec.models.foreign import reading
 from starspec.models.locate import locate
 from starspec.train.answers import Answer
@@ -52,14 +53,14 @@ class Target:
 
 
 def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> Target:
-    """Raises: ModelError if it cannot be read."""
+    """Raises: ModelError if it cannot be read; ConfigError if the device is not there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 (seconds)
 
     from starspec.models.vocabulary import eos_token_ids  # noqa: PLC0415
 
-    folder = locate(name)
+    place, folder = take_device(device), locate(name)
     with reading(f"'{name}' cannot be read"):
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(place).eval()
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     return Target(model, eos_token_ids(folder, tokenizer))
 

@@ -146,7 +146,7 @@ def measure_pair(
     runner = bench.workbench.runner
     steps = measure_steps(runner, (1, best + 1)) if isinstance(runner, PackedRunner) else []
     methods = _methods(bench, plan, trial)
-    advance("warming up", 1 + num_turns(methods, len(bench.jobs), plan.num_repeats))
+    advance("measuring", 1 + num_turns(methods, len(bench.jobs), plan.num_repeats))
     _warm_up(methods, bench.jobs)
     work = Work(bench.jobs, bench.batch_jobs)
     timed = run_in_turns(methods, work, plan.num_repeats, lambda what: advance(what, None))
