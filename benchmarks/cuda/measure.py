@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -67,7 +68,9 @@ def differences(
         llm = load(target, dtype, batch, draft)
         prompts = prompt_ids(llm, files)
         if reference is None:
-            reference = generate(target, prompts, dtype) if dtype == "float32" else answers(llm, prompts)
+            reference = answers(llm, prompts)
+            if dtype == "float32":
+                reference = generate(load_transformers(target, dtype), prompts)
         said = answers(llm, prompts)
         places = [first_difference(one, other) for one, other in zip(said, reference, strict=True)]
         rows.append(
@@ -78,7 +81,7 @@ def differences(
                 "tokens": sum(map(len, said)),
                 "different": sum(place is not None for place in places),
                 "first_differences": [place for place in places if place is not None],
-                "numerics": llm.engine.runner.numerics_report,  # type: ignore[attr-defined]
+                "numerics": llm.engine.runner.numerics_report,
             }
         )
         llm.close()
@@ -100,8 +103,11 @@ def speed(target: str, head: str, files: Sequence[Path]) -> list[dict[str, objec
             {"draft": "head, chain of 3" if draft else "plain", "batch": batch, "tokens_s": round(num / seconds, 1)}
         )
         llm.close()
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)  # as transformers finds it; our own models switched it off
+    model = load_transformers(target, "bfloat16")
+    generate(model, prompts[:1])
     begun = time.perf_counter()
-    num = sum(map(len, generate(target, prompts[:8], "bfloat16")))
+    num = sum(map(len, generate(model, prompts)))
     rows.append(
         {"draft": "transformers' generate", "batch": 1, "tokens_s": round(num / (time.perf_counter() - begun), 1)}
     )
@@ -114,9 +120,9 @@ def linears() -> list[dict[str, object]]:
     for name, shape in SHAPES.items():
         weight = torch.randn(*shape, dtype=torch.bfloat16, device=DEVICE) * 0.02
         kinds: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-            "bfloat16": lambda weight=weight: PlainLinear(weight.clone(), None),  # type: ignore[misc]
-            "int8": lambda weight=weight: CompiledInt8Linear(weight, None),  # type: ignore[misc]
-            "int4": lambda weight=weight: TorchaoInt4Linear(weight, None),  # type: ignore[misc]
+            "bfloat16": lambda weight=weight: PlainLinear(weight.clone(), None),
+            "int8": lambda weight=weight: CompiledInt8Linear(weight, None),
+            "int4": lambda weight=weight: TorchaoInt4Linear(weight, None),
         }
         for num_rows in (1, 2, 4, 8):
             x = torch.randn(num_rows, shape[1], dtype=torch.bfloat16, device=DEVICE)
@@ -169,10 +175,13 @@ def answers(llm: LLM, prompts: Sequence[Ids]) -> list[Ids]:
     return [list(result.outputs[0].token_ids) for result in results]
 
 
+def load_transformers(target: str, dtype: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(str(locate(target)), dtype=getattr(torch, dtype)).to(DEVICE).eval()
+
+
 @torch.inference_mode()
-def generate(target: str, prompts: Sequence[Ids], dtype: str) -> list[Ids]:
+def generate(model: Any, prompts: Sequence[Ids]) -> list[Ids]:
     """Transformers alone, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(str(locate(target)), dtype=getattr(torch, dtype)).to(DEVICE).eval()
     said = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=DEVICE)

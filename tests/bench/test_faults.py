@@ -46,7 +46,7 @@ def row(gap_ms: float, max_gap_ms: float, num_identical: int = 8) -> FaultRow:
         round_ms=20.0,
         calm_gap_ms=30.0,
         gap_ms=gap_ms,
-        outage_gap_ms=gap_ms,
+        outage_gap_ms=2 * gap_ms,  # with a hub being loaded; nothing is promised of it
         max_gap_ms=max_gap_ms,
         back_s=1.0,
     )

@@ -190,8 +190,17 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     assert not vllm.deadline._rounds
 
 
-def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked() -> None:
-    vllm = ToyVllm(adaptive=False)
+def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed: list[RoundCost] = []
+
+    def weigh(rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost) -> list[int]:
+        weighed.append(round_cost)
+        return paying_lengths(rates, most, step_cost, round_cost)
+
+    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
+    vllm = ToyVllm()
     vllm.submit(PROMPT, 30)
     vllm.run()
     assert vllm.deadline._rounds
@@ -201,9 +210,22 @@ def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was
     vllm.drafter.tend()
     assert vllm.drafter._hub.num_found == 2
     assert not vllm.deadline._rounds
+    assert weighed[-1] != NO_WAIT
     vllm.submit(PROMPT, 30)
     vllm.step()
-    assert vllm.drafter._round_times.cost == NO_WAIT
+    assert weighed[-1] == NO_WAIT
+
+
+@pytest.mark.parametrize("mood", ["empty", "full", "reopening"])
+def test_an_answer_for_which_nothing_was_drafted_tells_not_how_long_drafting_takes(mood: str) -> None:
+    vllm = ToyVllm(adaptive=False)
+    vllm.submit(PROMPT, 60)
+    vllm.step()
+    vllm.deadline.forget_rounds()
+    vllm.hub.mood = mood
+    for _ in range(5):
+        vllm.step()
+    assert not vllm.deadline._rounds
 
 
 def test_a_step_that_waits_long_for_its_hub_takes_no_running_request_for_gone() -> None:

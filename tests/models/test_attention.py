@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
@@ -39,9 +39,18 @@ def parents(draw, max_tokens=14):
     return (-1, *(draw(st.integers(0, token - 1)) for token in range(1, num_tokens)))
 
 
-@pytest.mark.parametrize("reading", Reading)
+@pytest.fixture(params=[*Reading, "as on an accelerator"])
+def reading(request, monkeypatch):
+    """How the cache is read; also as where calls are dear, on a device that tests have not."""
+    if isinstance(request.param, Reading):
+        return request.param
+    for module in ("attention_plan", "batch"):
+        monkeypatch.setattr(f"starspec.models.{module}.is_accelerator", lambda device: True)
+    return Reading.FAST
+
+
 @pytest.mark.parametrize("heads", [(6, 2), (4, 4), (5, 1), (1, 1)])
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trees=st.lists(st.tuples(st.integers(1, 2 * KEY_BLOCK), parents()), min_size=1, max_size=3))
 def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads, reading, trees):
     num_heads, num_kv_heads = heads

@@ -35,6 +35,7 @@ CHAINS_OF_FOUR = FixedLength(DraftBudget.chain(4))
 STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
 FULL_S = 0.1
+REFUSAL_S = 0.001  # an answer for which nothing is drafted
 READING_S = 0.6  # what an `Open` takes a hub that reads slowly
 MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full", "empty"]
 
@@ -127,17 +128,17 @@ class ToyHub:
         if self.mood == "mute":
             return
         if self.mood == "reopening":  # for no reason
-            self._post(DRAFT_S, Reopen(session.tag, session.epoch))
+            self._post(REFUSAL_S, Reopen(session.tag, session.epoch))
             return
         if self.mood == "prophetic":  # a Reopen of an epoch that has not been
             self._post(DRAFT_S, Reopen(session.tag, Epoch(session.epoch + 7)))
         if self.mood == "full":
             empty = Proposal(session.tag, session.epoch, session.prefix_len, [], retry_after_s=FULL_S)
-            self._post(DRAFT_S, session.send(empty))
+            self._post(REFUSAL_S, session.send(empty))
             session.lose()
             return
         if self.mood == "empty":  # the draft's context is full
-            self._post(DRAFT_S, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
+            self._post(REFUSAL_S, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
             return
         self._owed_s += self.token_s * num
         delay_s += self._owed_s

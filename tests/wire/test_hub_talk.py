@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from starspec.ids import Epoch, Tag
-from starspec.wire.hub_liveness import DOUBT_S, MIN_PAUSE_S
+from starspec.wire.hub_liveness import DOUBT_S, MIN_PAUSE_S, PING_INTERVAL_S
 from starspec.wire.hub_talk import HubTalk
 from starspec.wire.messages import HubToTarget, Ping, Pong, Proposal, Reopen, TargetToHub
 from starspec.wire.patience import MAX_MISSES
@@ -167,7 +167,10 @@ def test_pings_tell_what_the_target_does_without_drafts_and_come_at_intervals(sc
     for _ in range(3):
         scene.talk.ping_if_due()
     assert scene.sent == [Ping(1, 12.5)]
-    scene.now += 1.0
+    scene.now += PING_INTERVAL_S
+    scene.talk.ping_if_due()
+    assert scene.sent == [Ping(1, 12.5), Ping(2, 12.5)]
+    scene.now += PING_INTERVAL_S
     scene.is_connected = False
     scene.talk.ping_if_due()
-    assert len(scene.sent) == 1
+    assert len(scene.sent) == 2

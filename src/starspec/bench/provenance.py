@@ -19,7 +19,7 @@ import starspec
 from starspec.cache.machine import machine_bytes
 from starspec.models.locate import is_synthetic, locate
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")
+PACKAGES = ("torch", "torchao", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")
 HASHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 GIT_TIMEOUT_S = 10.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft.drafter import Drafter
@@ -44,13 +45,20 @@ def load_drafter(
         num_ngram_rows: sessions whose n-gram index is kept; unused by others.
     Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported.
     """
-    if speculative.method == "ngram":
-        lookup = (speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-        return LoadedDrafter(NgramDrafter(*lookup, num_ngram_rows), None, num_ngram_rows, 0)
-    if model is None:
-        raise ConfigError(f"method '{speculative.method}' needs a draft: give its model")
-    if is_head(speculative):
-        return _load_eagle(speculative, model, target)
+    match speculative.method:
+        case "ngram":
+            lookup = (speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+            return LoadedDrafter(NgramDrafter(*lookup, num_ngram_rows), None, num_ngram_rows, 0)
+        case "draft_model" | "eagle" | "eagle3":
+            if model is None:
+                raise ConfigError(f"method '{speculative.method}' needs a draft: give its model")
+            # its config.json alone may say that it is a head
+            return _load_eagle(speculative, model, target) if is_head(speculative) else _load_causal(model)
+        case _:
+            assert_never(speculative.method)
+
+
+def _load_causal(model: ModelConfig) -> LoadedDrafter:
     runner = load_runner(model)
     fingerprint = vocab_fingerprint(load_tokenizer(model.model))
     return LoadedDrafter(CausalDrafter(runner), fingerprint, runner.cache.num_rows, runner.cache.num_bytes)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, assert_never
 
 import msgspec
 import structlog
@@ -172,8 +172,10 @@ class Spoke:
                 is_last = message.finish_reason is not None
                 sink = self._open.pop(request_id) if is_last else self._open[request_id]
                 sink(_broken_off(message) or message)
-            case _:
+            case Rejected() | Emission():
                 pass  # about a request that was abandoned while this was on its way
+            case _:
+                assert_never(message)
 
     def _lose(self, why: str) -> None:
         """Fail every open request; the target is skipped until it tells its status again."""

@@ -258,15 +258,15 @@ class ByRows(BoundCall):
         out = torch.unflatten(out[call.first : call.last], 0, (num_rows, -1)).transpose(1, 2)  # [N, H, T, G, D]
         super().__init__(call, part.flatten(2, 3), keys, values, out)
         self._padded = part.shape
-        is_one_block = call.rows == tuple(range(call.rows[0], call.rows[0] + num_rows))
-        self._block = slice(call.rows[0], call.rows[-1] + 1) if is_one_block else None
-        self._index = torch.tensor(call.rows, device=cache.device)
+        first_row = call.rows[0]
+        is_one_block = call.rows == tuple(range(first_row, first_row + num_rows))
+        self._rows = (
+            slice(first_row, first_row + num_rows) if is_one_block else torch.tensor(call.rows, device=cache.device)
+        )
 
     def _read(self, layer: int) -> tuple[Tensor, Tensor]:
-        both = super()._read(layer)
-        if self._block is not None:
-            return both[0][self._block], both[1][self._block]
-        return both[0].index_select(0, self._index), both[1].index_select(0, self._index)
+        keys, values = super()._read(layer)
+        return keys[self._rows], values[self._rows]
 
     def _without_padding(self, found: Tensor) -> Tensor:
         return found.view(self._padded)[:, :, :, : self._out.shape[3]]

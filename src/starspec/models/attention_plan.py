@@ -67,16 +67,14 @@ def plan_calls(
         new_tokens: the part of the segment that this forward computes; what comes before it is in the cache.
         is_prompt: a chain that is read as prompts are; else `reading` says how.
         group: G, query heads a key head.
-        like: gives the dtype of the masks and the device of the paths.
+        like: gives the dtype of the masks and the device of the paths; on accelerators whole blocks are read.
     """
     if is_prompt:
         return [_call_by_chunk(row, first, prefix_len, new_tokens, like)]
     if reading is Reading.FAST:
         visible = visible_slots(prefix_len, new_tokens.stop, None if parents is None else parents[: new_tokens.stop])
         visible = visible[new_tokens.start :]
-        if like.device.type != "cpu":  # kernels there want masks of whole blocks, and torch copies others into such
-            visible = F.pad(visible, (0, _num_slots(visible.shape[1] - 1) - visible.shape[1]))
-        return [_call(row, first, visible, Form.BY_RUN, group, like)]
+        return [_call(row, first, _in_blocks(visible, like.device), Form.BY_RUN, group, like)]
     form = Form.BY_RUN if reading is Reading.BY_RUN else Form.BY_TOKEN
     longest = MAX_QUERY_ROWS // max(group, MIN_QUERY_ROWS) if form is Form.BY_RUN else len(new_tokens)
     paths = _paths(new_tokens.stop, parents)
@@ -108,7 +106,10 @@ def joined(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
 def _as_one(runs: Sequence[AttentionCall]) -> AttentionCall:
     """Runs of as many tokens, each behind the one before in the packed batch."""
     num_slots = max(run.num_slots for run in runs)
-    masks = [F.pad(run.mask, (0, num_slots - run.num_slots), value=HIDDEN) for run in runs if run.mask is not None]
+    masks = []
+    for run in runs:
+        assert run.mask is not None, "only prompts attend without a mask"
+        masks.append(F.pad(run.mask, (0, num_slots - run.num_slots), value=HIDDEN))
     rows = tuple(run.row for run in runs)
     return AttentionCall(rows, runs[0].first, runs[-1].last, num_slots, Form.BY_ROWS, torch.cat(masks))
 
@@ -160,8 +161,20 @@ def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, lik
     num_slots = prefix_len + new_tokens.stop
     mask = None
     if num_slots > len(new_tokens):  # torch aligns `is_causal` with slot 0, so it fits an empty prefix only
-        mask = _additive(visible_slots(num_slots - len(new_tokens), len(new_tokens), None), like)
+        visible = _in_blocks(visible_slots(num_slots - len(new_tokens), len(new_tokens), None), like.device)
+        mask, num_slots = _additive(visible, like), visible.shape[1]
     return AttentionCall((row,), first, first + len(new_tokens), num_slots, Form.BY_CHUNK, mask)
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether a call costs more there than the slots that it reads in vain."""
+    return device.type != "cpu"
+
+
+def _in_blocks(visible: Tensor, device: torch.device) -> Tensor:
+    """[T, S], on accelerators of whole blocks: kernels there want such masks, and torch copies others into them."""
+    num_more = _num_slots(visible.shape[1] - 1) - visible.shape[1]
+    return F.pad(visible, (0, num_more)) if is_accelerator(device) else visible
 
 
 def _additive(visible: Tensor, like: Tensor) -> Tensor:

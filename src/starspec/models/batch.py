@@ -13,7 +13,7 @@ from torch import Tensor
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
 from starspec.models.attention import AttentionCall, BatchAttention, Placement, RaggedAttention
-from starspec.models.attention_plan import Reading, joined, plan_calls
+from starspec.models.attention_plan import Reading, is_accelerator, joined, plan_calls
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
@@ -110,8 +110,8 @@ def build_batch(
             group=num_heads // cache.keys[0].shape[1],
             like=cache.keys[0],
         )
-    if reading is Reading.FAST and cache.device.type != "cpu":
-        calls = joined(calls)  # there a call costs more than the slots that it reads in vain
+    if reading is Reading.FAST and is_accelerator(cache.device):
+        calls = joined(calls)
     num_logits = len(logit_rows)
     padding = [0] * max(0, rows.lowest - len(token_ids))
     logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)

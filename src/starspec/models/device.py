@@ -12,7 +12,7 @@ def take_device(name: str) -> torch.device:
     """The device of this name.
 
     cuDNN's attention is switched off for this process. It makes a plan for each shape that it has not met, tens of
-    milliseconds of the host's time, and ragged forwards read as many slots as they have tokens: nearly each is new.
+    milliseconds of the host's time, and keeps it; in ragged forwards the numbers of rows and slots change all the time.
 
     Raises: ConfigError if its name is unknown or it is not there.
     """

@@ -7,8 +7,9 @@ Microseconds of the four products of a layer of Qwen2.5 7B on an H200 (`benchmar
     int4, groups of 64     99   110   135   210
     int8                  105   738   739   740
 
-So quantized weights are for the narrowest forwards alone. Without compiling, torchao's int8 takes as long for one row
-as for two. The gain is in the large linears; where a launch takes as long as the reading there is none.
+So quantized weights are for the narrowest forwards alone: two rows of int8 are not compiled, and read a bfloat16 copy
+that they make. The gain is in the large linears; of the one with 17 million weights int4 takes what bfloat16 takes, and
+int8 twice as long.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from starspec.models.foreign import first_line
 from starspec.models.prepack import num_dense_bytes
 from starspec.models.quantize import quantize_int8
 
-INT4_GROUP: Final = 64  # of 32 the product takes a quarter longer
+INT4_GROUP: Final = 64
 MAX_INT4_ROWS: Final = 2  # above, dense weights are faster
 MAX_INT8_ROWS: Final = 1
+MAX_SHAPES: Final = 64
 KERNEL_DTYPE: Final = torch.bfloat16  # whatever the model's
 INT4_BITS: Final = 4 + 32 / INT4_GROUP  # a weight; scale and zero of a group are 16 bits each
 
@@ -75,11 +77,23 @@ class CompiledInt8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._codes, self._scales = quantize_int8(weight)
         self._bias = bias
+        if weight.is_cuda:  # now, not in a forward that somebody waits for
+            self._compile(weight.new_zeros(1, weight.shape[1]))
         self.num_bytes = self._codes.numel() + num_dense_bytes(self._scales, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         multiply = product_of_a_row() if x.shape[0] == 1 else _product
         return multiply(x, self._codes, self._scales, self._bias)
+
+    @torch.inference_mode()
+    def _compile(self, x: Tensor) -> None:
+        try:
+            self(x)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"torch cannot compile a kernel for int8 weights here: {first_line(error)}; it needs a C compiler; "
+                "use --draft-quantization int4 or none"
+            ) from error
 
 
 def _product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -89,7 +103,11 @@ def _product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> T
 
 @lru_cache(maxsize=1)
 def product_of_a_row() -> Callable[..., Tensor]:
-    """Compiled once for each shape, when first met; were M not static, it would not become a matrix-vector product."""
+    """Compiled once for each shape; were M not static, it would not become a matrix-vector product."""
+    import torch._dynamo.config as dynamo  # noqa: PLC0415 (a second)
+
+    # of the shapes beyond, torch would go on without compiling; a model has five or so
+    dynamo.recompile_limit = max(MAX_SHAPES, dynamo.recompile_limit)
     found: Callable[..., Tensor] = torch.compile(_product, dynamic=False)
     return found
 
@@ -111,5 +129,5 @@ def _import_torchao() -> Any:
         return importlib.import_module("torchao.quantization")
     except ImportError as error:
         raise ConfigError(
-            "int4 weights on CUDA need torchao; install starspec[cuda], or use --draft-quantization none"
+            "int4 weights on CUDA need torchao; install starspec[cuda], or use --draft-quantization int8 or none"
         ) from error

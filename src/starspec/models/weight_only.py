@@ -116,7 +116,7 @@ class NarrowOrWide:
         max_rows: that the narrow form is used for.
     """
 
-    def __init__(self, narrow: PackedLinear, wide: PackedLinear, max_rows: int = MAX_QUANTIZED_ROWS) -> None:
+    def __init__(self, narrow: PackedLinear, wide: PackedLinear, max_rows: int) -> None:
         self._narrow = narrow
         self._wide = wide
         self._max_rows = max_rows

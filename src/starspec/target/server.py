@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import structlog
 
@@ -126,12 +127,13 @@ class TargetServer:
         match message:
             case Submit():
                 self._submit(peer, gateway, message)
-            case Abort(request_id=request_id) if request_id in gateway.requests:
-                self._drop(gateway.requests[request_id])
+            case Abort(request_id=request_id):
+                if request_id in gateway.requests:  # else it crossed the last emission
+                    self._drop(gateway.requests[request_id])
             case Ask():
                 self._serving.send(peer, [self._status()])
             case _:
-                pass  # an abort that crossed the last emission
+                assert_never(message)
 
     def _submit(self, peer: bytes, gateway: _Gateway, message: Submit) -> None:
         self._num_requests += 1

@@ -10,11 +10,15 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, assert_never
 
+import structlog
+
 from starspec.wire.hub_liveness import PING_INTERVAL_S, HubLiveness
 from starspec.wire.messages import Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen
 from starspec.wire.patience import Patience
 from starspec.wire.transport import TargetTransport
 from starspec.wire.waiting import Waiting, miss_all
+
+log = structlog.get_logger()
 
 
 class HubListener(Protocol):
@@ -152,8 +156,10 @@ class HubTalk:
         match message:
             case Proposal() | Reopen():
                 self._listener.take(message)
-            case Pong() | Goodbye() | Fault():
-                pass  # a word, no more; the transport ends the connection after the last two
+            case Fault(reason=reason):
+                log.warning("the hub dropped a message of ours", reason=reason)
+            case Pong() | Goodbye():
+                pass  # words, no more; after the last one the transport ends the connection
             case _:
                 assert_never(message)
 

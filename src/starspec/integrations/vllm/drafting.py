@@ -151,7 +151,6 @@ class StepDrafter:
         if self._settings.fallback == "none":
             return {}
         self._num_catch_up = 0
-        self._num_found = 0  # the hub, up to the last step
         return {each.request: self._look_up(each) for each in wanted if each.num_draft_tokens}
 
     def _look_up(self, wanted: Wanted) -> list[int]:

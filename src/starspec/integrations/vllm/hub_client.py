@@ -58,6 +58,11 @@ class _HubTag(Waiting):
         num_untold = len(self.request) - self.session.prefix_len
         return self.has_to_be_answered(may_be_of_use=num_untold < self.session.wanted.num_steps)
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is a proposal for which the hub drafted."""
+        return self.proposal is not None and bool(self.proposal.token_ids)
+
     def draft(self) -> list[int]:
         """Returns: the rest of the last proposal behind the request's tokens; empty if they are not what it says."""
         if self.proposal is None or not self.proposal.tree.is_chain:  # vLLM verifies chains
@@ -241,6 +246,8 @@ class HubClient:
         lengths = [tag.session.wanted.num_steps for tag in awaited]
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(lengths))
         if late is None or (late and all(tag.is_opening for tag in late)):  # a prompt that is read is no sample
+            return
+        if not late and not any(tag.has_tokens for tag in awaited):  # nor is an answer for which nothing was drafted
             return
         round_ = Round(lengths, self._clock() - asked_s)
         self._deadline.note_round(round_)
