@@ -30,15 +30,23 @@ HUB = HubStatus("toy-draft", HubStats(load=0.634, idle_s=4.21, t_s=Mean(0.0081, 
 STATES = {"hub": "starting", "target-0": "ready", "target-1": "waiting to restart", "gateway": "ready"}
 
 
-def shown(snapshot: StatusSnapshot) -> str:
+def shown(snapshot: StatusSnapshot, width: int = 140) -> str:
     out = StringIO()
-    Console(file=out, width=140).print(star_table(snapshot, STATES, "star"))
+    Console(file=out, width=width).print(star_table(snapshot, STATES, "star"))
     return out.getvalue()
 
 
 def test_a_target_shows_its_rate_acceptance_length_and_wait() -> None:
     (row,) = [line for line in shown(StatusSnapshot((target_status("target-0"),), HUB)).splitlines() if "23.4" in line]
     assert row.replace("│", " ").split() == ["target-0", "23.4", "3.50", "12.3", "45.6", "3", "1", "connected"]
+
+
+def test_eighty_columns_are_enough_for_every_name_and_number() -> None:
+    targets = (target_status("target-0"), target_status("target-1", is_draft_connected=False))
+    text = shown(StatusSnapshot(targets, HUB), width=80)
+    assert "…" not in text
+    for word in ("tokens/s", "acceptance", "running", "waiting", "target-1", "connected", "plainly"):
+        assert word in text
 
 
 def test_the_hub_shows_its_load_and_idle_time() -> None:

@@ -11,7 +11,8 @@ from rich.text import Text
 from starspec.observe.metrics import StatusSnapshot
 from starspec.wire.messages import HubStatus, TargetStatus
 
-COLUMNS: Final = ("target", "tokens/s", "acceptance length", "T_wait ms", "t_v ms", "running", "waiting", "draft")
+COLUMNS: Final = ("target", "tokens/s", "acceptance\nlength", "T_wait\nms", "t_v\nms", "running", "waiting", "draft")
+PADDING: Final = (0, 0, 0, 1)  # left alone: so no name and no number is cut in 80 columns
 UNKNOWN: Final = "-"
 
 
@@ -22,7 +23,7 @@ def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) 
         snapshot: what answered; a process that did not is shown with its state alone.
         states: name -> what the supervisor knows of it; gives the rows and their order. The hub is `hub`.
     """
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left", padding=PADDING)
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number in (0, len(COLUMNS) - 1) else "right")
     statuses = {str(status.target_id): status for status in snapshot.targets}
