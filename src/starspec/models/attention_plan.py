@@ -31,6 +31,7 @@ from torch import Tensor
 from starspec.cache.mask import is_chain, visible_slots
 from starspec.cache.ragged import KEY_BLOCK
 from starspec.models.attention import MIN_QUERY_ROWS, AttentionCall, Branch, Form
+from starspec.models.device import is_accelerator
 
 # Of a run whose bits count: torch's CPU kernel cuts longer ones into blocks of so many, and what is left over might be
 # fewer than MIN_QUERY_ROWS.
@@ -164,11 +165,6 @@ def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, lik
         visible = _in_blocks(visible_slots(num_slots - len(new_tokens), len(new_tokens), None), like.device)
         mask, num_slots = _additive(visible, like), visible.shape[1]
     return AttentionCall((row,), first, first + len(new_tokens), num_slots, Form.BY_CHUNK, mask)
-
-
-def is_accelerator(device: torch.device) -> bool:
-    """Whether a call costs more there than the slots that it reads in vain."""
-    return device.type != "cpu"
 
 
 def _in_blocks(visible: Tensor, device: torch.device) -> Tensor:

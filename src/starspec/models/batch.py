@@ -13,7 +13,8 @@ from torch import Tensor
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
 from starspec.models.attention import AttentionCall, BatchAttention, Placement, RaggedAttention
-from starspec.models.attention_plan import Reading, is_accelerator, joined, plan_calls
+from starspec.models.attention_plan import Reading, joined, plan_calls
+from starspec.models.device import is_accelerator
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt

@@ -1,4 +1,4 @@
-"""The device that a model is to run on: is it there, and what has to be set for it."""
+"""The device that a model is to run on: is it there, what has to be set for it, what is dear there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import torch
 
 from starspec.config import nearest
 from starspec.errors import ConfigError
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether a launch costs more there than what a small one computes."""
+    return device.type != "cpu"
 
 
 def take_device(name: str) -> torch.device:
