@@ -131,6 +131,12 @@ def test_a_side_out_of_range_is_refused_by_its_option(sides: dict[str, tuple[flo
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize("temperatures", [(), (-0.1,), (0.0, float("nan")), (float("inf"),), (1.0, 1.0)])
+def test_temperatures_that_cannot_be_measured_are_refused_by_their_option(temperatures: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="--temperatures"):
+        TreePlan(temperatures=temperatures)
+
+
 def test_the_ends_of_each_range_are_tried() -> None:
     grid = Grid(chains=(1, 64), depths=(1, 5), top_ks=(2, 16), nodes=(2, 64), p_mins=(0.0, 0.99))
     sizes = {(each.num_steps, each.top_k, each.num_draft_tokens) for each in grid.shapes()}

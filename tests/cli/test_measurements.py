@@ -222,9 +222,11 @@ def test_figures_of_a_quick_measurement_come_with_a_caution(quick: bool, starspe
 def test_a_quick_bench_tree_says_that_its_ratios_may_be_chance(starspec) -> None:
     grid = ("--chains", "2", "--depths", "2", "--top-ks", "2", "--nodes", "3", "--p-mins", "0")
     pair = ("--target", TARGET, "--draft", DRAFT, "--draft-quantization", "none", "--num-threads", "1")
-    outcome = starspec("bench", "tree", *pair, *grid, "--quick")
+    outcome = starspec("bench", "tree", *pair, *grid, "--quick", "--temperatures", "0.5")
     assert outcome.code == 0
     assert "--quick: one repeat of little work" in outcome.out
+    assert "best at T=0.5" in outcome.out
+    assert "best at T=1" not in outcome.out
 
 
 @pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])

@@ -127,6 +127,10 @@ def tree(
         int | None,
         typer.Option(min=1, help="Of each file, for the best of each kind.", show_default="8", rich_help_panel=MEASURE),
     ] = None,
+    temperatures: Annotated[
+        str | None,
+        typer.Option(help="0 = greedy, 1 = as the model says.", show_default="0,1", rich_help_panel=MEASURE),
+    ] = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
     num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
 ) -> None:
@@ -153,11 +157,12 @@ def tree(
             name: given.numbers(text, f"--{name.replace('_', '-')}")
             for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
         }
-        grid["p_mins"] = given.probabilities(p_mins, "--p-mins")
+        grid["p_mins"] = given.fractions(p_mins, "--p-mins")
         plan = QUICK if quick else TreePlan()
         plan = replace(
             plan,
             only={name: each for name, each in grid.items() if each is not None},
+            temperatures=given.fractions(temperatures, "--temperatures") or plan.temperatures,
             num_prompts=num_prompts or plan.num_prompts,
         )
         report = measure_tree(models, prompt_files(dataset), plan, bar.advance)

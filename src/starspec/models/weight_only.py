@@ -18,7 +18,7 @@ from torch import Tensor
 from starspec.models.linear import PackedLinear
 from starspec.models.quantize import INT4_GROUP, quantize_int4, quantize_int8
 
-MAX_QUANTIZED_ROWS = 6  # above, dense weights are faster
+MAX_QUANTIZED_ROWS = 4  # the kernels take rows by fours: a fifth costs as much as four, and dense weights less
 MIN_OUTPUTS = 16  # the int4 kernel takes outputs in blocks of 16
 MIN_INPUTS = 16  # the int8 kernel reads past the end of rows that are no multiple of 16
 ALIGNMENT = 32  # bytes: the int8 kernel loads its input so; torch's own memory is aligned to 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from starspec.bench.datasets import Prompt, spread
@@ -17,6 +18,7 @@ from starspec.bench.tree.traffic import CountedTransport
 from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
+from starspec.errors import ConfigError
 from starspec.length.policy import FixedLength
 from starspec.local_star import NO_DEADLINE_S, LocalHub
 from starspec.models.eagle_load import is_head
@@ -31,7 +33,10 @@ NUM_TIMED_CHAINS = 8  # in which the drafter's steps are timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreePlan:
-    """How much to measure."""
+    """How much to measure.
+
+    Raises: ConfigError naming `--temperatures` unless each is a number from 0 on, and there is one.
+    """
 
     grid: Grid | None = None  # None: what suits the kind of draft
     only: Mapping[str, Any] = field(default_factory=dict)  # sides of the grid, given by hand
@@ -40,6 +45,12 @@ class TreePlan:
     num_prompts: int = 8  # of each file, with the best
     max_tokens: int = 96
     num_repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0.0 <= each < inf for each in self.temperatures):
+            raise ConfigError(f"--temperatures: numbers from 0 on, at least one, got {list(self.temperatures)}")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise ConfigError(f"--temperatures: each once, got {list(self.temperatures)}")
 
 
 QUICK = TreePlan(
