@@ -19,6 +19,7 @@ from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 EAGLE_METHODS = tuple(method for method, traits in DRAFT_METHODS.items() if traits.reads_features)
 WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
 MAX_NUM_THREADS = 1024  # of a forward; the next ones are refused by the machine, in other words
+DEFAULT_MAX_MODEL_LEN = 4096  # tokens: a cache is sized by it, and few requests are longer
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
 MAX_TOP_K = 16  # children of a draft node
 MAX_TOP_LOGPROBS = 20

@@ -16,7 +16,7 @@ from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEA
 from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer
 from starspec.bench.liars import LyingDrafts
-from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain, num_turns
+from starspec.bench.lossless import CHUNK, Contender, LosslessRow, Truths, compare_with_plain, num_turns
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.verify import VerifyReport, verify_pair
 from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
@@ -61,6 +61,19 @@ def test_every_contender_is_a_row_for_each_way_of_sampling(bench: Workbench) -> 
     assert all(row.num_prompts == 10 and row.exact_match_rate == 1.0 for row in rows)
     assert rows[0].output_sha256 == rows[1].output_sha256
     assert len(turns) == num_turns(10, 2, 2)
+
+
+def test_contenders_that_share_prompts_answer_each_of_them_once(bench: Workbench) -> None:
+    prompts = [replace(PROMPTS[index % 10], name=str(index)) for index in range(5 * CHUNK)]
+    groups = [[Contender(f"{group}{place}", size) for place, size in enumerate((1, 4, 8))] for group in "ab"]
+    turns: list[str] = []
+    contenders = [each for group in groups for each in group]
+    rows = compare_with_plain(bench, prompts, [GREEDY, SAMPLED[0]], contenders, 3, num_sharing=3, advance=turns.append)
+    assert len(turns) == num_turns(len(prompts), 2, 2)
+    for sampling in ("greedy", SAMPLED[0].name):
+        found = {row.contender: row.num_prompts for row in rows if row.sampling == sampling}
+        assert [found[each.name] // CHUNK for each in contenders] == [2, 1, 2, 1, 2, 2]
+        assert [each.num_identical for each in rows] == [each.num_prompts for each in rows]
 
 
 def test_answers_of_a_run_have_different_lengths(bench: Workbench) -> None:
@@ -222,6 +235,7 @@ def test_the_full_certificate_is_as_large_as_its_claims_say() -> None:
     assert HEAD_BITS.needs_same_bits
     assert (BATCH.num_prompts, BATCH.max_tokens, BATCH_PAIR.num_prompts) == (480, 64, 100)
     assert {size for _, size in BATCH.contenders} == {1, 2, 4, 8, 16}
+    assert BATCH.num_prompts // len(BATCH.contenders) == 4 * CHUNK  # of each size, in each layout
     assert {each.method for each in BATCH.batchings} == set(BATCHINGS)
     assert {each.temperature for each in BATCH_PAIR.samplings} == {0.0, 0.7}
 

@@ -168,6 +168,19 @@ def test_the_best_that_is_at_an_end_of_what_was_tried_is_named(best: DraftBudget
     assert at_the_edge([*rows, row(best, 20.0)], CHAINS + TREES) == [sentence]
 
 
+def test_a_p_min_at_an_end_of_those_tried_is_named() -> None:
+    shapes = [DraftBudget(6, 3, 2, p_min) for p_min in (0.0, 0.2, 0.4)] + [
+        DraftBudget.chain(3, p_min) for p_min in (0.2, 0.4)
+    ]
+    assert at_the_edge([row(shapes[0], 9.0), row(shapes[1], 9.0)], shapes) == []  # below 0 there is nothing
+    assert at_the_edge([row(shapes[2], 9.0)], shapes) == [
+        "tree 3 x 2, 6 nodes, p_min 0.4 at T=0: nothing of a higher p_min was tried"
+    ]
+    assert at_the_edge([row(shapes[3], 9.0)], shapes) == [
+        "chain of 3, p_min 0.2 at T=0: nothing of a lower p_min was tried"
+    ]
+
+
 def test_below_the_least_that_there_can_be_there_is_no_edge() -> None:
     shapes = [DraftBudget.chain(1), *CHAINS, DraftBudget(2, 1, 2), *TREES]
     assert at_the_edge([row(DraftBudget.chain(1), 20.0), row(DraftBudget(2, 1, 2), 20.0)], shapes) == []

@@ -8,7 +8,7 @@ import pytest
 from starspec.bench.provenance import Provenance
 from starspec.bench.report import Spread, write_report
 from starspec.bench.tree.rows import TreeReport, TreeRow
-from starspec.config import SpeculativeConfig
+from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.trees import advise_trees, check_tree_report, keys_of, read_tree_report
 from starspec.errors import ConfigError
 from starspec.speculation.budget import DraftBudget
@@ -49,6 +49,7 @@ def row(temperature: float, rate: float, nodes: int = 0, steps: int = 0, top_k: 
     )
 
 
+TARGET = ModelConfig(model="a")
 REPORT = TreeReport(
     provenance=HERE,
     rows=[row(0.0, 10.0), row(0.0, 12.0, 3, 3), row(0.0, 15.0, 6, 3, 2), row(1.0, 10.0), row(1.0, 9.0, 6, 3, 2)],
@@ -57,6 +58,9 @@ REPORT = TreeReport(
     losing=[],
     at_the_edge=[],
     draft_quantization="none",
+    feature_layers=None,
+    dtype="bfloat16",
+    device="cpu",
     draft_step_ms=1.0,
     target_step_ms=10.0,
     outputs_identical=True,
@@ -91,7 +95,29 @@ def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path
 
 
 def test_a_report_of_other_circumstances_is_doubted() -> None:
-    assert check_tree_report(REPORT, HERE, "none").severity == "ok"
-    doubted = check_tree_report(REPORT, replace(HERE, num_threads=1), "int4")
+    assert check_tree_report(REPORT, HERE, TARGET, "none", None).severity == "ok"
+    doubted = check_tree_report(REPORT, replace(HERE, num_threads=1), TARGET, "int4", None)
     assert doubted.severity == "warning"
     assert "threads 2, here 1; draft quantization none, here int4" in doubted.story
+
+
+@pytest.mark.parametrize(
+    ("target", "layers", "sentence"),
+    [
+        (ModelConfig(model="a", dtype="float32"), None, "dtype bfloat16, here float32"),
+        (ModelConfig(model="a", device="cuda"), None, "device cpu, here cuda"),
+        (ModelConfig(model="a"), (1, 14, 26), "feature layers as the draft says, here 1,14,26"),
+    ],
+)
+def test_a_report_of_another_precision_device_or_reading_is_doubted(
+    target: ModelConfig, layers: tuple[int, ...] | None, sentence: str
+) -> None:
+    doubted = check_tree_report(REPORT, HERE, target, "none", layers)
+    assert doubted.severity == "warning"
+    assert sentence in doubted.story
+
+
+def test_a_head_that_has_to_be_told_its_layers_is_told_them_with_the_tree() -> None:
+    greedy, sampled = advise_trees(replace(REPORT, feature_layers=(1, 14, 26)))
+    assert SpeculativeConfig(**greedy.speculative_config).feature_layers == (1, 14, 26)
+    assert sampled.speculative_config == {}  # plain decoding

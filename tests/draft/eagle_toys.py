@@ -38,7 +38,7 @@ class ToyHead(EagleHead):
 
     def __init__(self, weights: HeadWeights, num_rows: int) -> None:
         config = ModelConfig(model="tiny", dtype="float32", num_rows=num_rows, numerics="fast")
-        super().__init__(weights, config, "tiny", pack_dense)
+        super().__init__(weights, config, "tiny", pack_dense, pack_dense)
         self.layers: list[list[Segment]] = []
         self.is_broken = False
 

@@ -199,6 +199,7 @@ def test_a_small_vocabulary_proposes_its_own_tokens_in_the_targets_words(law: To
         tag = EagleTag(number, [number, 1, 5], law)  # 1 and 5 are none of the draft's own: it reads them all the same
         star.say("a", tag.open(budget), tag.past())
         proposal = propose(star, "a", tag)
+        assert proposal.token_ids
         assert set(proposal.token_ids) <= known
         star.say("a", tag.close())
 
@@ -209,7 +210,9 @@ def test_tokens_that_the_target_does_not_have_are_never_proposed(law: TokenLaw) 
     for number in range(1, 9):
         tag = EagleTag(number, [number % 9, 1, 5], law)
         star.say("a", tag.open(4), tag.past())
-        assert all(token_id < 9 for token_id in propose(star, "a", tag).token_ids)
+        proposal = propose(star, "a", tag)
+        assert proposal.token_ids
+        assert all(token_id < 9 for token_id in proposal.token_ids)
         star.say("a", tag.close())
 
 

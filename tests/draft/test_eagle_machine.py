@@ -19,9 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from starspec.cache.features import to_bytes
+from starspec.cache.features import MAX_FEATURE, to_bytes
 from starspec.config import SampleMethod
-from starspec.draft.eagle import MAX_FEATURE
 from starspec.ids import SessionId, Tag, TargetId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.law import TokenLaw

@@ -11,6 +11,7 @@ import torch
 from eagle_checkpoints import TOKEN_IDS, make_head
 from tiny import make_config
 
+from starspec.config import DEFAULT_MAX_MODEL_LEN
 from starspec.errors import CacheRangeError, ModelError
 from starspec.models.eagle import EagleHead
 from starspec.models.prepack import pack_dense
@@ -44,7 +45,7 @@ def make_weights(variant):
 
 
 def make_running(weights, num_rows=4):
-    return EagleHead(weights, make_config(num_rows=num_rows), "tiny", pack_dense)
+    return EagleHead(weights, make_config(num_rows=num_rows), "tiny", pack_dense, pack_dense)
 
 
 def features_of(weights, num_positions, seed=0):
@@ -296,7 +297,7 @@ def test_a_prompt_that_leaves_its_row_is_refused_and_nothing_is_written():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_says_nearly_the_same(dtype):
     weights = make_weights("eagle3")
-    head = EagleHead(weights, make_config(dtype), "tiny", pack_dense)
+    head = EagleHead(weights, make_config(dtype), "tiny", pack_dense, pack_dense)
     token_ids, features = tokens_of(30), features_of(weights, 30)
     _, output = prefill(head, token_ids, features, (30,))
     exact = SlowHead(weights).read_all(token_ids, features)[0]
@@ -313,11 +314,19 @@ def test_what_a_step_reads_of_memory_does_not_count_the_embedding():
     assert info.num_weight_bytes == 4 * (num_parameters - weights.tensors["embed_tokens.weight"].numel())
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, DEFAULT_MAX_MODEL_LEN), (9000, 9000), (200_000, 131_072)])
+def test_a_row_is_as_long_as_was_asked_for_and_not_as_long_as_a_head_of_long_contexts_could_read(given, expected):
+    weights = make_weights("eagle3")
+    weights = replace(weights, spec=replace(weights.spec, max_position_embeddings=131_072))
+    config = replace(make_config(num_rows=1), max_model_len=given)
+    assert EagleHead(weights, config, "tiny", pack_dense, pack_dense).info.max_model_len == expected
+
+
 def test_scaled_positions_are_those_of_the_head_and_not_of_the_runs_length():
     """yarn that does not say which length it was stretched from takes that of the head's own config.json."""
     weights = make_weights("eagle3")
     weights = replace(weights, spec=replace(weights.spec, rope_scaling={"rope_type": "yarn", "factor": 2.0}))
-    given = [EagleHead(weights, make_config(max_model_len=each), "tiny", pack_dense) for each in (20, 64)]
+    given = [EagleHead(weights, make_config(max_model_len=each), "tiny", pack_dense, pack_dense) for each in (20, 64)]
     features = features_of(weights, 12)
     first, second = (slots_of(head, tokens_of(12), features) for head in given)
     assert torch.equal(first, second)

@@ -95,6 +95,12 @@ def test_a_weight_that_the_int8_kernel_would_read_past_stays_dense():
     assert isinstance(pack("int8", "invariant", (64, 40)), type(pack_dense(weight, None)))
 
 
+def test_of_as_many_outputs_as_a_vocabulary_has_tokens_only_the_logits_layer_is_refined():
+    config, weight = ModelConfig(model="tiny", quantization="int4"), random_linear(*SHAPE)[0]
+    assert isinstance(make_packer(config, SHAPE[0])(weight, None), RefinedHead)
+    assert not isinstance(make_packer(config, None)(weight, None), RefinedHead)
+
+
 def test_with_fast_numerics_many_rows_are_dense_and_few_are_not():
     linear = pack("int4", "fast", SHAPE)
     weight, _ = random_linear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from slow_head import slow_chain
-from train_toys import texts_of
+from train_toys import LESSON, texts_of
 
 from starspec.train.evaluate import chain_acceptance
 from starspec.train.trainer import Trainer, TrainPlan
@@ -40,7 +40,7 @@ def test_rounds_are_those_of_real_drafting(head, make_batch, embedding, tmp_path
         batch.last_hidden[place, : text.answer_length - 1] = (
             9 * embedding[text.token_ids[text.prompt_length + 1 :].long()]
         )
-    Trainer(head, texts_of(batch), embedding, embedding, plan, tmp_path).run(lambda _: None, lambda: None)
+    Trainer(head, texts_of(batch), embedding, embedding, plan, tmp_path, LESSON).run(lambda _: None, lambda: None)
     found = chain_acceptance(head, texts, embedding, embedding, None, num_steps)
     counts = [drafted_acceptance(head, text, embedding, num_steps) for text in texts]
     assert (found.num_tokens, found.num_rounds) == tuple(map(sum, zip(*counts, strict=True)))

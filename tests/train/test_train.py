@@ -41,10 +41,56 @@ def test_prompts_become_a_head(target_folder, prompt_file, tmp_path, method, lay
 def test_an_earlier_training_is_gone_on_with(target_folder, prompt_file, tmp_path, capsys):
     out = tmp_path / "head"
     assert train(target_folder, prompt_file, out) == 0
-    answers = read_answers(out / "work" / "answers")
+    answers, first = read_answers(out / "work" / "answers"), report_of(out)
     assert train(target_folder, prompt_file, out, "--steps", "9") == 0
     assert "9 steps" in capsys.readouterr().out
     assert read_answers(out / "work" / "answers") == answers
+    second = report_of(out)
+    assert [step for step, _ in first["curve"]] == [6]
+    assert second["curve"] == [*first["curve"], [9, second["curve"][-1][1]]]
+    assert second["lessons"] == first["lessons"]  # the same answers at the same rate
+
+
+def report_of(head):
+    return json.loads((head / "provenance.json").read_text())
+
+
+def test_the_card_of_a_training_that_went_on_tells_what_was_learnt_from_which_step_on(
+    target_folder, prompt_file, tmp_path
+):
+    out = tmp_path / "head"
+    assert train(target_folder, prompt_file, out, "--num-tokens", "200") == 0
+    assert "from step" not in (out / "README.md").read_text()
+    before = report_of(out)
+    assert train(target_folder, prompt_file, out, "--num-tokens", "500") == 0  # nothing more was learnt
+    assert report_of(out)["lessons"] == before["lessons"]
+    assert report_of(out)["num_answer_tokens"] > before["num_answer_tokens"]
+    assert train(target_folder, prompt_file, out, "--num-tokens", "500", "--steps", "8", "--learning-rate", "1e-4") == 0
+    first, second = report_of(out)["lessons"]
+    assert [first] == before["lessons"]
+    assert (first["first_step"], second["first_step"], second["learning_rate"]) == (0, 6, 1e-4)
+    assert (second["num_answer_tokens"], second["answers_sha256"]) == (
+        report_of(out)["num_answer_tokens"],
+        report_of(out)["answers_sha256"],
+    )
+    card = (out / "README.md").read_text()
+    assert f"| from step 0 | {first['num_answer_tokens']:,} tokens" in card
+    assert f"| from step 6 | {second['num_answer_tokens']:,} tokens of answers, learning rate 0.0001 |" in card
+
+
+def test_a_training_is_not_gone_on_with_in_batches_of_another_size(target_folder, prompt_file, tmp_path, capsys):
+    """It goes on behind the batches that it has had."""
+    assert train(target_folder, prompt_file, tmp_path / "head") == 0
+    assert train(target_folder, prompt_file, tmp_path / "head", "--batch-tokens", "512") == 2
+    assert "another batch tokens" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("dtype", "casts"), [("float32", False), ("bfloat16", True)])
+def test_a_training_computes_in_the_number_format_that_was_asked_for(
+    target_folder, prompt_file, tmp_path, dtype, casts
+):
+    assert train(target_folder, prompt_file, tmp_path / "head", "--dtype", dtype) == 0
+    assert report_of(tmp_path / "head")["plan"]["bf16"] is casts
 
 
 def test_prompts_are_learnt_from_when_asked_for(target_folder, prompt_file, tmp_path):

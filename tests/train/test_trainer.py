@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from slow_head import slow_chain
-from train_toys import HIDDEN, texts_of
+from train_toys import HIDDEN, LESSON, texts_of
 
 from starspec.errors import ConfigError
 from starspec.train.trainer import CE_BESIDE_FEATURES, MAX_SEED, Trainer, TrainPlan
@@ -24,7 +24,9 @@ def test_a_resumed_training_ends_with_the_same_weights(head, make_batch, embeddi
 
     def trainer(folder):
         head.load_state_dict(first)
-        return Trainer(head, texts_of(batch), embedding, embedding, TrainPlan(steps=8, **PLAN), tmp_path / folder)
+        return Trainer(
+            head, texts_of(batch), embedding, embedding, TrainPlan(steps=8, **PLAN), tmp_path / folder, LESSON
+        )
 
     whole = trainer("whole").run(lambda _: None, lambda: None)
     expected = {name: tensor.clone() for name, tensor in head.state_dict().items()}
@@ -47,7 +49,7 @@ def test_a_resumed_training_ends_with_the_same_weights(head, make_batch, embeddi
 
 def test_the_loss_falls(head, make_batch, embedding, tmp_path):
     plan = TrainPlan(steps=60, **PLAN)
-    progress = Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path).run(
+    progress = Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON).run(
         lambda _: None, lambda: None
     )
     losses = [loss for _, loss, _ in progress.losses]
@@ -84,7 +86,7 @@ def test_the_loss_is_that_of_one_anchor_and_one_step_after_the_other(head, make_
     batch.has_end[1] = True
     lm_head = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(9))
     plan = TrainPlan(steps=1, ttt_steps=3, step_decay=0.7, **PLAN)
-    loss, share_right, num = Trainer(head, texts_of(batch), embedding, lm_head, plan, tmp_path).loss(batch)
+    loss, share_right, num = Trainer(head, texts_of(batch), embedding, lm_head, plan, tmp_path, LESSON).loss(batch)
     expected = slow_loss(head, batch, embedding, lm_head, 4, 0.7)
     # float32: only the order of sums differs
     assert (float(loss.detach()), share_right, num) == pytest.approx(expected, rel=1e-4)

@@ -156,7 +156,7 @@ def count_turns(subjects: Subjects, max_prompts: int | None) -> int:
         num_turns(
             len(subjects.shard.choose(range(_num_prompts(part, max_prompts)))),
             len(part.samplings),
-            len(part.contenders) * len(part.batchings) + part.is_against_transformers,
+            len(part.contenders) * len(part.batchings) // part.num_sharing + part.is_against_transformers,
         )
         for part, _, _ in subjects.parts()
     )
@@ -199,6 +199,7 @@ def try_part(
         reference=baseline.answer_all if baseline else None,
         truths=truths,
         reads_once=part.reads_prompts_once,
+        num_sharing=part.num_sharing,
         advance=lambda what: advance(f"{part.name}: {what}"),
     )
     return PartResult(

@@ -5,7 +5,8 @@
     bits      bfloat16, greedy and sampled: every token is that of plain decoding, decided by logits of the same bits
     pair      as bits, for a target and a draft that are different models
     head-exact, head-bits    as exact and bits, with an EAGLE head as draft
-    batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out
+    batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out.
+              Each prompt is answered in each layout, in batches of sizes that take turns: each has a fifth of them
     batch-pair    as batch, for a target and a draft that are different models
 
 Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the parts of one model
@@ -53,6 +54,12 @@ class Part:
     is_against_transformers: bool = False
     needs_same_bits: bool = False
     reads_prompts_once: bool = False  # each layout forwards a prompt once, and its contenders take copies of K and V
+    takes_turns: bool = False  # each way of batching answers each prompt with one contender, neighbours with another
+
+    @property
+    def num_sharing(self) -> int:
+        """Contenders that share the prompts."""
+        return len(self.contenders) if self.takes_turns else 1
 
     def in_small(self) -> Part:
         """As `--quick` tries it: greedy and one way of sampling, every other contender, short answers."""
@@ -162,5 +169,6 @@ BATCH = Part(
     max_model_len=MAX_BATCH_PROMPT_TOKENS + MAX_BATCH_TOKENS,
     max_prompt_tokens=MAX_BATCH_PROMPT_TOKENS,
     reads_prompts_once=True,  # else nine tenths of these forwards would read the same prompts again
+    takes_turns=True,  # every prompt in every way of batching, a fifth of them in batches of each size: else days
 )
 BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starspec.bench.compare import Comparison, Divergence, compare, is_near_tie
@@ -114,6 +114,7 @@ def compare_with_plain(
     reference: Reference | None = None,
     truths: Truths | None = None,
     reads_once: bool = False,
+    num_sharing: int = 1,
     advance: Advance = no_progress,
 ) -> list[LosslessRow]:
     """Decode every prompt plainly and alone, then with every contender, and compare tokens and deciding logits.
@@ -126,15 +127,19 @@ def compare_with_plain(
             is a row as well.
         truths: learns every reference answer before the contenders run.
         reads_once: each layout of keys and values forwards a prompt once, and its contenders take copies.
+        num_sharing: so many neighbouring contenders share the prompts: each chunk is for one of them, for another the
+            next time; which one differs from neighbours to neighbours. Not with a reference.
         advance: called with a contender's name after each of its chunks of prompts.
-    Returns: one row for each way of sampling and contender, in this order.
+    Returns: one row for each way of sampling and contender that had prompts, in this order.
     """
-    tallies: dict[tuple[str, int], _Tally] = {}
+    tallies: dict[tuple[int, int], _Tally] = {}
     rows = [] if reference is None else [Contender("off", 1)]
     rows += contenders
-    for number, sampling in enumerate(samplings):
-        for jobs in _chunks(_jobs(bench, prompts, sampling, max_tokens, number * SEEDS_APART)):
-            known = KnownPrompts() if reads_once else None
+    for chunk, start in enumerate(range(0, len(prompts), CHUNK)):
+        known = KnownPrompts() if reads_once else None
+        for number, sampling in enumerate(samplings):
+            first_seed = number * SEEDS_APART + start
+            jobs = _jobs(bench, prompts[start : start + CHUNK], sampling, max_tokens, first_seed)
             started_s = time.perf_counter()
             plain = bench.record(jobs, known=known)
             plain_s = time.perf_counter() - started_s
@@ -144,6 +149,8 @@ def compare_with_plain(
             if truths is not None:
                 truths.learn(jobs, expected)
             for index, contender in enumerate(rows):
+                if (index + index // num_sharing + chunk) % num_sharing:
+                    continue
                 started_s = time.perf_counter()
                 is_plain = reference is not None and index == 0
                 found = (
@@ -151,15 +158,18 @@ def compare_with_plain(
                     if is_plain
                     else bench.record(jobs, contender.drafts, contender.batch_size, contender.batching, known)
                 )
-                tally = tallies.setdefault((sampling.name, index), _Tally())
+                tally = tallies.setdefault((number, index), _Tally())
                 tally.seconds += plain_s if is_plain else time.perf_counter() - started_s
                 _add(tally, compare(jobs, expected, found.answers, plain.logits, found.logits), found, num_near_ties)
                 advance(contender.name)
-    return [_row(name, rows[index], tally) for (name, index), tally in tallies.items()]
+    return [_row(samplings[number].name, rows[index], tallies[number, index]) for number, index in sorted(tallies)]
 
 
 def num_turns(num_prompts: int, num_samplings: int, num_rows: int) -> int:
-    """How often `compare_with_plain` advances, for so many rows of each way of sampling."""
+    """How often `compare_with_plain` advances, for so many rows of each way of sampling, of which none share prompts.
+
+    Rows that share theirs count as one.
+    """
     return -(-num_prompts // CHUNK) * num_samplings * (num_rows + 1)
 
 
@@ -172,11 +182,6 @@ def _jobs(
         Job(job.name, job.prompt_token_ids, job.law, max(1, max_tokens - index % 3 * max_tokens // 6))
         for index, job in enumerate(jobs)
     ]
-
-
-def _chunks(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    for start in range(0, len(jobs), CHUNK):
-        yield jobs[start : start + CHUNK]
 
 
 def _count_near_ties(jobs: Sequence[Job], plain: Recorded) -> int:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 import torch
 from torch import Tensor
+
+MAX_FEATURE: Final = 1e6  # a larger number could overflow, and one row's NaN would stay in the cache for the next tag
+
+
+def are_readable(features: Tensor) -> Tensor:
+    """Which of the features [T, F] a head reads: finite, and at most MAX_FEATURE. Returns: [T] bool."""
+    return (features.abs() <= MAX_FEATURE).all(-1)  # false for NaN
 
 
 class FeatureTail:

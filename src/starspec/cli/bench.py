@@ -115,6 +115,14 @@ def tree(
     nodes: Annotated[
         str | None, typer.Option(help="Of trees, without their roots.", show_default=SUITABLE, rich_help_panel=GRID)
     ] = None,
+    feature_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Hidden states that an EAGLE head reads, as 2,15,27.",
+            show_default="as the head says itself",
+            rich_help_panel=opt.MODELS,
+        ),
+    ] = None,
     p_mins: Annotated[
         str | None,
         typer.Option(
@@ -150,6 +158,7 @@ def tree(
             draft=draft,
             quantization=draft_quantization,
             method=spec_method,
+            feature_layers=given.numbers(feature_layers, "--feature-layers"),
             dtype=dtype,
             num_threads=num_threads,
         )

@@ -146,6 +146,7 @@ def train(
             batch_tokens=batch_tokens,
             ttt_steps=ttt_steps if ttt_steps is not None else (2 if method == "eagle3" else 0),
             seed=seed,
+            bf16=dtype == "bfloat16",
         )
         plan = HeadPlan(
             method=method,

@@ -91,7 +91,9 @@ def examine(
     checks.append(check_sizes(bench.runner.info, examined.info))
     checks += check_arithmetic(target.dtype, target.device)
     if report is not None:
-        checks.append(check_tree_report(report, provenance, draft.quantization))
+        choice = examined.layer_choice
+        told = draft.feature_layers if choice is None or choice.used.is_default else choice.used.feature_layers
+        checks.append(check_tree_report(report, provenance, target, draft.quantization, told))
     steps = examined.step_seconds(max_draft_tokens + 1)
     giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if is_head(draft) else 0.0  # hidden states, every round
     verify_s = [steps.target_s[0], *(each + giving_s for each in steps.target_s[1:])]

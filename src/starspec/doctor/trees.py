@@ -15,6 +15,7 @@ import msgspec
 
 from starspec.bench.provenance import Provenance
 from starspec.bench.tree.rows import TreeReport, TreeRow
+from starspec.config import ModelConfig
 from starspec.doctor.checks import Check
 from starspec.errors import ConfigError
 
@@ -26,7 +27,7 @@ class TreeAdvice:
     temperature: float
     shape: str
     vs_plain: float
-    speculative_config: Mapping[str, float]  # its keys; empty: do not speculate
+    speculative_config: Mapping[str, float | tuple[int, ...]]  # its keys; empty: do not speculate
 
 
 def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
@@ -46,13 +47,27 @@ def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
     return report
 
 
-def check_tree_report(report: TreeReport, provenance: Provenance, quantization: str) -> Check:
-    """Whether the report was measured under what holds here."""
+def check_tree_report(
+    report: TreeReport,
+    provenance: Provenance,
+    target: ModelConfig,
+    quantization: str,
+    feature_layers: tuple[int, ...] | None,
+) -> Check:
+    """Whether the report was measured under what holds here.
+
+    Args:
+        quantization: of the draft.
+        feature_layers: that a head has to be told to read; None = it says so itself, or the draft is none.
+    """
     then, now = report.provenance, provenance
     pairs = {
         "processor": (then.cpu, now.cpu),
+        "device": (report.device, target.device),
         "threads": (then.num_threads, now.num_threads),
+        "dtype": (report.dtype, target.dtype),
         "draft quantization": (report.draft_quantization, quantization),
+        "feature layers": (_said(report.feature_layers), _said(feature_layers)),
     }
     different = [f"{what} {was}, here {here}" for what, (was, here) in pairs.items() if was != here]
     if different:
@@ -60,16 +75,21 @@ def check_tree_report(report: TreeReport, provenance: Provenance, quantization: 
     return Check("tree report", "ok", f"of this pair, {then.date}")
 
 
+def _said(feature_layers: tuple[int, ...] | None) -> str:
+    return "as the draft says" if feature_layers is None else ",".join(map(str, feature_layers))
+
+
 def advise_trees(report: TreeReport) -> list[TreeAdvice]:
     """The best of each temperature."""
     temperatures = sorted({row.temperature for row in report.rows})
-    return [_advice(report.best_row(each)) for each in temperatures]
+    return [_advice(report.best_row(each), report.feature_layers) for each in temperatures]
 
 
-def _advice(best: TreeRow) -> TreeAdvice:
-    return TreeAdvice(
-        temperature=best.temperature, shape=best.shape, vs_plain=best.vs_plain, speculative_config=keys_of(best)
-    )
+def _advice(best: TreeRow, feature_layers: tuple[int, ...] | None) -> TreeAdvice:
+    keys: dict[str, float | tuple[int, ...]] = {**keys_of(best)}
+    if keys and feature_layers is not None:
+        keys["feature_layers"] = feature_layers
+    return TreeAdvice(temperature=best.temperature, shape=best.shape, vs_plain=best.vs_plain, speculative_config=keys)
 
 
 def keys_of(row: TreeRow) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from starspec.cache.features import from_bytes
+from starspec.cache.features import MAX_FEATURE, are_readable, from_bytes
 from starspec.draft.drafter import Growth
 from starspec.draft.growing_tree import Survivors
 from starspec.draft.guess import Point, guess_children
@@ -30,7 +30,6 @@ from starspec.models.runner import Segment
 from starspec.wire.messages import Features
 
 FEATURE_WINDOW: Final = 256  # positions: what a tag's features are kept for, at both ends
-MAX_FEATURE: Final = 1e6  # a larger number could overflow, and one row's NaN would stay in the cache for the next tag
 
 
 class EagleDrafter:
@@ -83,7 +82,7 @@ class EagleDrafter:
             raise PeerProtocolError(f"features of {features.shape[1]} numbers: {self._head.spec.feature_size} expected")
         if message.start >= len(session.token_ids):
             raise PeerProtocolError(f"features of position {message.start} in {len(session.token_ids)} tokens")
-        if not bool((features.abs() <= MAX_FEATURE).all()):  # false for NaN
+        if not bool(are_readable(features).all()):
             raise PeerProtocolError(f"features must be finite and at most {MAX_FEATURE:g}")
         session.features.add(message.start, features)
         self._close_hole(session)

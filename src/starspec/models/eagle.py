@@ -20,7 +20,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
+from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.device import take_device
@@ -51,9 +51,10 @@ class EagleHead:
         config: rows of the cache, their length, dtype and device.
         name: what others are told.
         pack: makes a packed linear from a weight and a bias.
+        pack_logits: the same for the LM head.
     """
 
-    def __init__(self, weights: HeadWeights, config: ModelConfig, name: str, pack: Packer) -> None:
+    def __init__(self, weights: HeadWeights, config: ModelConfig, name: str, pack: Packer, pack_logits: Packer) -> None:
         spec, device = weights.spec, take_device(config.device)
         dtype = getattr(torch, config.dtype)
         tensors = {key: tensor.to(device, dtype) for key, tensor in weights.tensors.items()}
@@ -80,7 +81,7 @@ class EagleHead:
         self._hidden_norm = _norm(tensors, "layers.0.hidden_norm.weight", spec)
         self._final_norm = _norm(tensors, "norm.weight", spec)
         self._layer = _layer(tensors, spec, pack)
-        self._head: PackedLinear = pack(tensors["lm_head.weight"], None)
+        self._head: PackedLinear = pack_logits(tensors["lm_head.weight"], None)
         self._no_output = HeadOutput(
             torch.empty(0, spec.draft_vocab_size, dtype=dtype, device=device),
             torch.empty(0, spec.hidden_size, dtype=dtype, device=device),
@@ -177,7 +178,7 @@ def _info(spec: HeadSpec, config: ModelConfig, name: str, tensors: dict[str, Ten
     return ModelInfo(
         name=name,
         vocab_size=spec.vocab_size,
-        max_model_len=min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings),
+        max_model_len=min(config.max_model_len or DEFAULT_MAX_MODEL_LEN, spec.max_position_embeddings),
         num_parameters=sum(each.numel() for each in tensors.values()),
         num_weight_bytes=sum(each.numel() * each.element_size() for each in of_step),
         eos_token_ids=(),

@@ -109,8 +109,9 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
         torch.set_num_threads(config.num_threads)
     tensors = TargetTensors.of(target)
     weights = with_borrowed(read_head(config.model, target=tensors.shape, feature_layers=feature_layers), tensors)
-    pack = make_packer(config, weights.spec.draft_vocab_size)
-    return EagleHead(weights, config, Path(config.model).name, pack)
+    pack = make_packer(config, None)  # a layer may have as many outputs as the draft vocabulary has tokens
+    pack_logits = make_packer(config, weights.spec.draft_vocab_size)
+    return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
 
 
 def with_borrowed(weights: HeadWeights, target: TargetTensors) -> HeadWeights:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 import torch
 
-from starspec.config import ModelConfig
+from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.device import take_device
 from starspec.models.foreign import reading
@@ -22,8 +22,6 @@ from starspec.models.support import check_class, check_config, model_length, pla
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer
 
 log = structlog.get_logger()
-
-DEFAULT_MAX_MODEL_LEN = 4096  # tokens: the cache is sized by it, and few requests are longer
 
 
 def load_runner(config: ModelConfig) -> LoadedRunner:

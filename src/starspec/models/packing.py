@@ -17,14 +17,15 @@ from starspec.models.prepack import num_dense_bytes, pack_dense
 from starspec.models.weight_only import NarrowOrWide, RefinedHead
 
 
-def make_packer(config: ModelConfig, vocab_size: int) -> Packer:
+def make_packer(config: ModelConfig, vocab_size: int | None) -> Packer:
     """The packer that a config asks for.
 
     Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear keeps a
     dense form beside it for many rows; else it is quantized for any number, so that a row's bits do not depend on it.
 
     Args:
-        vocab_size: outputs of the layer that gives the logits; no other layer has as many.
+        vocab_size: outputs of the layer that gives the logits, by which it is recognised; None = it is not among those
+            that are packed.
     """
 
     def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
+from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import CacheRangeError, ConfigError, ForwardGivenUp
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.models.synthetic_spec import SyntheticSpec, parse_synthetic
 
 EOS_TOKEN_ID: Final = 0
 NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
-DEFAULT_MAX_MODEL_LEN: Final = 4096
 
 NUM_CANDIDATES: Final = 5  # with a logit of their own: the draft's four choices and one that it misses
 LOOK_S: Final = 0.000125  # between two looks at whether a forward is in vain: nobody's core is busy with it meanwhile

@@ -2,7 +2,8 @@
 
 A round waits for proposals at most until a deadline. A hub that says nothing at all by then is pinged, and *lost* if it
 does not answer that either: rounds go on without waiting until it is heard again, and then every running tag is opened
-anew from its token ids. So a hub can make a target faster, never stop it, and never change a token.
+anew from its token ids. So a hub can make a target faster, never stop it, and never change a token; but under rejection
+sampling, which believes what it says of its law, it can bend that of the tokens.
 
 A late proposal is waited for once. Rounds go on, and say nothing of its tag, until it comes; if it says what they have
 committed meanwhile, its rest is verified, else one verdict tells the hub all of it. A tag, or a hub, that keeps coming
@@ -124,7 +125,7 @@ class RemoteDrafts:
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
-        awaited = [state for state in states if state is not None and state.is_awaited]
+        awaited = [state for state in states if state is not None and state.can_be_awaited()]
         num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(num_steps))
         self._stats.num_late_rounds += bool(late)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from starspec.cache.features import FeatureTail, to_bytes
+from starspec.cache.features import FeatureTail, are_readable, to_bytes
 from starspec.ids import Tag
 from starspec.wire.messages import Features, Welcome
 
@@ -39,8 +39,15 @@ class ToldFeatures:
         self._told = 0  # the hub has those of positions before this, as far as it wants them
 
     def add(self, start: int, features: Tensor) -> None:
-        """Add those of positions `start ..`: [T, F]."""
-        self._tail.add(start, features)
+        """Add those of positions `start ..`: [T, F].
+
+        No head reads a number that is not finite, or too large. Such a position is a hole: before the next one has
+        come behind it, nothing reaches the last token, and the hub is asked for no draft that it could never give.
+        """
+        unreadable = (~are_readable(features)).nonzero().flatten().tolist()
+        num_skipped = unreadable[-1] + 1 if unreadable else 0
+        if num_skipped < len(features):
+            self._tail.add(start + num_skipped, features[num_skipped:])
 
     def reach(self, num_positions: int) -> bool:
         """Whether nothing is missing up to there."""

@@ -19,6 +19,12 @@ def card_text(report: TrainReport) -> str:
             f"{found.length:.2f} tokens a round on {report.num_held_out} held-out prompts of the same kind; "
             f"right where all before were: {steps}"
         )
+    lessons = "".join(
+        f"| from step {each.first_step:,} | {each.num_answer_tokens:,} tokens of answers, learning rate "
+        f"{each.learning_rate:g} |\n"
+        for each in report.lessons
+        if len(report.lessons) > 1
+    )
     learnt = ", learnt from together with their prompts" if report.learns_prompts else ""
     where = report.provenance
     return f"""# {"EAGLE-3" if report.method == "eagle3" else "EAGLE"} head for {report.target}
@@ -36,7 +42,7 @@ its embedding and LM head are the target's and not stored.
 | prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |
 | started from | {report.started_from} |
 | training | {report.steps:,} steps over {report.num_positions:,} positions in {report.training_minutes:.0f} minutes |
-| on | {where.cpu}, {where.num_threads} threads{", " + ", ".join(where.devices) if where.devices else ""} |
+{lessons}| on | {where.cpu}, {where.num_threads} threads{", " + ", ".join(where.devices) if where.devices else ""} |
 | chain of 4, greedy | {measured} |
 
 The command: `{shlex.join(where.argv)}`

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from starspec.errors import ConfigError
 from starspec.models.device import take_device
 from starspec.models.foreign import reading
 from starspec.models.locate import locate
@@ -79,7 +80,7 @@ def collect_features(
         advance: told after each shard how many texts are done.
     Returns: the texts, in the order of the answers.
     Effects: a shard that is not there, or cannot be read, is made.
-    Raises: ConfigError if a shard cannot be written.
+    Raises: ConfigError if a shard cannot be written, or if hidden states are no finite numbers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = list[Text]()
@@ -196,6 +197,12 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
         ).hidden_states
         joined = torch.cat([states[layer] for layer in layers], -1).to("cpu", torch.bfloat16)
         last = states[-1].to("cpu", torch.bfloat16)
+        if not bool(joined.isfinite().all() and last.isfinite().all()):
+            raise ConfigError(
+                f"hidden states of the target in {target.embedding.dtype} are no finite numbers, in answers to prompts "
+                f"{min(answers[place].index for place in batch)} to {max(answers[place].index for place in batch)}: "
+                "a head could not learn from them; try another --dtype"
+            )
         for line, place in enumerate(batch):
             found[place] = joined[line, : lengths[place]].clone(), last[line, : lengths[place]].clone()
     table, start = [], 0

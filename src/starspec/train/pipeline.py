@@ -13,17 +13,17 @@ from torch import Tensor
 
 from starspec.bench.datasets import Prompt, hash_prompts, read_prompts
 from starspec.bench.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
-from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import write_head
 from starspec.train.answers import Answer, answer_prompts, check_answers
 from starspec.train.card import card_text
 from starspec.train.curves import draw_curves
 from starspec.train.evaluate import Acceptance, chain_acceptance
-from starspec.train.features import Target, Text, collect_features, load_target
+from starspec.train.features import Target, collect_features, load_target
 from starspec.train.head import TrainedHead
+from starspec.train.held_out import split
 from starspec.train.plan import HeadPlan, check_plan
 from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
-from starspec.train.trainer import Progress, Trainer
+from starspec.train.trainer import Lesson, Progress, Trainer
 from starspec.train.work_folder import stage_folder, writing
 
 CHAIN = 4  # tokens of the chains whose acceptance is measured
@@ -45,12 +45,12 @@ class TrainReport:
     draft_vocab_size: int
     share_of_answers_covered: float  # tokens that the draft vocabulary knows
     prompts_sha256: str
-    answers_sha256: str
     data_licence: str
     num_prompts: int  # distinct ones
     num_repeated_prompts: int  # left out: what is learnt from must not be held out as well
     num_answers: int
     num_answer_tokens: int
+    answers_sha256: str  # of those that are there now
     num_held_out: int
     plan: Mapping[str, object]
     steps: int = 0
@@ -59,6 +59,7 @@ class TrainReport:
     total_minutes: float = 0.0  # of this start; answers and features that were there already took their time before
     held_out_chain: Acceptance | None = None  # None: no held-out prompt was answered greedily
     curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
+    lessons: Sequence[Lesson] = field(default_factory=list)  # what was learnt from, start by start
 
 
 def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
@@ -87,7 +88,8 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     texts = collect_features(
         target, answers, layers, folders.features, lambda num: advance("reading features", num, len(answers))
     )
-    held_out, learnt = _split(texts, plan.held_out_every)
+    held_out, learnt = split(texts, prompts, plan.held_out_every)
+    held_out = held_out[:MAX_HELD_OUT]
     if plan.learn_prompts:
         opening = _len_shared([answer.prompt_ids for answer in answers])
         learnt = [text.learnt_from(opening) for text in learnt]
@@ -95,7 +97,9 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
     rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
-    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state)
+    said = (hash_token_ids([answer.token_ids for answer in answers]), sum(len(answer.answer_ids) for answer in answers))
+    lesson = Lesson(0, *said, plan.training.learning_rate)
+    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state, lesson)
     untrained = TrainReport(
         provenance=replace(collect_provenance(), models={"target": target_hash}),
         method=plan.method,
@@ -106,12 +110,12 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         draft_vocab_size=head.spec.draft_vocab_size,
         share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
         prompts_sha256=data_hash,
-        answers_sha256=hash_token_ids([answer.token_ids for answer in answers]),
         data_licence=plan.data_licence,
         num_prompts=len(prompts),
         num_repeated_prompts=len(given) - len(prompts),
         num_answers=len(answers),
-        num_answer_tokens=sum(len(answer.answer_ids) for answer in answers),
+        num_answer_tokens=lesson.num_answer_tokens,
+        answers_sha256=lesson.answers_sha256,
         num_held_out=len(held_out),
         plan={**asdict(plan.training), "answers": _json_of(plan.answers)},
     )
@@ -129,6 +133,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
             total_minutes=round((time.monotonic() - begun) / 60, 2),
             held_out_chain=found,
             curve=progress.acceptance,
+            lessons=progress.lessons,
         )
         reports.append(report)
         _export(plan.out, head, draft_token_ids, report, progress)
@@ -172,6 +177,8 @@ def _folders(plan: HeadPlan, data_hash: str, target_hash: str, layers: Sequence[
         "content_of_the_head_started_from": plan.start_from and hash_head(plan.start_from),
         "seed": plan.training.seed,
         "ttt_steps": plan.training.ttt_steps,
+        "batch_tokens": plan.training.batch_tokens,  # a training goes on behind the batches that it has had
+        "held_out": f"by text, one of {plan.held_out_every}",
     }
     work = plan.out / "work"
     return _Folders(
@@ -179,15 +186,6 @@ def _folders(plan: HeadPlan, data_hash: str, target_hash: str, layers: Sequence[
         stage_folder(work / "features", read),
         stage_folder(work / "state", learnt),
     )
-
-
-def _split(texts: Sequence[Text], held_out_every: int) -> tuple[list[Text], list[Text]]:
-    """Greedy answers to every so-manieth prompt are for measuring; to the others, all are for learning."""
-    held_out = [text for text in texts if text.index % held_out_every == 0 and text.is_greedy]
-    learnt = [text for text in texts if text.index % held_out_every]
-    if not learnt:
-        raise ConfigError("there are too few answers to learn from: more prompts are needed")
-    return held_out[:MAX_HELD_OUT], learnt
 
 
 def _len_shared(prompts: Sequence[list[int]]) -> int:

@@ -8,10 +8,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -45,13 +46,23 @@ class TrainPlan:
     step_decay: float = 0.8
     save_every: int = 100
     seed: int = 1
-    bf16: bool = True
+    bf16: bool = True  # autocast
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             raise ConfigError("a training needs an end: steps or minutes")
         if not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"the seed of a training should be 0 to {MAX_SEED}, but is {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What was learnt from, up to the next lesson: a training may go on with more answers, or at another rate."""
+
+    first_step: int
+    answers_sha256: str
+    num_answer_tokens: int
+    learning_rate: float
 
 
 @dataclass(slots=True)
@@ -64,6 +75,13 @@ class Progress:
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     """step, loss, share of first tokens that are the target's choice among those that the head can say"""
     acceptance: list[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
+    lessons: list[Lesson] = field(default_factory=list)
+
+    def note_lesson(self, lesson: Lesson) -> None:
+        """The next step learns from this."""
+        lesson = replace(lesson, first_step=self.step)
+        if not self.lessons or replace(self.lessons[-1], first_step=self.step) != lesson:
+            self.lessons.append(lesson)
 
     def note_acceptance(self, length: float) -> None:
         """Of this step; a training that was at its end already measures it again."""
@@ -76,6 +94,7 @@ class Trainer:
     Args:
         lm_head: the target's rows that the head speaks through, [Vd, C].
         folder: where the state is kept.
+        lesson: what the texts are, for whoever reads of the head later.
     """
 
     def __init__(
@@ -86,8 +105,10 @@ class Trainer:
         lm_head: Tensor,
         plan: TrainPlan,
         folder: Path,
+        lesson: Lesson,
     ) -> None:
         self.head, self.texts, self.plan, self.folder = head, texts, plan, folder
+        self._lesson = lesson
         self.embedding, self.lm_head = embedding, lm_head
         self.progress = Progress()
         decayed = [each for each in head.parameters() if each.ndim > 1]
@@ -115,6 +136,7 @@ class Trainer:
         for batch in self._batches():
             if self.share_done >= 1:
                 break
+            self.progress.note_lesson(self._lesson)
             begun = time.monotonic()
             self._step(batch)
             self.progress.seconds += time.monotonic() - begun
@@ -226,7 +248,7 @@ class Trainer:
                 _, number, key = name.split(".")
                 state.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        self.progress = Progress(**json.loads(progress))
+        self.progress = msgspec.json.decode(progress, type=Progress)
 
 
 def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]

@@ -72,6 +72,7 @@ class TreeModels:
     dtype: Dtype
     num_threads: int
     method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
+    feature_layers: tuple[int, ...] | None = None  # as in a speculative config
     max_model_len: int = 1024
 
     def target_config(self) -> ModelConfig:
@@ -88,6 +89,7 @@ class TreeModels:
             method=self.method,
             model=self.draft,
             quantization=self.quantization,
+            feature_layers=self.feature_layers,
             max_model_len=self.max_model_len,
         )
 
@@ -160,6 +162,9 @@ def measure_tree(
         losing=losing_regimes(rows),
         at_the_edge=at_the_edge(rows, shapes),
         draft_quantization=models.quantization,
+        feature_layers=models.feature_layers,
+        dtype=models.dtype,
+        device=models.target_config().device,
         draft_step_ms=round(steps.draft_s * 1e3, 3),
         target_step_ms=round(steps.target_s[0] * 1e3, 3),
         outputs_identical=all(row.num_same_as_plain == row.num_answers for row in rows),

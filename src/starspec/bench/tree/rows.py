@@ -12,20 +12,24 @@ from starspec.bench.step_times import StepSeconds
 from starspec.bench.tree.shapes import Kind, kind_of
 from starspec.speculation.budget import DraftBudget
 
+NOT_SAID = "not said"  # in reports of earlier versions
+
 
 @dataclass(frozen=True, slots=True)
 class _Side:
     """One of the numbers that a shape is made of."""
 
-    of: Callable[[DraftBudget], int]
+    of: Callable[[DraftBudget], float]
     less: str
     more: str
-    least: int  # that there can be
+    least: float  # that there can be
 
 
 DEPTH = _Side(lambda shape: shape.num_steps, "shallower", "deeper", 1)
+DOUBT = _Side(lambda shape: shape.p_min, "of a lower p_min", "of a higher p_min", 0.0)
 SIDES = (
     DEPTH,
+    DOUBT,
     _Side(lambda shape: shape.top_k, "narrower", "wider", 2),  # 1 is a chain
     _Side(lambda shape: shape.num_draft_tokens, "smaller", "larger", 2),
 )
@@ -70,6 +74,9 @@ class TreeReport:
     target_step_ms: float  # one token
     outputs_identical: bool
     numerics: str
+    dtype: str = NOT_SAID
+    device: str = NOT_SAID
+    feature_layers: tuple[int, ...] | None = None  # that an EAGLE head was told to read; None = as it says itself
 
     def best_row(self, temperature: float) -> TreeRow:
         """As the function of that name, of all rows."""
@@ -125,7 +132,7 @@ def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[
 
 
 def _untried(best: DraftBudget, tried: Sequence[DraftBudget], side: _Side) -> list[str]:
-    if best.is_chain and side is not DEPTH:  # a chain's other sides say the same, or nothing
+    if best.is_chain and side not in (DEPTH, DOUBT):  # a chain's other sides say the same, or nothing
         return []
     value, values = side.of(best), {side.of(shape) for shape in tried}
     below = [side.less] if value == min(values) > side.least else []
