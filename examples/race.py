@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,15 @@ class Draft:
     options: Callable[[Path], list[str]]  # the target's folder -> options of `starspec up`
 
 
-HEAD_LENGTH = ["--spec-tokens", "5", "--draft-p-min", "0.4"]
-HEAD_OPTIONS = [*HEAD_LENGTH, "--draft-num-threads", "1", "--draft-quantization", "int4"]
+HEAD_TREE = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6, "draft_p_min": 0.3}  # small: rows are dear on some
+HEAD_OPTIONS = [
+    "--speculative-config",
+    json.dumps(HEAD_TREE),
+    "--draft-num-threads",
+    "1",
+    "--draft-quantization",
+    "int4",
+]
 HEAD = Draft("the EAGLE head", lambda _: ["--draft", str(embedded_head_folder()), *HEAD_OPTIONS])
 SELF_DRAFT = Draft("the target itself in int4", lambda model: ["--draft", str(model), "--draft-quantization", "int4"])
 
