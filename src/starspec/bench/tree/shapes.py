@@ -36,7 +36,7 @@ class Grid:
     depths: tuple[int, ...] = (4, 8)  # 1..MAX_DRAFT_TOKENS
     top_ks: tuple[int, ...] = (2, 3)  # 2..MAX_TOP_K
     nodes: tuple[int, ...] = (6, 10, 16)  # 1..MAX_DRAFT_TOKENS, the root not counted
-    p_mins: tuple[float, ...] = (0.0, 0.3, 0.5)  # 0..1, without 1
+    p_mins: tuple[float, ...] = (0.0, 0.3)  # 0..1, without 1
 
     def __post_init__(self) -> None:
         _check_range("--chains", self.chains, 1, MAX_DRAFT_TOKENS)
