@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForC
 
 from starspec.bench.provenance import hash_model
 from starspec.models.eagle_checkpoint import read_head
-from starspec.train.answers import count_tokens, read_answers
+from starspec.train.answers import SaidTokens, read_answers
 from starspec.train.features import read_shard
 
 
@@ -138,7 +138,21 @@ def test_of_two_answers_to_a_prompt_one_counts(tmp_path):
     (tmp_path / "worker-0.jsonl").write_text(answer % 3 + answer % 5)
     (tmp_path / "worker-1.jsonl").write_text(answer % 4 + answer % 3)
     assert [answer.index for answer in read_answers(tmp_path)] == [3, 4, 5]
-    assert count_tokens(tmp_path) == 6
+    assert SaidTokens(tmp_path).count() == 6
+
+
+def test_tokens_are_counted_once_however_often_and_in_what_pieces_answers_are_looked_at(tmp_path):
+    content = b"".join(b'{"index": %d, "prompt_ids": [1], "answer_ids": [2, 3]}\n' % index for index in range(9))
+    content += b'{"index": 3, "prom\n{"index": 9, "prompt_ids": [1], "answer_ids": [4]}\n'
+    file, said = tmp_path / "worker-0.jsonl", SaidTokens(tmp_path)
+    assert said.count() == 0
+    found = []
+    for start in range(0, len(content), 40):
+        with file.open("ab") as appended:
+            appended.write(content[start : start + 40])
+        found.append(said.count())
+    assert found == sorted(found)
+    assert found[-1] == said.count() == SaidTokens(tmp_path).count() == 19
 
 
 def test_nothing_is_put_into_a_file_that_another_process_writes_to(target_folder, prompt_file, tmp_path):

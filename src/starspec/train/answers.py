@@ -80,8 +80,9 @@ def answer_prompts(
     todo = [(index, each) for index, each in enumerate(ids) if index not in done and 0 < len(each) <= room]
     if not todo and not done:
         raise ConfigError(f"none of the {len(prompts)} prompts is 1 to {room} tokens long")
-    if count_tokens(folder) < plan.num_tokens and todo:
-        _share_out(todo, plan, folder, advance)
+    said = SaidTokens(folder)
+    if said.count() < plan.num_tokens and todo:
+        _share_out(todo, plan, folder, said, advance)
     answers = [each for each in read_answers(folder) if len(each.answer_ids) >= MIN_ANSWER_TOKENS]
     if not answers:
         raise ConfigError("the target answered every prompt with nothing; are they meant for it?")
@@ -112,14 +113,41 @@ def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> N
                 )
 
 
-def count_tokens(folder: Path) -> int:
-    """Answer tokens in the folder so far."""
-    return sum(len(answer.answer_ids) for answer in read_answers(folder))
+class SaidTokens:
+    """Answer tokens in a folder that is written to; each look reads what is new since the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_read: dict[Path, int] = {}  # bytes of each file, up to the end of a line
+        self._indices: set[int] = set()  # of prompts that are answered
+        self._num_tokens = 0
+
+    def count(self) -> int:
+        for path in sorted(self._folder.glob("worker-*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._num_read.get(path, 0))
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._num_read[path] = self._num_read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                self._add(line)
+        return self._num_tokens
+
+    def _add(self, line: bytes) -> None:
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.DecodeError:  # a killed run left it unfinished
+            return
+        if answer.index not in self._indices:
+            self._indices.add(answer.index)
+            self._num_tokens += len(answer.answer_ids)
 
 
-def _share_out(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, advance: Callable[[int], None]) -> None:
+def _share_out(
+    todo: Sequence[Asked], plan: AnswerPlan, folder: Path, said: SaidTokens, advance: Callable[[int], None]
+) -> None:
     """Answer with as many processes as the plan has; each has an equal part of the tokens to say."""
-    num_said = count_tokens(folder)
+    num_said = said.count()
     missing = plan.num_tokens - num_said
     if plan.num_workers == 1:
         for answer in _work(todo, plan, folder, missing):
@@ -128,7 +156,7 @@ def _share_out(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, advance: C
         return
     part = -(-missing // plan.num_workers)
     shares = [(todo[number :: plan.num_workers], plan, folder, part) for number in range(plan.num_workers)]
-    run_apart(_work_all, shares, lambda: advance(count_tokens(folder)), LOOK_EVERY_S)
+    run_apart(_work_all, shares, lambda: advance(said.count()), LOOK_EVERY_S)
 
 
 def _work_all(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens: int, is_wanted: IsWanted) -> None:
