@@ -71,8 +71,8 @@ def test_trees_are_compared_with_chains_of_a_fixed_length_and_with_those_that_do
     chain, doubting, tree = DraftBudget.chain(3), DraftBudget.chain(8, 0.3), DraftBudget(6, 3, 2, 0.3)
     rows = [ROW, row(chain, 15.0), row(doubting, 20.0), row(tree, 18.0)]
     ratios = ratios_of(rows, StepSeconds(draft_s=0.001, target_s=[0.008], giving_s=0.0081))
-    assert ratios["best_tree_vs_best_chain_t0"] == 1.2
-    assert ratios["best_tree_vs_best_doubting_chain_t0"] == 0.9
+    assert ratios["best_tree_vs_best_fixed_chain_t0"] == 1.2
+    assert ratios["best_tree_vs_best_chain_t0"] == 0.9
     assert ratios["speculative_vs_plain"] == 2.0
     assert losing_regimes(rows) == [
         "T=0: chain of 8, p_min 0.3 beats every tree, tree 3 x 2, 6 nodes, p_min 0.3 comes to 0.90x of it"
@@ -86,6 +86,7 @@ def test_ratios_compare_the_best_of_the_final_stage() -> None:
         "head_step_vs_target_step": 0.125,
         "step_with_features_vs_without": 1.012,
         "best_tree_vs_best_chain_t0": 1.2,
+        "best_tree_vs_best_fixed_chain_t0": 1.2,
         "speculative_vs_plain": 1.8,
     }
     assert best_row(rows, 0.0).shape == "tree 3 x 2, 6 nodes"
@@ -135,6 +136,12 @@ def test_a_side_out_of_range_is_refused_by_its_option(sides: dict[str, tuple[flo
 def test_temperatures_that_cannot_be_measured_are_refused_by_their_option(temperatures: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="--temperatures"):
         TreePlan(temperatures=temperatures)
+
+
+def test_what_of_a_grid_fits_no_tree_is_said() -> None:
+    grid = replace(GRID, depths=(3, 12), nodes=(4, 10))
+    assert grid.left_out() == ["depths 12 fit no tree of this grid: it were a chain, or could not be filled"]
+    assert replace(GRID, nodes=(4,)).left_out() == []
 
 
 def test_the_ends_of_each_range_are_tried() -> None:
@@ -214,8 +221,8 @@ def test_every_shape_is_tried_at_every_temperature_and_the_best_are_measured(rep
     assert report.ratios.keys() == {
         "best_tree_vs_best_chain_t0",
         "best_tree_vs_best_chain_t1",
-        "best_tree_vs_best_doubting_chain_t0",
-        "best_tree_vs_best_doubting_chain_t1",
+        "best_tree_vs_best_fixed_chain_t0",
+        "best_tree_vs_best_fixed_chain_t1",
         "speculative_vs_plain",
         "speculative_vs_plain_t1",
         "head_step_vs_target_step",

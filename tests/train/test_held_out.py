@@ -8,7 +8,7 @@ import pytest
 
 from starspec.bench.datasets import Prompt
 from starspec.errors import ConfigError
-from starspec.train.held_out import held_out, split
+from starspec.train.held_out import split
 
 EVERY = 5
 PROMPTS = [Prompt(f"p{number}", "", f"What is {number} times {number}?") for number in range(200)]
@@ -40,19 +40,23 @@ def test_about_as_many_are_held_out_as_were_asked_for():
 def test_each_answer_is_measured_on_or_learnt_from_and_sampled_ones_of_held_out_prompts_are_neither():
     texts = [Said(index, is_greedy) for index in range(len(PROMPTS)) for is_greedy in (True, False)]
     measured, learnt = split(texts, PROMPTS, EVERY)
-    chosen = held_out(PROMPTS, EVERY)
-    assert [(text.index, text.is_greedy) for text in measured] == [(index, True) for index in sorted(chosen)]
+    chosen = {text.index for text in measured}
+    assert {PROMPTS[index].name for index in chosen} == names_held_out(PROMPTS)
+    assert all(text.is_greedy for text in measured)
     assert {text.index for text in learnt} == {*range(len(PROMPTS))} - chosen
     assert len(learnt) + 2 * len(measured) == len(texts)
 
 
-def test_of_few_prompts_one_is_held_out_all_the_same():
-    few = [PROMPTS[index] for index in range(len(PROMPTS)) if index not in held_out(PROMPTS, EVERY)][:3]
-    assert len(held_out(few, EVERY)) == 1
-    assert names_held_out(few) == names_held_out(few[::-1])
+def test_where_none_of_few_answers_would_be_held_out_one_greedy_one_is():
+    """Whatever other prompts there are that were not answered."""
+    numbers = [index for index in range(200) if PROMPTS[index].name not in names_held_out(PROMPTS)][:4]
+    few = [Said(numbers[0], is_greedy=False), *map(Said, numbers[1:])]
+    measured, learnt = split(few, PROMPTS, EVERY)
+    assert [text.is_greedy for text in measured] == [True]
+    assert len(learnt) == 3
+    assert [text.index for text in split(few[::-1], PROMPTS, EVERY)[0]] == [text.index for text in measured]
 
 
-def test_prompts_that_are_all_held_out_leave_nothing_to_learn():
-    chosen = [PROMPTS[index] for index in held_out(PROMPTS, EVERY)]
+def test_one_prompt_leaves_nothing_to_learn():
     with pytest.raises(ConfigError, match="too few answers"):
-        split([Said(index) for index in range(len(chosen))], chosen, EVERY)
+        split([Said(0)], PROMPTS[:1], EVERY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,6 +47,29 @@ def test_a_resumed_training_ends_with_the_same_weights(head, make_batch, embeddi
     assert [loss for _, loss, _ in whole.losses] == [loss for _, loss, _ in resumed.losses]
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
+
+
+def test_an_interrupt_keeps_all_steps_up_to_it(head, make_batch, embedding, tmp_path, monkeypatch):
+    plan = TrainPlan(steps=8, **{**PLAN, "save_every": 100})
+
+    def trainer():
+        return Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+
+    stopped = trainer()
+    step = stopped._step
+
+    def interrupted_step(batch):
+        if stopped.progress.step == 4:
+            signal.raise_signal(signal.SIGINT)
+        step(batch)
+
+    monkeypatch.setattr(stopped, "_step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(lambda _: None, lambda: None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = trainer()
+    resumed.resume()
+    assert resumed.progress.step == 5  # the one that was interrupted has ended
 
 
 def test_the_loss_falls(head, make_batch, embedding, tmp_path):

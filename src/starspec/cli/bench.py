@@ -158,7 +158,7 @@ def tree(
             draft=draft,
             quantization=draft_quantization,
             method=spec_method,
-            feature_layers=given.numbers(feature_layers, "--feature-layers"),
+            feature_layers=given.numbers(feature_layers, "--feature-layers", least=0),
             dtype=dtype,
             num_threads=num_threads,
         )
@@ -185,6 +185,8 @@ def tree(
         console.print(f"a losing regime: {sentence}")
     for sentence in report.at_the_edge:
         console.print(f"{sentence}, which may be better")
+    for sentence in report.left_out:
+        console.print(sentence)
     show_ratios(report.ratios)
     show_caution(quick)
     if json_file is not None:

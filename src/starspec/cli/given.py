@@ -23,11 +23,11 @@ def batching_config(method: BatchingMethod, window: int | None, max_passed_over:
     return BatchingConfig(method=method, window=window, max_passed_over=bound)
 
 
-def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """What was given as 2,15,27, each at least 1. Raises: BadParameter naming the option."""
+def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | None:
+    """What was given as 2,15,27, each at least `least`. Raises: BadParameter naming the option."""
     found = _numbers(text, option, int, "2,15,27")
-    if found is not None and min(found) < 1:
-        raise typer.BadParameter(f"numbers from 1 on, not {min(found)}", param_hint=option)
+    if found is not None and min(found) < least:
+        raise typer.BadParameter(f"numbers from {least} on, not {min(found)}", param_hint=option)
     return found
 
 

@@ -157,7 +157,7 @@ def train(
             learn_prompts=learn_prompts,
             start_from=start_from,
             draft_vocab_size=draft_vocab_size,
-            feature_layers=given.numbers(feature_layers, "--feature-layers"),
+            feature_layers=given.numbers(feature_layers, "--feature-layers", least=0),
             target_name=target_name,
             data_licence=licence,
             num_threads=threads,

@@ -93,6 +93,8 @@ def examine(
     if report is not None:
         choice = examined.layer_choice
         told = draft.feature_layers if choice is None or choice.used.is_default else choice.used.feature_layers
+        if choice is not None and report.feature_layers == choice.used.feature_layers:  # told what it says itself
+            told = report.feature_layers
         checks.append(check_tree_report(report, provenance, target, draft.quantization, told))
     steps = examined.step_seconds(max_draft_tokens + 1)
     giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if is_head(draft) else 0.0  # hidden states, every round

@@ -23,6 +23,7 @@ from starspec.errors import ConfigError
 from starspec.train.features import Text, batches_of, collate
 from starspec.train.head import TrainedHead
 from starspec.train.loss import soft_cross_entropy, step_weights, target_says
+from starspec.train.uninterrupted import uninterrupted
 from starspec.train.unroll import Batch, unroll
 from starspec.train.work_folder import writing
 
@@ -138,8 +139,9 @@ class Trainer:
                 break
             self.progress.note_lesson(self._lesson)
             begun = time.monotonic()
-            self._step(batch)
-            self.progress.seconds += time.monotonic() - begun
+            with uninterrupted(self.save):
+                self._step(batch)
+                self.progress.seconds += time.monotonic() - begun
             advance()
             if self.progress.step % self.plan.save_every == 0:
                 saving(self.progress)

@@ -161,6 +161,7 @@ def measure_tree(
         best={f"T={each:g}": best_row(rows, each).shape for each in plan.temperatures},
         losing=losing_regimes(rows),
         at_the_edge=at_the_edge(rows, shapes),
+        left_out=grid.left_out(),
         draft_quantization=models.quantization,
         feature_layers=models.feature_layers,
         dtype=models.dtype,

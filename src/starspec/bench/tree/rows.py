@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starspec.bench.pair.methods import Timed
 from starspec.bench.provenance import Provenance
@@ -76,6 +76,7 @@ class TreeReport:
     numerics: str
     dtype: str = NOT_SAID
     device: str = NOT_SAID
+    left_out: list[str] = field(default_factory=list)  # sentences: what of the grid fits no shape
     feature_layers: tuple[int, ...] | None = None  # that an EAGLE head was told to read; None = as it says itself
 
     def best_row(self, temperature: float) -> TreeRow:
@@ -84,17 +85,17 @@ class TreeReport:
 
 
 def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
-    """Medians against medians, of the final stage."""
+    """Medians against medians, of the final stage. Of chains, "fixed" are those that no doubt ends (p_min 0)."""
     ratios = {
         "head_step_vs_target_step": round(steps.draft_vs_target, 3),
         "step_with_features_vs_without": round(steps.giving_vs_target, 3),
     }
     for temperature in _temperatures(rows):
         best = _best_of_each_kind(rows, temperature)
-        for kind in (Kind.CHAIN, Kind.DOUBTING_CHAIN):
-            if kind in best:
-                name = f"best_tree_vs_best_{kind.value.replace(' ', '_')}_t{temperature:g}"
-                ratios[name] = _ratio(best[Kind.TREE], best[kind])
+        chains = [best[kind] for kind in (Kind.CHAIN, Kind.DOUBTING_CHAIN) if kind in best]
+        ratios[f"best_tree_vs_best_chain_t{temperature:g}"] = _ratio(best[Kind.TREE], max(chains, key=_rate))
+        if Kind.CHAIN in best:
+            ratios[f"best_tree_vs_best_fixed_chain_t{temperature:g}"] = _ratio(best[Kind.TREE], best[Kind.CHAIN])
         name = "speculative_vs_plain" + (f"_t{temperature:g}" if temperature else "")
         ratios[name] = max(each.vs_plain for each in best.values())
     return ratios
@@ -125,7 +126,10 @@ def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[
     for row in rows:
         if row.stage == "final" and row.num_nodes:
             kind = [shape for shape in shapes if kind_of(shape) is kind_of(row.budget)]
-            beyond = [word for side in SIDES for word in _untried(row.budget, kind, side)]
+            all_alike = [shape for shape in shapes if shape.is_chain == row.budget.is_chain]  # p_min makes the kind
+            beyond = [
+                word for side in SIDES for word in _untried(row.budget, all_alike if side is DOUBT else kind, side)
+            ]
             if beyond:
                 found.append(f"{row.shape} at T={row.temperature:g}: nothing {' or '.join(beyond)} was tried")
     return found

@@ -57,6 +57,22 @@ class Grid:
         chains = [DraftBudget.chain(length, p_min) for p_min in self.p_mins for length in self.chains]
         return list(dict.fromkeys(chains + [each for each in trees if _is_worth_trying(each)]))
 
+    def left_out(self) -> list[str]:
+        """A sentence for each side of which some values are in no tree."""
+        trees = [shape for shape in self.shapes() if not shape.is_chain]
+        used = {
+            "depths": {shape.num_steps for shape in trees},
+            "widths": {shape.top_k for shape in trees},
+            "numbers of nodes": {shape.num_draft_tokens for shape in trees},
+        }
+        given = {"depths": self.depths, "widths": self.top_ks, "numbers of nodes": self.nodes}
+        missing = {name: [each for each in values if each not in used[name]] for name, values in given.items()}
+        return [
+            f"{name} {', '.join(map(str, values))} fit no tree of this grid: it were a chain, or could not be filled"
+            for name, values in missing.items()
+            if values
+        ]
+
 
 def _check_range(option: str, sizes: tuple[int, ...], least: int, most: int) -> None:
     for size in sizes:
