@@ -12,6 +12,7 @@ from train_toys import HIDDEN, LESSON, texts_of
 
 from starspec.errors import ConfigError
 from starspec.train.trainer import CE_BESIDE_FEATURES, MAX_SEED, Trainer, TrainPlan
+from starspec.train.uninterrupted import uninterrupted
 
 PLAN = {"learning_rate": 3e-3, "warmup": 2, "bf16": False, "batch_tokens": 30, "save_every": 3}
 
@@ -49,7 +50,36 @@ def test_a_resumed_training_ends_with_the_same_weights(head, make_batch, embeddi
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_an_interrupt_keeps_all_steps_up_to_it(head, make_batch, embedding, tmp_path, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """As a command in the foreground; a shell's background commands ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_where_interrupts_are_ignored_they_are(interruptible):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with uninterrupted(lambda: pytest.fail("there is nothing to save for")):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_second_interrupt_is_not_put_off(interruptible):
+    came = 0
+
+    def step():
+        nonlocal came
+        with uninterrupted(lambda: pytest.fail("half a step is not saved")):
+            for came in (1, 2, 3):  # noqa: B007
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert came == 2
+
+
+def test_an_interrupt_keeps_all_steps_up_to_it(interruptible, head, make_batch, embedding, tmp_path, monkeypatch):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 100})
 
     def trainer():

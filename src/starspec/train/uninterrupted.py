@@ -13,11 +13,13 @@ from types import FrameType
 def uninterrupted(save: Callable[[], None]) -> Iterator[None]:
     """Put off an interrupt (SIGINT) until the block has ended; then save, and raise it.
 
-    A second one is not put off. In a thread that gets no signals the block just runs.
+    A second one is not put off. In a thread that gets no signals, and where they are ignored, as of a command that a
+    shell runs in the background, the block just runs.
 
     Raises: KeyboardInterrupt. Effects: the process's handler of SIGINT, while the block runs.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
         yield
         return
     came = False
