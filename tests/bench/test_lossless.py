@@ -76,6 +76,18 @@ def test_contenders_that_share_prompts_answer_each_of_them_once(bench: Workbench
         assert [each.num_identical for each in rows] == [each.num_prompts for each in rows]
 
 
+def test_whose_turn_the_first_chunk_is_can_be_said(bench: Workbench) -> None:
+    contenders = [Contender(f"{place}", size) for place, size in enumerate((1, 4, 8))]
+    tried = [
+        [
+            row.contender
+            for row in compare_with_plain(bench, PROMPTS, [GREEDY], contenders, 3, num_sharing=3, first_turn=turn)
+        ]
+        for turn in range(4)
+    ]
+    assert tried == [["0"], ["2"], ["1"], ["0"]]
+
+
 def test_answers_of_a_run_have_different_lengths(bench: Workbench) -> None:
     (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 8)], 12)
     assert row.num_tokens < 12 * len(PROMPTS)
@@ -256,6 +268,16 @@ def test_shards_of_a_certificate_try_the_prompts_of_the_whole(tiny_folder: Path)
         return certificate.parts[0].num_prompts
 
     assert (tried(Shard(1, 2)), tried(Shard(2, 2))) == (2, 1)
+
+
+def test_small_shards_of_a_part_that_takes_turns_try_every_size(tiny_folder: Path) -> None:
+    target = ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=BATCH.num_rows, max_model_len=256)
+    part = replace(BATCH, max_tokens=2, samplings=(GREEDY,), batchings=BATCH.batchings[:1])
+    tried = [
+        [row.batch_size for row in try_part(part, target, str(tiny_folder), [own_prompts()], 5, Shard(number, 5)).rows]
+        for number in range(1, 6)
+    ]
+    assert sorted(size for (size,) in tried) == [1, 2, 4, 8, 16]
 
 
 def test_a_shard_without_prompts_is_refused() -> None:

@@ -200,6 +200,7 @@ def try_part(
         truths=truths,
         reads_once=part.reads_prompts_once,
         num_sharing=part.num_sharing,
+        first_turn=shard.number - 1,
         advance=lambda what: advance(f"{part.name}: {what}"),
     )
     return PartResult(

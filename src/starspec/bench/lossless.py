@@ -115,6 +115,7 @@ def compare_with_plain(
     truths: Truths | None = None,
     reads_once: bool = False,
     num_sharing: int = 1,
+    first_turn: int = 0,
     advance: Advance = no_progress,
 ) -> list[LosslessRow]:
     """Decode every prompt plainly and alone, then with every contender, and compare tokens and deciding logits.
@@ -129,6 +130,7 @@ def compare_with_plain(
         reads_once: each layout of keys and values forwards a prompt once, and its contenders take copies.
         num_sharing: so many neighbouring contenders share the prompts: each chunk is for one of them, for another the
             next time; which one differs from neighbours to neighbours. Not with a reference.
+        first_turn: whose turn the first chunk is, so that those who have little of the prompts each differ, too.
         advance: called with a contender's name after each of its chunks of prompts.
     Returns: one row for each way of sampling and contender that had prompts, in this order.
     """
@@ -149,7 +151,7 @@ def compare_with_plain(
             if truths is not None:
                 truths.learn(jobs, expected)
             for index, contender in enumerate(rows):
-                if (index + index // num_sharing + chunk) % num_sharing:
+                if (index + index // num_sharing + first_turn + chunk) % num_sharing:
                     continue
                 started_s = time.perf_counter()
                 is_plain = reference is not None and index == 0
