@@ -134,6 +134,7 @@ def compare_with_plain(
         advance: called with a contender's name after each of its chunks of prompts.
     Returns: one row for each way of sampling and contender that had prompts, in this order.
     """
+    assert reference is None or num_sharing == 1
     tallies: dict[tuple[int, int], _Tally] = {}
     rows = [] if reference is None else [Contender("off", 1)]
     rows += contenders
@@ -151,7 +152,7 @@ def compare_with_plain(
             if truths is not None:
                 truths.learn(jobs, expected)
             for index, contender in enumerate(rows):
-                if (index + index // num_sharing + first_turn + chunk) % num_sharing:
+                if not _has_turn(index, first_turn + chunk, num_sharing):
                     continue
                 started_s = time.perf_counter()
                 is_plain = reference is not None and index == 0
@@ -165,6 +166,11 @@ def compare_with_plain(
                 _add(tally, compare(jobs, expected, found.answers, plain.logits, found.logits), found, num_near_ties)
                 advance(contender.name)
     return [_row(samplings[number].name, rows[index], tallies[number, index]) for number, index in sorted(tallies)]
+
+
+def _has_turn(index: int, turn: int, num_sharing: int) -> bool:
+    """Whether this contender is the one of those that share prompts with it; each group begins one further."""
+    return (index + index // num_sharing + turn) % num_sharing == 0
 
 
 def num_turns(num_prompts: int, num_samplings: int, num_rows: int) -> int:

@@ -166,12 +166,12 @@ def tree(
             name: given.numbers(text, f"--{name.replace('_', '-')}")
             for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
         }
-        grid["p_mins"] = given.fractions(p_mins, "--p-mins")
+        grid["p_mins"] = given.reals(p_mins, "--p-mins")
         plan = QUICK if quick else TreePlan()
         plan = replace(
             plan,
             only={name: each for name, each in grid.items() if each is not None},
-            temperatures=given.fractions(temperatures, "--temperatures") or plan.temperatures,
+            temperatures=given.reals(temperatures, "--temperatures") or plan.temperatures,
             num_prompts=num_prompts or plan.num_prompts,
         )
         report = measure_tree(models, prompt_files(dataset), plan, bar.advance)

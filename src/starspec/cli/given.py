@@ -31,7 +31,7 @@ def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | 
     return found
 
 
-def fractions(text: str | None, option: str) -> tuple[float, ...] | None:
+def reals(text: str | None, option: str) -> tuple[float, ...] | None:
     """What was given as 0,0.3. Raises: BadParameter naming the option."""
     return _numbers(text, option, float, "0,0.3")
 

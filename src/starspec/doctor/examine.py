@@ -9,6 +9,7 @@ from pathlib import Path
 from starspec.bench.datasets import Prompt
 from starspec.bench.decode import decode, make_engine
 from starspec.bench.provenance import Provenance, collect_provenance
+from starspec.bench.tree.rows import TreeReport
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample
@@ -91,10 +92,7 @@ def examine(
     checks.append(check_sizes(bench.runner.info, examined.info))
     checks += check_arithmetic(target.dtype, target.device)
     if report is not None:
-        choice = examined.layer_choice
-        told = draft.feature_layers if choice is None or choice.used.is_default else choice.used.feature_layers
-        if choice is not None and report.feature_layers == choice.used.feature_layers:  # told what it says itself
-            told = report.feature_layers
+        told = _told_layers(examined, draft, report)
         checks.append(check_tree_report(report, provenance, target, draft.quantization, told))
     steps = examined.step_seconds(max_draft_tokens + 1)
     giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if is_head(draft) else 0.0  # hidden states, every round
@@ -127,6 +125,15 @@ def _sample(bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max
 
 def _load(bench: Workbench, draft: SpeculativeConfig, sample: Sample, max_draft_tokens: int) -> ExaminedDraft:
     return HeadDraft(bench, draft, sample, max_draft_tokens) if is_head(draft) else CausalDraft(bench, draft)
+
+
+def _told_layers(examined: ExaminedDraft, draft: SpeculativeConfig, report: TreeReport) -> tuple[int, ...] | None:
+    """What a head has to be told to read, None if nothing; or what the report's was told, if that is the same."""
+    choice = examined.layer_choice
+    if choice is None:
+        return draft.feature_layers
+    used = choice.used.feature_layers
+    return None if choice.used.is_default and report.feature_layers != used else used
 
 
 def _prospect(draft: ExaminedDraft, sample: Sample, times: StepTimes) -> Prospect:

@@ -34,15 +34,13 @@ class HubTag(Waiting):
         is_read = self.sequence.state is not SequenceState.PREFILLING
         return not self.features.are_wanted or (num_wanted > 0 and (not is_read or self.features.reach(num_wanted)))
 
-    def can_be_awaited(self) -> bool:
-        """Whether a proposal is to come.
+    def settle_if_in_vain(self) -> None:
+        """Forget a proposal asked for while the prompt was read, if no head reads what the target thought of it.
 
-        Effects: one that was asked for while the prompt was read is forgotten if the prompt's features turned out to be
-        none that a head reads: the hub waits for them in vain.
+        The hub waits for these features for ever.
         """
         if self.is_awaited and not self.is_draftable:
             self.settle()
-        return self.is_awaited
 
     @property
     def is_unanswered(self) -> bool:

@@ -125,7 +125,9 @@ class RemoteDrafts:
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
-        awaited = [state for state in states if state is not None and state.can_be_awaited()]
+        for state in filter(None, states):
+            state.settle_if_in_vain()
+        awaited = [state for state in states if state is not None and state.is_awaited]
         num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(num_steps))
         self._stats.num_late_rounds += bool(late)

@@ -93,13 +93,18 @@ def read_answers(folder: Path) -> list[Answer]:
     """The answers so far, one a prompt; a line that a killed run left unfinished is passed over."""
     answers = dict[int, Answer]()
     for path in sorted(folder.glob("worker-*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            try:
-                answer = msgspec.json.decode(line, type=Answer)
-            except msgspec.DecodeError:
-                continue
+        for answer in _answers_in(path.read_bytes()):
             answers.setdefault(answer.index, answer)
     return [answers[index] for index in sorted(answers)]
+
+
+def _answers_in(lines: bytes) -> Iterator[Answer]:
+    for line in lines.splitlines():
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.DecodeError:  # a killed run left it unfinished
+            continue
+        yield answer
 
 
 def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> None:
@@ -129,18 +134,11 @@ class SaidTokens:
                 new = file.read()
             whole = new[: new.rfind(b"\n") + 1]
             self._num_read[path] = self._num_read.get(path, 0) + len(whole)
-            for line in whole.splitlines():
-                self._add(line)
+            for answer in _answers_in(whole):
+                if answer.index not in self._indices:
+                    self._indices.add(answer.index)
+                    self._num_tokens += len(answer.answer_ids)
         return self._num_tokens
-
-    def _add(self, line: bytes) -> None:
-        try:
-            answer = msgspec.json.decode(line, type=Answer)
-        except msgspec.DecodeError:  # a killed run left it unfinished
-            return
-        if answer.index not in self._indices:
-            self._indices.add(answer.index)
-            self._num_tokens += len(answer.answer_ids)
 
 
 def _share_out(
