@@ -81,11 +81,13 @@ def reference_tree(
             for token_id, log_confidence in children:
                 layer.append((*path, token_id))
                 scores[layer[-1]] = scores[path] + log_confidence
-        likely = [path for path in layer if exp(scores[path]) >= budget.p_min]
-        open_ended = [path for path in likely if path[-1] not in law.end_token_ids]
-        to_expand = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
+        open_ended = [path for path in layer if path[-1] not in law.end_token_ids]
+        best = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
+        to_expand = [path for path in best if exp(scores[path]) >= budget.p_min * 3 / 8]
+        if sum(exp(scores[path]) for path in to_expand) < budget.p_min:
+            break
     del scores[()]
-    likely = [path for path in scores if exp(scores[path]) >= budget.p_min / 4]
+    likely = [path for path in scores if exp(scores[path]) >= budget.p_min / 8]
     nodes = set(sorted(likely, key=lambda path: -scores[path])[: budget.num_draft_tokens])
     return ReferenceTree(nodes, {path: draft for path, draft in drafts.items() if path in nodes | {()}})
 

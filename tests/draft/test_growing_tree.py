@@ -77,10 +77,12 @@ def to_prepare_slowly(
             reached = [child for node in layer for child in below[node][: budget.top_k]]
             for child in reached:
                 likeness[child] = likeness.get(tree.parent(child), 0.0) + confidences[child]
+            open_ended = [node for node in reached if tree.token_ids[node] != END]
+            best = sorted(open_ended, key=likeness.__getitem__, reverse=True)[: budget.top_k]
+            hopeful = [node for node in best if exp(likeness[node]) >= budget.p_min * 3 / 8]
             likely = sorted(likeness, key=likeness.__getitem__, reverse=True)[: budget.num_draft_tokens]
-            hopeful = [node for node in reached if node in likely and exp(likeness[node]) >= budget.p_min]
-            open_ended = [node for node in hopeful if tree.token_ids[node] != END]
-            layer = sorted(open_ended, key=likeness.__getitem__, reverse=True)[: budget.top_k]
+            is_worth_it = sum(exp(likeness[node]) for node in hopeful) >= budget.p_min
+            layer = [node for node in hopeful if node in likely] if is_worth_it else []
         return []
 
     ends = [ROOT, *proposed]
@@ -123,16 +125,25 @@ def test_a_node_that_is_too_unlikely_to_have_a_proposed_child_is_not_expanded() 
     assert tree.to_forward(DraftBudget(4, 3, 2)) == [2, 4]
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
-def test_a_node_that_is_hardly_reached_is_proposed_and_not_expanded(top_k: int) -> None:
-    tree, half = GrowingTree(), DraftBudget(4 if top_k > 1 else 3, 3, top_k, p_min=0.5)
-    tree.expand(ROOT, Children([Guess(1, log(0.8)), Guess(2, log(0.2))][:top_k]), half.opinion)
+def test_a_chain_ends_behind_a_node_that_is_hardly_reached() -> None:
+    tree, half = GrowingTree(), DraftBudget.chain(3, p_min=0.5)
+    tree.expand(ROOT, Children([Guess(1, log(0.8))]), half.opinion)
     assert tree.to_forward(half) == [0]
-    tree.expand(0, Children([Guess(3, log(0.6)), Guess(4, log(0.3))][:top_k]), half.opinion)
+    tree.expand(0, Children([Guess(3, log(0.6))]), half.opinion)
     assert tree.to_forward(half) == [], "0.8 * 0.6 is less than a half"
-    assert tree.to_forward(replace(half, p_min=0.4)) != []
-    assert set(paths(tree.best(half))) == {(1,), (1, 3)} | ({(2,), (1, 4)} if top_k > 1 else set())
-    assert set(paths(tree.best(replace(half, p_min=0.9)))) == {(1,)}, "and 0.2 is less than 0.9 / 4"
+    assert tree.to_forward(DraftBudget.chain(3, p_min=0.4)) == [1]
+    assert paths(tree.best(half)) == [(1,), (1, 3)]
+
+
+def test_a_tree_ends_where_all_nodes_to_expand_together_are_hardly_reached() -> None:
+    tree, half = GrowingTree(), DraftBudget(5, 3, 2, p_min=0.5)
+    tree.expand(ROOT, Children([Guess(1, log(0.75)), Guess(2, log(0.18))]), half.opinion)
+    assert tree.to_forward(half) == [0], "0.18 is less than 3/8 of a half"
+    tree.expand(0, Children([Guess(3, log(0.4)), Guess(4, log(0.3))]), half.opinion)
+    assert tree.to_forward(half) == [2, 3], "0.3 and 0.225: one of them is reached with more than a half"
+    assert tree.to_forward(replace(half, p_min=0.55)) == []
+    assert set(paths(tree.best(half))) == {(1,), (2,), (1, 3), (1, 4)}
+    assert set(paths(tree.best(replace(half, p_min=1.0)))) == {(1,), (2,)}, "0.75 is less than 1"
 
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:

@@ -297,7 +297,7 @@ class GrowingTree:
         return []
 
     def _next_layer(self, walk: Walk) -> list[int]:
-        """EAGLE-2's rule, less what it expands in vain, and what is too unlikely to be reached.
+        """EAGLE-2's rule, less what is too unlikely to be reached, and what it expands in vain.
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
         layers so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
@@ -307,10 +307,13 @@ class GrowingTree:
         layer = [child for node in walk.to_expand for child in self._children[node][: budget.top_k]]
         for child in layer:
             scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
+        open_ended = [node for node in layer if self.token_ids[node] not in self._end_token_ids]
+        best = sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
+        hopeful = [node for node in best if exp(scores[node]) >= budget.p_expanded]
+        if sum(exp(scores[node]) for node in hopeful) < budget.p_min:
+            return []
         likely = _likeliest(scores, budget.num_draft_tokens)
-        hopeful = [node for node in layer if node in likely and exp(scores[node]) >= budget.p_min]
-        open_ended = [node for node in hopeful if self.token_ids[node] not in self._end_token_ids]
-        return sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
+        return [node for node in hopeful if node in likely]
 
     def _next_of_chain(self, walk: Walk) -> list[int]:
         """The same for the commonest tree: this runs for each session between two layers."""

@@ -7,7 +7,8 @@ from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 MAX_FORWARDED = 64  # nodes that a draft forwards for one proposal: so many slots lie behind a row's longest sequence
-PROPOSED_SHARE = 0.25
+EXPANDED_SHARE: Final = 0.375  # of `p_min`: one more node of a layer that is drafted anyway costs less than a layer
+PROPOSED_SHARE: Final = 0.125  # and one more to verify costs less than that
 MOST_REMEMBERED: Final = 1024  # chains: the commonest budgets, of which a hub makes one for each verdict
 
 
@@ -28,15 +29,16 @@ class DraftBudget:
          │    └─ d
          └─ b ── e                                  (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2)
 
-    Growing ends before where it would hardly help: below no node that the draft itself thinks to be reached with less
-    than `p_min` is anything guessed, and no node is proposed that it gives less than `p_proposed`. (llama.cpp's
-    `p_min` asks as much of one token, this of the whole path to it.)
+    Growing ends before a layer that would hardly help: where the draft itself thinks the nodes that are to be expanded
+    are reached with less than `p_min`, all together. None that it gives less than `p_expanded` is among them, and none
+    is proposed that it gives less than `p_proposed`. (llama.cpp's `p_min` asks as much of one token, this of the whole
+    paths.)
     """
 
     num_draft_tokens: int  # nodes, at most; never counts the root; 0 = no proposal
     num_steps: int  # depth, at most
     top_k: int = 1
-    p_min: float = 0.0  # of the path to a node that is expanded, 0..1
+    p_min: float = 0.0  # that one of the nodes is reached that are expanded in a layer, 0..1
 
     @staticmethod
     def chain(num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:
@@ -47,8 +49,13 @@ class DraftBudget:
         return self.top_k == 1
 
     @property
+    def p_expanded(self) -> float:
+        """Of the path to each node that is expanded. (A chain has one a layer, of which `p_min` is asked.)"""
+        return self.p_min * EXPANDED_SHARE
+
+    @property
     def p_proposed(self) -> float:
-        """Of the path to a node that is proposed: to verify one costs a row of a forward, to expand it a forward."""
+        """Of the path to a node that is proposed."""
         return self.p_min * PROPOSED_SHARE
 
     @cached_property

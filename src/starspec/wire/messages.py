@@ -104,7 +104,7 @@ class TreeShape(msgspec.Struct, frozen=True):
 
     num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]  # deepest node, at most
     top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)]  # children of a node, and nodes of a layer that get any, at most
-    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # less likely nodes get no children; 0 = off
+    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # layers less likely to be reached are not drafted; 0 = off
 
     @classmethod
     def of(cls, budget: DraftBudget) -> TreeShape | None:
