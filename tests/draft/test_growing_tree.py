@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import exp, log
 from unittest import mock
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -140,7 +140,7 @@ SpecTokens = Annotated[
 DraftPMin = Annotated[
     float | None,
     typer.Option(
-        help="Draft no further where the draft gives the guesses to go on from, all together, less than this probability,"
+        help="Draft no further where the draft gives all guesses to go on from, together, less than this probability,"
         " 0 to 1."
         " The same as 'draft_p_min' of --speculative-config.",
         show_default="0",
