@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
-from starspec.models.attention import Form, Placement, RaggedAttention
+from starspec.models.attention import MIN_QUERY_ROWS, Form, Placement, RaggedAttention
 from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
 from starspec.models.batch import RowRange, build_batch, plan_forwards
 from starspec.models.runner import Segment
@@ -107,7 +107,7 @@ def test_runs_of_several_rows_attend_in_one_call_what_each_attends_alone(rows, h
             group=num_heads // num_kv_heads,
             like=cache.keys[0],
         )
-    together = joined(calls)
+    together = joined(calls, is_dear=True)
     assert [call.form for call in together] == [Form.BY_ROWS if len(rows) > 1 else Form.BY_RUN]
     query = torch.randn(num_tokens, num_heads, HEAD_DIM, generator=torch.Generator().manual_seed(1))
     keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=torch.Generator().manual_seed(2))
@@ -154,11 +154,82 @@ def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
         )
 
     calls = [*plan(0, 0, 2), *plan(1, 2, 2), *plan(2, 4, 3), *plan(3, 7, 3, is_prompt=True)]
-    assert [(call.form, call.rows, call.first, call.last) for call in joined(calls)] == [
+    assert [(call.form, call.rows, call.first, call.last) for call in joined(calls, is_dear=True)] == [
         (Form.BY_ROWS, (0, 1), 0, 4),
         (Form.BY_RUN, (2,), 4, 7),
         (Form.BY_CHUNK, (3,), 7, 10),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "prefix_lens", "expected"),
+    [
+        ((0, 1, 2), (5, 9, 3), [(0, 1, 2)]),
+        ((0, 2, 3), (5, 9, 3), [(0,), (2, 3)]),  # keys of the others would have to be copied
+        ((1, 0), (5, 9), [(1,), (0,)]),
+        ((0, 1, 2), (5, 9, 700), [(0, 1), (2,)]),  # each would read 640 slots in vain
+        ((0, 1, 2), (700, 100, 100), [(0,), (1, 2)]),
+        ((0, 1), (700, 600), [(0, 1)]),
+    ],
+)
+def test_where_calls_are_cheap_only_neighbours_of_about_one_length_are_joined(rows, prefix_lens, expected):
+    calls = []
+    for place, (row, prefix_len) in enumerate(zip(rows, prefix_lens, strict=True)):
+        calls += plan_calls(
+            row,
+            2 * place,
+            prefix_len,
+            parents=None,
+            new_tokens=range(2),
+            is_prompt=False,
+            reading=Reading.BY_ROWS,
+            group=1,
+            like=torch.empty(0),
+        )
+    together = joined(calls, is_dear=False)
+    assert [call.rows for call in together] == expected
+    assert [(call.first, call.last) for call in together if len(call.rows) == len(rows)] in ([], [(0, 2 * len(rows))])
+
+
+def test_branches_that_are_laid_out_are_joined_with_nothing():
+    tree = (-1, 0, 0, 1)  # 0 1, 2, 3: what follows 1 comes after its sibling
+
+    def plan(row):
+        return plan_calls(
+            row,
+            4 * row,
+            5,
+            parents=tree,
+            new_tokens=range(4),
+            is_prompt=False,
+            reading=Reading.BY_ROWS,
+            group=1,
+            like=torch.empty(0),
+        )
+
+    together = joined([*plan(0), *plan(1)], is_dear=True)
+    assert all(len(call.rows) == 1 or call.branch is None for call in together)
+    assert sum(call.branch is not None for call in together) == 4
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 5, 6, 7, 12, 14])
+@pytest.mark.parametrize("num_tokens", [1, 5, 7, 11, 13, 30])
+def test_a_run_that_is_read_by_rows_leaves_no_block_of_few_query_rows(group, num_tokens):
+    calls = plan_calls(
+        0,
+        0,
+        KEY_BLOCK - 3,
+        parents=None,
+        new_tokens=range(num_tokens),
+        is_prompt=False,
+        reading=Reading.BY_ROWS,
+        group=group,
+        like=torch.empty(0),
+    )
+    assert [token for call in calls for token in range(call.first, call.last)] == list(range(num_tokens))
+    assert len(calls) <= 2
+    for call in calls:
+        assert call.mask.shape[2] % MAX_QUERY_ROWS not in range(1, MIN_QUERY_ROWS)
 
 
 @pytest.mark.parametrize("group", [1, 4, 6, 7, 12, 40])

@@ -12,7 +12,7 @@ from starspec.config import ModelConfig
 from starspec.models import numerics
 from starspec.models.attention import MIN_QUERY_ROWS
 from starspec.models.attention_plan import Reading
-from starspec.models.batch import RowRange
+from starspec.models.batch import Piece, RowRange, build_batch
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.linear import StepLinear
@@ -234,8 +234,42 @@ def test_where_query_rows_change_bits_tokens_attend_one_by_one_and_the_promise_h
 
 def test_where_query_rows_do_not_change_bits_keys_are_read_once_a_run():
     runner = make_runner(dtype=torch.float32)
-    assert runner.reading is Reading.BY_RUN
+    assert runner.reading in (Reading.BY_ROWS, Reading.BY_RUN)
     assert "one by one" not in runner.numerics_report
+
+
+@pytest.fixture
+def kernels_that_round_by_slots(monkeypatch):
+    """Attention whose last bits depend on how many keys a call reads, be they hidden or not."""
+    attend = F.scaled_dot_product_attention
+
+    def moody(query, keys, *args, **kwargs):
+        return attend(query, keys, *args, **kwargs) * (1 + 1e-5 * (keys.shape[2] % 1000))
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", moody)
+
+
+@pytest.mark.usefixtures("kernels_that_round_by_slots")
+def test_where_hidden_slots_change_bits_sequences_attend_one_by_one_and_the_promise_holds():
+    runner = make_runner(dtype=torch.float32)
+    assert runner.reading is Reading.BY_RUN
+    assert_same_bits_however_batched(runner, (1, 30, 59, 62, 63, 64), chain_len=5)
+
+
+def test_sequences_that_are_read_together_have_the_bits_that_each_has_alone(num_threads):
+    runner = make_runner()
+    if runner.reading is Reading.BY_ROWS:
+        rows = [prefill(runner, prompt_ids(length, length)) for length in (60, 90)]
+        batch = build_batch(
+            [Piece(Segment(row, prompt_ids(5), 5), 0, 5) for row in rows],
+            runner.cache,
+            runner.rows,
+            runner.num_heads,
+            runner.reading,
+        )
+        assert len(batch.attention._calls) == 1, "or the rest tries something else"
+    # all about as long, some in one key block and some in two
+    assert_same_bits_however_batched(runner, (60, 90, 127, 128, 70, 125), chain_len=5)
 
 
 def test_what_a_model_does_not_bear_by_run_is_tried_by_token(monkeypatch):

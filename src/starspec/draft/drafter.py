@@ -18,6 +18,11 @@ class Growth(NamedTuple):
     prepared: Sequence[int] = ()  # these nodes; no proposal is owed
 
 
+def in_order_of_rows(layer: Sequence[Growth]) -> list[Growth]:
+    """Sessions that hold cache rows: what lies side by side there, and in the forward too, is read together."""
+    return sorted(layer, key=lambda growth: -1 if growth.session.row is None else growth.session.row)
+
+
 class Drafter(Protocol):
     """What turns sequences into draft tokens. Sessions lease its rows, where it keeps what it knows of them."""
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.features import MAX_FEATURE, are_readable, from_bytes
-from starspec.draft.drafter import Growth
+from starspec.draft.drafter import Growth, in_order_of_rows
 from starspec.draft.growing_tree import Survivors
 from starspec.draft.guess import Point, guess_children
 from starspec.draft.session import DraftSession
@@ -96,6 +96,7 @@ class EagleDrafter:
         return self._num_unread(session) or len(session.to_forward) or 1
 
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+        layer = in_order_of_rows(layer)
         to_forward = [growth.session.to_forward for growth in layer]
         segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         growing = list(zip(layer, segments, to_forward, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import MAX_DRAFT_TOKENS
-from starspec.draft.drafter import Growth
+from starspec.draft.drafter import Growth, in_order_of_rows
 from starspec.draft.growing_tree import Survivors
 from starspec.draft.guess import Point, guess_children
 from starspec.draft.prefix_sharing import PrefixSharing
@@ -74,6 +74,7 @@ class CausalDrafter:
     def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
         for growth in layer:
             self._sharing.catch_up(growth.session)
+        layer = in_order_of_rows(layer)
         to_forward = [growth.prepared or growth.session.to_forward for growth in layer]
         segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
         logits = self._runner.forward(segments, is_in_vain=is_in_vain).logits  # [nodes whose children become known, V]

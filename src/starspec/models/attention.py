@@ -7,8 +7,8 @@ four forms:
   arithmetic has one shape, whoever is beside it; keys are read once a token.
 * **by run**: a batch entry a key head; the tokens, and the heads that share it, are the query rows. Keys are read once.
 * **by chunk** (prompts): causal, a batch entry a head, query rows in long blocks.
-* **by rows** (accelerators): runs of several cache rows, as long as each other, in one call; masks hide where a row
-  has fewer slots than another. Keys of rows that do not lie side by side are copied.
+* **by rows**: runs of several cache rows, as long as each other, in one call; masks hide where a row has fewer slots
+  than another. Keys of rows that do not lie side by side are copied (on accelerators).
 
 Else no keys are copied: heads of one group share them by stride 0.
 """
@@ -30,6 +30,14 @@ from starspec.errors import ForwardGivenUp
 
 # Below four query rows MKL picks its kernel by the alignment of a thread's buffer, and bits follow the thread.
 MIN_QUERY_ROWS: Final = 4
+
+
+def num_query_rows(group: int) -> int:
+    """M: query rows of a token whose G heads share a key head.
+
+    Even, so that what a long run leaves over for the kernel's last block of rows is seldom too small.
+    """
+    return max(MIN_QUERY_ROWS, group + group % 2)
 
 
 class Form(Enum):
@@ -82,7 +90,7 @@ class Branch:
 class AttentionCall:
     """One attention call of a forward: new tokens `first..last` of the packed batch against one cache row, or several.
 
-    M query rows a token: its heads that share a key head, and padding up to `MIN_QUERY_ROWS`.
+    M query rows a token: its heads that share a key head, and padding (`num_query_rows`).
     """
 
     rows: tuple[int, ...]  # one; N if by rows, each with T tokens
@@ -136,7 +144,7 @@ class RaggedAttention:
         self._num_tokens = sum(each.num_tokens for each in placements)
         self._write = _writer(cache, placements)
         # Key heads first: then tokens and heads of one call are query rows as they lie.
-        shape = (num_kv_heads, num_rows, max(group, MIN_QUERY_ROWS), head_dim)
+        shape = (num_kv_heads, num_rows, num_query_rows(group), head_dim)
         queries = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
         self._query = queries[:, :, :group].transpose(0, 1)  # [R, H, G, D]
         out = torch.zeros((num_rows, num_kv_heads, group, head_dim), dtype=cache.dtype, device=cache.device)

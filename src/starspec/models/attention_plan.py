@@ -1,11 +1,11 @@
 """Which tokens of a segment attend together, and which slots they read.
 
-A prompt is one call. All other tokens (decoding, verifying) are read in one of three ways, chosen for a whole runner:
+A prompt is one call. All other tokens (decoding, verifying) are read in one of four ways, chosen for a whole runner:
 
-* `FAST`: a segment is one run, and in a tree a mask picks the ancestors. Nothing is promised about bits. Where a call
-  costs more than what it computes, runs of as many tokens are one (`joined`).
-* `BY_RUN`, `BY_TOKEN`: a token has the bits that it has when it is decoded. They depend on how many keys are summed
-  over, so a token in slot p always reads the first `ceil((p + 1) / 64) * 64` slots, masked:
+* `FAST`: a segment is one run, and in a tree a mask picks the ancestors. Nothing is promised about bits.
+* `BY_ROWS`, `BY_RUN`, `BY_TOKEN`: a token has the bits that it has when it is decoded. Where they depend on how many
+  keys are summed over, that is, not by rows, a token in slot p always reads the first `ceil((p + 1) / 64) * 64` slots,
+  masked:
 
       slots   0 ........ 63 | 64 ....... 127        a chain of 4 behind 62 committed slots is two runs:
       chain           62 63 | 64 65                 tokens 62, 63 read one block, tokens 64, 65 read two
@@ -14,6 +14,8 @@ A prompt is one call. All other tokens (decoding, verifying) are read in one of 
   were decoded, and kernels that sum over slots round differently then. So branch after branch is laid behind the
   prefix while its tokens attend.
 
+Fast and by rows, runs of as many tokens are one call (`joined`) where that is cheaper than what they then read in vain.
+
 `models/numerics.py` finds out which reading keeps its word on this machine.
 """
 
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from itertools import groupby
 from typing import Final
 
 import torch
@@ -30,12 +31,12 @@ from torch import Tensor
 
 from starspec.cache.mask import is_chain, visible_slots
 from starspec.cache.ragged import KEY_BLOCK
-from starspec.models.attention import MIN_QUERY_ROWS, AttentionCall, Branch, Form
+from starspec.models.attention import MIN_QUERY_ROWS, AttentionCall, Branch, Form, num_query_rows
 from starspec.models.device import is_accelerator
 
-# Of a run whose bits count: torch's CPU kernel cuts longer ones into blocks of so many, and what is left over might be
-# fewer than MIN_QUERY_ROWS.
+# Torch's CPU kernel cuts longer runs into blocks of so many. What is left over must not be fewer than MIN_QUERY_ROWS.
 MAX_QUERY_ROWS: Final = 32
+CALL_SLOTS: Final = 512  # on a CPU, a token reads so many slots in the time that another call takes
 HIDDEN: Final = float("-inf")
 
 
@@ -43,6 +44,7 @@ class Reading(Enum):
     """How tokens that are no prompt read the cache."""
 
     FAST = auto()  # a segment at once
+    BY_ROWS = auto()  # as if decoded; tokens of a branch together, and of several cache rows
     BY_RUN = auto()  # as if decoded; tokens of a branch that read as many slots together
     BY_TOKEN = auto()  # as if decoded; every token a batch entry
 
@@ -76,11 +78,10 @@ def plan_calls(
         visible = visible_slots(prefix_len, new_tokens.stop, None if parents is None else parents[: new_tokens.stop])
         visible = visible[new_tokens.start :]
         return [_call(row, first, _in_blocks(visible, like.device), Form.BY_RUN, group, like)]
-    form = Form.BY_RUN if reading is Reading.BY_RUN else Form.BY_TOKEN
-    longest = MAX_QUERY_ROWS // max(group, MIN_QUERY_ROWS) if form is Form.BY_RUN else len(new_tokens)
+    form = Form.BY_TOKEN if reading is Reading.BY_TOKEN else Form.BY_RUN
     paths = _paths(new_tokens.stop, parents)
     calls = []
-    for run in _runs(new_tokens, prefix_len, paths, max(1, longest)):
+    for run in _runs(new_tokens, prefix_len, paths, reading, num_query_rows(group)):
         path = paths[run[-1]]
         positions = torch.tensor([prefix_len + len(paths[token]) - 1 for token in run]).unsqueeze(1)
         visible = torch.arange(_num_slots(int(positions[-1]))) <= positions
@@ -91,17 +92,35 @@ def plan_calls(
     return calls
 
 
-def joined(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
+def joined(calls: Sequence[AttentionCall], *, is_dear: bool) -> list[AttentionCall]:
     """The calls of a forward, those of neighbours that are runs of as many tokens as one.
 
-    Whole segments alone are given as runs where nothing is promised about bits, and there a sum over masked slots may
-    be cut otherwise.
+    For readings whose bits do not depend on masked slots behind a token's own, or for which none are promised.
+
+    Args:
+        is_dear: calls cost more than whatever they read, as on accelerators; else cache rows that lie side by side and
+            are about as long are read together, and nothing is copied.
     """
-    found = []
-    for (form, _), group in groupby(calls, key=lambda call: (call.form, call.last - call.first)):
-        alike = list(group)
-        found += [_as_one(alike)] if form is Form.BY_RUN and len(alike) > 1 else alike
-    return found
+    found = list[list[AttentionCall]]()
+    for call in calls:
+        if found and _fits(call, found[-1], is_dear=is_dear):
+            found[-1].append(call)
+        else:
+            found.append([call])
+    return [_as_one(group) if len(group) > 1 else group[0] for group in found]
+
+
+def _fits(call: AttentionCall, group: Sequence[AttentionCall], *, is_dear: bool) -> bool:
+    """Whether a call is to be one with those before it."""
+    before = group[-1]
+    are_runs = call.form is before.form is Form.BY_RUN and call.branch is before.branch is None
+    num_tokens = call.last - call.first
+    if not are_runs or num_tokens != before.last - before.first:
+        return False
+    together = [*group, call]
+    num_slots = [each.num_slots for each in together]
+    num_in_vain = num_tokens * (len(together) * max(num_slots) - sum(num_slots))
+    return is_dear or (call.row == before.row + 1 and num_in_vain <= CALL_SLOTS * len(group))
 
 
 def _as_one(runs: Sequence[AttentionCall]) -> AttentionCall:
@@ -130,19 +149,37 @@ def _paths(num_tokens: int, parents: Sequence[int] | None) -> list[Sequence[int]
     return paths
 
 
-def _runs(new_tokens: range, prefix_len: int, paths: Sequence[Sequence[int]], longest: int) -> Iterator[list[int]]:
-    """Tokens that follow each other, each the child of the one before and in the same key block."""
-    run: list[int] = []
+def _runs(
+    new_tokens: range, prefix_len: int, paths: Sequence[Sequence[int]], reading: Reading, num_rows: int
+) -> Iterator[Sequence[int]]:
+    """Tokens that follow each other, each the child of the one before, cut where the reading wants it.
+
+    Args:
+        num_rows: M, query rows of a token.
+    """
+    lines: list[list[int]] = []
     for token in new_tokens:
-        position = prefix_len + len(paths[token]) - 1
-        is_child = bool(run) and len(paths[token]) > 1 and paths[token][-2] == run[-1]
-        if is_child and position % KEY_BLOCK and len(run) < longest:
-            run.append(token)
-            continue
-        if run:
-            yield run
-        run = [token]
-    yield run
+        if lines and len(paths[token]) > 1 and paths[token][-2] == lines[-1][-1]:
+            lines[-1].append(token)
+        else:
+            lines.append([token])
+    for line in lines:
+        first = 0
+        while first < len(line):
+            position = prefix_len + len(paths[line[first]]) - 1
+            last = first + _run_len(len(line) - first, position, reading, num_rows)
+            yield line[first:last]
+            first = last
+
+
+def _run_len(num_tokens: int, position: int, reading: Reading, num_rows: int) -> int:
+    """How many of the tokens from a position on are read together."""
+    if reading is Reading.BY_ROWS:
+        is_rest_small = 0 < num_tokens * num_rows % MAX_QUERY_ROWS < MIN_QUERY_ROWS
+        return num_tokens - (is_rest_small and num_tokens > 1)
+    to_block_end = KEY_BLOCK - position % KEY_BLOCK
+    in_one_block = max(1, MAX_QUERY_ROWS // num_rows) if reading is Reading.BY_RUN else num_tokens
+    return min(num_tokens, to_block_end, in_one_block)
 
 
 def _call(
@@ -152,7 +189,7 @@ def _call(
     num_tokens, num_slots = visible.shape
     mask = _additive(visible, like)
     if form is Form.BY_RUN:
-        mask = mask.repeat_interleave(max(group, MIN_QUERY_ROWS), dim=0)[None, None]
+        mask = mask.repeat_interleave(num_query_rows(group), dim=0)[None, None]
     else:
         mask = mask[:, None, None]
     return AttentionCall((row,), first, first + num_tokens, num_slots, form, mask, branch)

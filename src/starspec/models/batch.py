@@ -111,8 +111,8 @@ def build_batch(
             group=num_heads // cache.keys[0].shape[1],
             like=cache.keys[0],
         )
-    if reading is Reading.FAST and is_accelerator(cache.device):
-        calls = joined(calls)
+    if reading in (Reading.FAST, Reading.BY_ROWS):
+        calls = joined(calls, is_dear=is_accelerator(cache.device))
     num_logits = len(logit_rows)
     padding = [0] * max(0, rows.lowest - len(token_ids))
     logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)

@@ -3,8 +3,8 @@
 A matrix product may round differently for different numbers of rows: kernels are chosen, and sums are cut, by shape.
 Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
 switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
-forwards and splits larger ones (`models/batch.py`). In attention a token always reads as many slots
-(`models/attention_plan.py`); the probe looks whether tokens may share a call with the bits that they have alone.
+forwards and splits larger ones (`models/batch.py`). In attention (`models/attention_plan.py`) the probe
+looks whether tokens, and sequences, may share a call with the bits that a token has alone.
 
 Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.models.attention import MIN_QUERY_ROWS, RaggedAttention
-from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, plan_calls
+from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
 from starspec.models.batch import RowRange
 from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
@@ -32,11 +32,13 @@ MAX_ROWS: Final = 64  # no forward of several sequences is wider
 ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
 SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
 # then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
-# taken for a slow one: where that is too short, splitting them costs little
-PROBE_S: Final = 1.5
+# taken for a slow one: where that is too short, splitting them costs little. Where memory is shared, that time is
+# longer in some hours; what is found in one of them is kept.
+PROBE_S: Final = 4.0
 NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
 
-PREFIX_LENS: Final = (3, 60, 505, 1500)  # committed slots: inside a key block, across one, across a longer one
+# committed slots: inside a key block, across one, across a longer one; between them sums of other kernels
+PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
 CHAIN_LEN: Final = 5
 
 
@@ -65,7 +67,7 @@ def _settle_attention(runner: PackedRunner) -> str:
     Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `reading`.
     """
     culprit = "attention"
-    for reading in (Reading.BY_RUN, Reading.BY_TOKEN):
+    for reading in (Reading.BY_ROWS, Reading.BY_RUN, Reading.BY_TOKEN):
         if attention_is_invariant(runner.cache, runner.num_heads, reading):
             runner.reading = reading
             if model_is_invariant(runner):
@@ -148,52 +150,62 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s
 def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) -> bool:
     """Whether each token of a chain attends with the bits that it has as a batch entry alone.
 
-    Tries every number of tokens that share a call, and more, for various numbers of cached slots.
+    Tries every number of tokens that share a call, and more, for various numbers of cached slots; by rows, beside
+    another sequence of each of these lengths, too.
     """
     num_kv_heads, _, head_dim = like.keys[0].shape[1:]
     num_slots = max(PREFIX_LENS) + MAX_ROWS
-    cache = RaggedCache(1, 1, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
+    cache = RaggedCache(1, 2, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
     generator = torch.Generator().manual_seed(0)
-    row = cache.lease()
     for stored in (cache.keys[0], cache.values[0]):
         stored.copy_(torch.randn(stored.shape, generator=generator))
     query = torch.randn(MAX_ROWS // 2, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
     chain_lens = (*range(1, MAX_QUERY_ROWS // MIN_QUERY_ROWS + 1), len(query))
-
-    def attend(prefix_len: int, first: int, last: int, reading: Reading) -> Tensor:
-        return _attend_chain(cache, row, prefix_len + first, query[first:last], reading)
-
     for prefix_len in PREFIX_LENS:
-        alone = [attend(prefix_len, token, token + 1, Reading.BY_TOKEN) for token in range(len(query))]
+        alone = [
+            _attend_chains(cache, (prefix_len + token,), query[token : token + 1], Reading.BY_TOKEN)
+            for token in range(len(query))
+        ]
         expected = torch.cat(alone)
-        if not all(torch.equal(attend(prefix_len, 0, last, reading), expected[:last]) for last in chain_lens):
-            return False
+        for last in chain_lens:
+            if not torch.equal(_attend_chains(cache, (prefix_len,), query[:last], reading), expected[:last]):
+                return False
+        for beside in PREFIX_LENS if reading is Reading.BY_ROWS else ():
+            for last in (1, CHAIN_LEN, len(query)):
+                both = _attend_chains(cache, (prefix_len, beside), query[:last], reading)
+                if not torch.equal(both[:last], expected[:last]):
+                    return False
     return True
 
 
-def _attend_chain(cache: RaggedCache, row: int, prefix_len: int, query: Tensor, reading: Reading) -> Tensor:
+def _attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, reading: Reading) -> Tensor:
+    """What the same chain [T, Hq, D] attends to in each of the first rows, [rows T, Hq D]."""
     num_tokens, num_heads, head_dim = query.shape
-    calls = plan_calls(
-        row,
-        0,
-        prefix_len,
-        parents=None,
-        new_tokens=range(num_tokens),
-        is_prompt=False,
-        reading=reading,
-        group=num_heads // cache.keys[0].shape[1],
-        like=cache.keys[0],
-    )
+    calls = []
+    for row, prefix_len in enumerate(prefix_lens):
+        calls += plan_calls(
+            row,
+            row * num_tokens,
+            prefix_len,
+            parents=None,
+            new_tokens=range(num_tokens),
+            is_prompt=False,
+            reading=reading,
+            group=num_heads // cache.keys[0].shape[1],
+            like=cache.keys[0],
+        )
+    if len(prefix_lens) > 1:
+        calls = joined(calls, is_dear=True)  # however unlike their lengths
     # the keys and values are there already
-    attention = RaggedAttention(cache, [], calls, num_rows=num_tokens, num_heads=num_heads)
+    attention = RaggedAttention(cache, [], calls, num_rows=len(prefix_lens) * num_tokens, num_heads=num_heads)
     nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
-    return attention(0, query, nothing, head_dim**-0.5)
+    return attention(0, query.repeat(len(prefix_lens), 1, 1), nothing, head_dim**-0.5)
 
 
 def model_is_invariant(runner: PackedRunner) -> bool:
     """Whether a chain's tokens get the bits that they have one by one: together, in a batch, and hidden in a tree.
 
-    The chain crosses a key block. Takes about nine decoding steps and a prompt of 60 tokens.
+    The chain crosses a key block. Takes about ten decoding steps and a prompt of 60 tokens.
     """
     cache = runner.cache
     rows = [cache.lease() for _ in range(min(3, cache.num_free_rows))]
@@ -207,6 +219,7 @@ def model_is_invariant(runner: PackedRunner) -> bool:
         verified = runner.forward([Segment(row, chain, CHAIN_LEN)]).logits
         beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
         batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)]).logits[len(beside) :]
+        alike = runner.forward([Segment(each, chain, CHAIN_LEN) for each in rows]).logits[:CHAIN_LEN]
         # each token of the chain has a sibling before it, from which nothing hangs
         siblings = [token for node in chain for token in ((node + 1) % vocab_size, node)]
         parents = [2 * (node // 2) - 1 for node in range(2 * CHAIN_LEN)]
@@ -216,7 +229,7 @@ def model_is_invariant(runner: PackedRunner) -> bool:
             singly.append(runner.forward([Segment(row, [token], 1)]).logits)
             cache.append(row, 1)
         expected = torch.cat(singly)
-        return all(torch.equal(each, expected) for each in (verified, batched, hidden))
+        return all(torch.equal(each, expected) for each in (verified, batched, alike, hidden))
     finally:
         for row in rows:
             cache.free(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starspec.config import TargetConfig
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
@@ -138,7 +138,7 @@ class TargetEngine:
         if not plan.decode:
             self.drafts.poll()
             return []
-        batch = [self._sequences[request_id] for request_id in plan.decode]
+        batch = self._in_order_of_rows(plan.decode)
         emissions = self._rounds.run(batch)
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
@@ -189,6 +189,11 @@ class TargetEngine:
             raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
         if not all(0 <= token_id < info.vocab_size for token_id in spec.law.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+
+    def _in_order_of_rows(self, request_ids: Iterable[RequestId]) -> list[TargetSequence]:
+        """What lies side by side in the cache, and in the forward too, is read together."""
+        sequences = [self._sequences[request_id] for request_id in request_ids]
+        return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
 
     def _snapshot(self) -> ScheduleSnapshot:
         by_state: dict[SequenceState, list[Candidate]] = {state: [] for state in SequenceState}
