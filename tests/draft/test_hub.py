@@ -189,7 +189,7 @@ def test_several_newcomers_share_one_chunk() -> None:
     star = ToyStar("a", prefill_chunk=32, max_draft_tokens=4)
     star.say("a", *(ToyTag(index, [index] * 24).open(1) for index in range(1, 4)))
     star.step()
-    assert [len(segment.token_ids) for segment in star.runner.layers[0]] == [24, 8]
+    assert sorted(len(segment.token_ids) for segment in star.runner.layers[0]) == [8, 24]
 
 
 def test_nothing_is_proposed_beyond_an_end_token() -> None:
@@ -461,7 +461,7 @@ def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh
         assert paths_of(message) == tags[name].expected_tree().nodes
     assert [len(layer) for layer in star.runner.layers] == [2, 2, 2]
     prompts, *layers = [[each.num_new for each in layer] for layer in star.runner.layers]
-    assert prompts == [5, 6]
+    assert sorted(prompts) == [5, 6]
     assert all(1 <= num_new <= 3 for layer in layers for num_new in layer)
 
 

@@ -1,6 +1,7 @@
 """The same bits alone, in a verified chain and in a mixed batch."""
 
 import dataclasses
+from operator import itemgetter
 
 import pytest
 import torch
@@ -63,8 +64,10 @@ def assert_same_bits_however_batched(runner, prefix_lens, chain_len):
     mixed = [Segment(row, chain[:width], width) for row, chain, width in zip(rows, chains, widths, strict=True)]
     expected = torch.cat([logits[:width] for logits, width in zip(alone, widths, strict=True)])
     assert torch.equal(runner.forward(mixed).logits, expected)
-    whole = [Segment(row, chain, chain_len) for row, chain in zip(rows, chains, strict=True)]
-    assert torch.equal(runner.forward(whole).logits, torch.cat(alone))
+    # in the order of their rows: those that lie side by side may be read together
+    whole = sorted(zip(rows, chains, alone, strict=True), key=itemgetter(0))
+    got = runner.forward([Segment(row, chain, chain_len) for row, chain, _ in whole]).logits
+    assert torch.equal(got, torch.cat([expected for _, _, expected in whole]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -261,7 +264,7 @@ def test_sequences_that_are_read_together_have_the_bits_that_each_has_alone(num_
     if runner.reading is Reading.BY_ROWS:
         rows = [prefill(runner, prompt_ids(length, length)) for length in (60, 90)]
         batch = build_batch(
-            [Piece(Segment(row, prompt_ids(5), 5), 0, 5) for row in rows],
+            [Piece(Segment(row, prompt_ids(5), 5), 0, 5) for row in sorted(rows)],
             runner.cache,
             runner.rows,
             runner.num_heads,

@@ -208,7 +208,7 @@ def model_is_invariant(runner: PackedRunner) -> bool:
     The chain crosses a key block. Takes about ten decoding steps and a prompt of 60 tokens.
     """
     cache = runner.cache
-    rows = [cache.lease() for _ in range(min(3, cache.num_free_rows))]
+    rows = sorted(cache.lease() for _ in range(min(3, cache.num_free_rows)))
     try:
         vocab_size = runner.info.vocab_size
         prompt = [token * 7919 % vocab_size for token in range(PREFIX_LENS[1] + CHAIN_LEN)]
