@@ -83,7 +83,8 @@ def reference_tree(
                 scores[layer[-1]] = scores[path] + log_confidence
         open_ended = [path for path in layer if path[-1] not in law.end_token_ids]
         best = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
-        to_expand = [path for path in best if exp(scores[path]) >= budget.p_min * 3 / 8]
+        share = 1 if drafts else 3 / 8  # of p_min
+        to_expand = [path for path in best if exp(scores[path]) >= budget.p_min * share]
         if sum(exp(scores[path]) for path in to_expand) < budget.p_min:
             break
     del scores[()]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import exp, log
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +144,34 @@ def test_a_tree_ends_where_all_nodes_to_expand_together_are_hardly_reached() -> 
     assert tree.to_forward(replace(half, p_min=0.55)) == []
     assert set(paths(tree.best(half))) == {(1,), (2,), (1, 3), (1, 4)}
     assert set(paths(tree.best(replace(half, p_min=1.0)))) == {(1,), (2,)}, "0.75 is less than 1"
+
+
+def test_what_drawn_nodes_are_together_brings_no_layer_about() -> None:
+    drawn, half = GrowingTree(is_drawn=True), DraftBudget(5, 3, 2, p_min=0.5)
+    draft = NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
+    drawn.expand(ROOT, Children([Guess(1, log(0.45)), Guess(2, log(0.4))], draft), half.opinion)
+    assert drawn.to_forward(half) == []
+    assert drawn.to_forward(replace(half, p_min=0.42)) == [0]
+
+
+@pytest.mark.parametrize("reached", [0.2, 0.1])
+def test_whether_a_drawn_node_is_proposed_does_not_depend_on_what_is_drawn_below_it(reached: float) -> None:
+    """Else what is drawn there would be tested more often than the draft says it, or more seldom (ADR 9)."""
+    draft = NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
+    tree, budget = GrowingTree(is_drawn=True), DraftBudget(3, 3, 2, p_min=0.5)
+    likely_of = {
+        (): (0.55, 0.25),
+        (1,): (0.45 / 0.55, 0.01),
+        (2,): (reached / 0.25, 0.01),  # together with 0.45 of (1, 1) more than p_min, or less
+        (1, 1): (0.40 / 0.45, 0.01),  # would be likelier than (2,)
+        (2, 1): (0.5, 0.01),
+    }
+    while nodes := tree.to_forward(budget):
+        for node in nodes:
+            likely = likely_of[tuple(tree.path(node))]
+            guesses = [Guess(token, log(each)) for token, each in zip((1, 2), likely, strict=True)]
+            tree.expand(node, Children(guesses, draft), budget.opinion)
+    assert set(paths(tree.best(budget))) == {(1,), (1, 1), (2,)}
 
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:

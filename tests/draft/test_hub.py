@@ -185,11 +185,19 @@ def test_a_newcomers_prompt_delays_others_by_at_most_one_chunk_a_layer() -> None
     assert new.proposal.token_ids == new.expected(2, 512)
 
 
+def assert_in_order_of_rows(star: ToyStar) -> None:
+    """What lies side by side in the cache and in a forward may be read together."""
+    for layer in star.runner.layers:
+        rows = [segment.row for segment in layer]
+        assert rows == sorted(rows)
+
+
 def test_several_newcomers_share_one_chunk() -> None:
     star = ToyStar("a", prefill_chunk=32, max_draft_tokens=4)
     star.say("a", *(ToyTag(index, [index] * 24).open(1) for index in range(1, 4)))
     star.step()
     assert sorted(len(segment.token_ids) for segment in star.runner.layers[0]) == [8, 24]
+    assert_in_order_of_rows(star)
 
 
 def test_nothing_is_proposed_beyond_an_end_token() -> None:
@@ -462,6 +470,7 @@ def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh
     assert [len(layer) for layer in star.runner.layers] == [2, 2, 2]
     prompts, *layers = [[each.num_new for each in layer] for layer in star.runner.layers]
     assert sorted(prompts) == [5, 6]
+    assert_in_order_of_rows(star)
     assert all(1 <= num_new <= 3 for layer in layers for num_new in layer)
 
 

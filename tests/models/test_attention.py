@@ -107,7 +107,7 @@ def test_runs_of_several_rows_attend_in_one_call_what_each_attends_alone(rows, h
             group=num_heads // num_kv_heads,
             like=cache.keys[0],
         )
-    together = joined(calls, is_dear=True)
+    together = joined(calls, are_calls_dear=True)
     assert [call.form for call in together] == [Form.BY_ROWS if len(rows) > 1 else Form.BY_RUN]
     query = torch.randn(num_tokens, num_heads, HEAD_DIM, generator=torch.Generator().manual_seed(1))
     keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=torch.Generator().manual_seed(2))
@@ -154,7 +154,7 @@ def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
         )
 
     calls = [*plan(0, 0, 2), *plan(1, 2, 2), *plan(2, 4, 3), *plan(3, 7, 3, is_prompt=True)]
-    assert [(call.form, call.rows, call.first, call.last) for call in joined(calls, is_dear=True)] == [
+    assert [(call.form, call.rows, call.first, call.last) for call in joined(calls, are_calls_dear=True)] == [
         (Form.BY_ROWS, (0, 1), 0, 4),
         (Form.BY_RUN, (2,), 4, 7),
         (Form.BY_CHUNK, (3,), 7, 10),
@@ -164,12 +164,13 @@ def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
 @pytest.mark.parametrize(
     ("rows", "prefix_lens", "expected"),
     [
-        ((0, 1, 2), (5, 9, 3), [(0, 1, 2)]),
-        ((0, 2, 3), (5, 9, 3), [(0,), (2, 3)]),  # keys of the others would have to be copied
-        ((1, 0), (5, 9), [(1,), (0,)]),
-        ((0, 1, 2), (5, 9, 700), [(0, 1), (2,)]),  # each would read 640 slots in vain
-        ((0, 1, 2), (700, 100, 100), [(0,), (1, 2)]),
-        ((0, 1), (700, 600), [(0, 1)]),
+        ((0, 1, 2), (5, 9, 3), [((0, 1, 2), 0, 6)]),
+        ((0, 2, 3), (5, 9, 3), [((0,), 0, 2), ((2, 3), 2, 6)]),  # keys of the others would have to be copied
+        ((1, 0), (5, 9), [((1,), 0, 2), ((0,), 2, 4)]),
+        ((0, 1, 2), (5, 9, 700), [((0, 1), 0, 4), ((2,), 4, 6)]),  # each would read 640 slots in vain
+        ((0, 1, 2), (700, 100, 100), [((0,), 0, 2), ((1, 2), 2, 6)]),
+        ((0, 1), (700, 600), [((0, 1), 0, 4)]),
+        (range(10), [5] * 10, [(tuple(range(8)), 0, 16), ((8, 9), 16, 20)]),  # more are not tried by the probe
     ],
 )
 def test_where_calls_are_cheap_only_neighbours_of_about_one_length_are_joined(rows, prefix_lens, expected):
@@ -182,39 +183,75 @@ def test_where_calls_are_cheap_only_neighbours_of_about_one_length_are_joined(ro
             parents=None,
             new_tokens=range(2),
             is_prompt=False,
-            reading=Reading.BY_ROWS,
+            reading=Reading.TOGETHER,
             group=1,
             like=torch.empty(0),
         )
-    together = joined(calls, is_dear=False)
-    assert [call.rows for call in together] == expected
-    assert [(call.first, call.last) for call in together if len(call.rows) == len(rows)] in ([], [(0, 2 * len(rows))])
+    together = joined(calls, are_calls_dear=False)
+    assert [(call.rows, call.first, call.last) for call in together] == expected
 
 
-def test_branches_that_are_laid_out_are_joined_with_nothing():
-    tree = (-1, 0, 0, 1)  # 0 1, 2, 3: what follows 1 comes after its sibling
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        (
+            Reading.TOGETHER,
+            [(Form.BY_RUN, (0,), 0, 1, 0), (Form.BY_RUN, (1,), 1, 3, 0), (Form.BY_BRANCHES, (1,), 3, 5, 2),
+             (Form.BY_BRANCHES, (1,), 5, 7, 1), (Form.BY_BRANCHES, (2,), 8, 9, 1), (Form.BY_ROWS, (3, 4), 9, 11, 0)],
+        ),
+        (
+            Reading.BY_RUN,
+            [(Form.BY_RUN, (0,), 0, 1, 0), (Form.BY_RUN, (1,), 1, 3, 0), (Form.BY_RUN, (1,), 3, 4, 1),
+             (Form.BY_RUN, (1,), 4, 5, 1), (Form.BY_RUN, (1,), 5, 7, 1), (Form.BY_RUN, (2,), 8, 9, 1),
+             (Form.BY_ROWS, (3, 4), 9, 11, 0)],
+        ),
+    ],
+)  # fmt: skip
+def test_branches_are_joined_with_others_of_their_row_alone(reading, expected):
+    tree = (-1, 0, 0, 0, 0, 4)  # 0 1, then 2 and 3 in the slot of 1, then 4 5
 
-    def plan(row):
+    def plan(row, first, tree):
         return plan_calls(
             row,
-            4 * row,
+            first,
             5,
             parents=tree,
-            new_tokens=range(4),
+            new_tokens=range(len(tree)),
             is_prompt=False,
-            reading=Reading.BY_ROWS,
+            reading=reading,
             group=1,
             like=torch.empty(0),
         )
 
-    together = joined([*plan(0), *plan(1)], is_dear=True)
-    assert all(len(call.rows) == 1 or call.branch is None for call in together)
-    assert sum(call.branch is not None for call in together) == 4
+    calls = [*plan(0, 0, (-1,)), *plan(1, 1, tree), *plan(2, 7, (-1, -1))[1:], *plan(3, 9, (-1,)), *plan(4, 10, (-1,))]
+    found = joined(calls, are_calls_dear=True)
+    assert [(call.form, call.rows, call.first, call.last, len(call.branches)) for call in found] == expected
+
+
+def test_no_more_of_the_prefix_is_copied_for_branches_than_lies_in_a_processors_caches():
+    def joined_branches(prefix_len, num_branches):
+        calls = plan_calls(
+            0,
+            0,
+            prefix_len,
+            parents=(-1, *[0] * (1 + num_branches)),
+            new_tokens=range(2 + num_branches),
+            is_prompt=False,
+            reading=Reading.TOGETHER,
+            group=1,
+            like=torch.empty(0),
+        )
+        return [len(call.branches) for call in joined(calls, are_calls_dear=False)][1:]
+
+    assert joined_branches(100, 6) == [6]
+    assert joined_branches(100, 10) == [8, 2], "the probe tries no more"
+    assert joined_branches(2500, 6) == [3, 3]
+    assert joined_branches(9000, 2) == [1, 1]
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 5, 6, 7, 12, 14])
 @pytest.mark.parametrize("num_tokens", [1, 5, 7, 11, 13, 30])
-def test_a_run_that_is_read_by_rows_leaves_no_block_of_few_query_rows(group, num_tokens):
+def test_a_run_that_is_read_together_leaves_no_block_of_few_query_rows(group, num_tokens):
     calls = plan_calls(
         0,
         0,
@@ -222,7 +259,7 @@ def test_a_run_that_is_read_by_rows_leaves_no_block_of_few_query_rows(group, num
         parents=None,
         new_tokens=range(num_tokens),
         is_prompt=False,
-        reading=Reading.BY_ROWS,
+        reading=Reading.TOGETHER,
         group=group,
         like=torch.empty(0),
     )
@@ -234,7 +271,7 @@ def test_a_run_that_is_read_by_rows_leaves_no_block_of_few_query_rows(group, num
 
 @pytest.mark.parametrize("group", [1, 4, 6, 7, 12, 40])
 @pytest.mark.parametrize("num_tokens", [1, 5, 30])
-def test_no_run_whose_bits_count_has_more_query_rows_than_one_block_of_the_kernel(group, num_tokens):
+def test_no_run_that_is_read_by_run_has_more_query_rows_than_one_block_of_the_kernel(group, num_tokens):
     cache = make_cache([KEY_BLOCK - 3], 1)
     calls = plan_calls(
         0,

@@ -136,6 +136,10 @@ class RaggedCache(SequenceRows):
         """
         return self._by_slot[:, row, start:stop].unbind(0)
 
+    def of_row(self, row: int) -> tuple[Tensor, ...]:
+        """Views of all that a row holds, one [2, H, S, D] a layer: keys, then values."""
+        return self._storage[:, :, row].unbind(0)
+
     def scatter(self, layer: int, rows: Tensor, slots: Tensor, keys_values: Tensor) -> None:
         """Put new keys and values of many rows at once: [T, 2, H, D] into slot `slots[t]` of row `rows[t]`.
 

@@ -126,7 +126,7 @@ def tree(
     p_mins: Annotated[
         str | None,
         typer.Option(
-            help="Of chains and trees, as 0,0.3: drafting ends where the draft gives the path less; 0 = never.",
+            help="Of chains and trees, as 0,0.3: drafting ends where the draft gives its guesses less; 0 = never.",
             show_default=SUITABLE,
             rich_help_panel=GRID,
         ),

@@ -19,7 +19,7 @@ class Growth(NamedTuple):
 
 
 def in_order_of_rows(layer: Sequence[Growth]) -> list[Growth]:
-    """Sessions that hold cache rows: what lies side by side there, and in the forward too, is read together."""
+    """The growths in the order of their sessions' cache rows: what lies side by side in both is read together."""
     return sorted(layer, key=lambda growth: -1 if growth.session.row is None else growth.session.row)
 
 

@@ -50,10 +50,12 @@ class GrowingTree:
 
     Args:
         end_token_ids: nothing comes after these.
+        is_drawn: nodes are drawn, for rejection sampling, not guessed.
     """
 
-    def __init__(self, end_token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, end_token_ids: Iterable[int] = (), *, is_drawn: bool = False) -> None:
         self._end_token_ids = frozenset(end_token_ids)
+        self._is_drawn = is_drawn
         self.clear()
 
     def clear(self) -> None:
@@ -70,7 +72,7 @@ class GrowingTree:
 
     def copy(self) -> GrowingTree:
         """Another one that grows on its own."""
-        other = GrowingTree(self._end_token_ids)
+        other = GrowingTree(self._end_token_ids, is_drawn=self._is_drawn)
         other.token_ids, other.forwarded, other.opinion = [*self.token_ids], [*self.forwarded], self.opinion
         other._parents, other._log_confidences = [*self._parents], [*self._log_confidences]
         other._children = {node: [*children] for node, children in self._children.items()}
@@ -301,7 +303,8 @@ class GrowingTree:
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
         layers so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
-        the drafter is at a loss it is complete after fewer layers.
+        the drafter is at a loss it is complete after fewer layers. (It counts for what the layer is worth all the
+        same: else the proposal would be another.)
         """
         budget, scores = walk.budget, walk.scores
         layer = [child for node in walk.to_expand for child in self._children[node][: budget.top_k]]
@@ -309,11 +312,20 @@ class GrowingTree:
             scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
         open_ended = [node for node in layer if self.token_ids[node] not in self._end_token_ids]
         best = sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
-        hopeful = [node for node in best if exp(scores[node]) >= budget.p_expanded]
+        hopeful = [node for node in best if exp(scores[node]) >= self._p_expanded(budget)]
         if sum(exp(scores[node]) for node in hopeful) < budget.p_min:
             return []
         likely = _likeliest(scores, budget.num_draft_tokens)
         return [node for node in hopeful if node in likely]
+
+    def _p_expanded(self, budget: DraftBudget) -> float:
+        """Of the path to a node that is expanded.
+
+        A drawn node is asked for all of `p_min`. Were a layer worth what its nodes are together, what was drawn below
+        an unlikely one could bring the layer about, and with it likelier nodes in its place: whether it is proposed
+        would depend on what was drawn below it, and what is rejected there would be tested too seldom.
+        """
+        return budget.p_min if self._is_drawn else budget.p_expanded
 
     def _next_of_chain(self, walk: Walk) -> list[int]:
         """The same for the commonest tree: this runs for each session between two layers."""

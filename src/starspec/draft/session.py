@@ -118,7 +118,7 @@ class DraftSession:
         self.is_plain_argmax = opened.law.is_plain_argmax
         self.is_drawn = opened.method == "rejection" and not opened.law.is_greedy  # children are, and not guessed
         self.token_ids = list(opened.token_ids)
-        self.tree = GrowingTree(opened.law.end_token_ids)
+        self.tree = GrowingTree(opened.law.end_token_ids, is_drawn=self.is_drawn)
         self.features = FeatureTail(limits.feature_window)
         self.row: int | None = None
         self.is_read = False  # its row has held, at some time, all that had been committed

@@ -1,7 +1,7 @@
-"""Attention over the ragged cache, row by row, so that no row can touch another row's bits.
+"""Attention over the ragged cache: no row can touch another row's bits, if a forward's calls are planned for that.
 
 Which tokens attend together is planned once a forward (`models/attention_plan.py`). A call of the plan has one of
-four forms:
+five forms:
 
 * **by token**: every token is a batch entry, and the heads that share a key head are its query rows. So a token's
   arithmetic has one shape, whoever is beside it; keys are read once a token.
@@ -9,6 +9,8 @@ four forms:
 * **by chunk** (prompts): causal, a batch entry a head, query rows in long blocks.
 * **by rows**: runs of several cache rows, as long as each other, in one call; masks hide where a row has fewer slots
   than another. Keys of rows that do not lie side by side are copied (on accelerators).
+* **by branches**: branches of a row's tree, as long as each other, in one call; each has its own copy of the prefix,
+  with its path behind it.
 
 Else no keys are copied: heads of one group share them by stride 0.
 """
@@ -47,6 +49,7 @@ class Form(Enum):
     BY_RUN = auto()
     BY_CHUNK = auto()
     BY_ROWS = auto()
+    BY_BRANCHES = auto()
 
 
 class BatchAttention(Protocol):
@@ -79,7 +82,7 @@ class Interruptible:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A path of a tree that is laid behind the prefix, in order, while its tokens attend."""
+    """A path of a tree that lies behind the prefix, in order, while its tokens attend."""
 
     prefix_len: int
     num_tokens: int  # of the segment, in the slots behind the prefix
@@ -93,15 +96,17 @@ class AttentionCall:
     M query rows a token: its heads that share a key head, and padding (`num_query_rows`).
     """
 
-    rows: tuple[int, ...]  # one; N if by rows, each with T tokens
+    rows: tuple[int, ...]  # N if by rows, each with T tokens; else one
     first: int
     last: int  # exclusive
     num_slots: int  # S: slots of a row that are read
     form: Form
     mask: Tensor | None
-    """On the CPU. Additive; by token [T, 1, 1, S], by run [1, 1, T M, S], by chunk [T, S] or None = causal, by rows
-    [N, 1, T M, S]"""
-    branch: Branch | None = None  # for tokens whose ancestors are not in the slots before them
+    """On the CPU. Additive; by token [T, 1, 1, S], by run [1, 1, T M, S], by chunk [T, S] or None = causal, by rows and
+    by branches [N, 1, T M, S]"""
+    branches: tuple[Branch, ...] = ()
+    """For tokens whose ancestors are not in the slots before them: one, laid out in the cache; N by branches, each with
+    T tokens"""
 
     @property
     def row(self) -> int:
@@ -165,10 +170,10 @@ class RaggedAttention:
         self._query.copy_(query.view(self._query.shape))
         as_written = {row: slots[layer].clone() for row, slots in self._trees.items()}
         for call in self._calls:
-            if call.branch is not None:  # into the slots in which it would have been decoded
+            if call.laid_out is not None:  # into the slots in which it would have been decoded
                 [row] = call.rows
-                slots = self._trees[row][layer][: len(call.branch.path)]
-                torch.index_select(as_written[row], 0, call.branch.path, out=slots)
+                slots = self._trees[row][layer][: len(call.laid_out.path)]
+                torch.index_select(as_written[row], 0, call.laid_out.path, out=slots)
             call.attend(layer, scaling)
         for row, content in as_written.items():
             self._trees[row][layer].copy_(content)
@@ -187,7 +192,7 @@ class BoundCall(ABC):
     def __init__(
         self, call: AttentionCall, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], out: Tensor
     ) -> None:
-        self.rows, self.branch = call.rows, call.branch
+        self.rows, self.laid_out = call.rows, _laid_out(call)
         self._mask = None if call.mask is None else call.mask.to(query.device)
         self._query, self._keys, self._values, self._out = query, keys, values, out
 
@@ -280,17 +285,55 @@ class ByRows(BoundCall):
         return found.view(self._padded)[:, :, :, : self._out.shape[3]]
 
 
+class ByBranches(BoundCall):
+    """Queries [N, H, T M, D]."""
+
+    def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
+        """Args: as `ByToken`."""
+        num_branches, prefix_len = len(call.branches), call.branches[0].prefix_len
+        part = torch.unflatten(queries[:, call.first : call.last], 1, (num_branches, -1)).transpose(0, 1)
+        num_copies = max(2, num_branches)  # as by token
+        out = torch.unflatten(out[call.first : call.last], 0, (num_branches, -1)).transpose(1, 2)  # [N, H, T, G, D]
+        super().__init__(call, part.flatten(2, 3).expand(num_copies, -1, -1, -1), (), (), out)
+        self._padded = part.shape
+        self._stored = cache.of_row(call.row)  # [2, H, slots, D] a layer
+        # zeros behind the paths: what is hidden is multiplied by 0, and 0 * NaN is NaN
+        _, num_kv_heads, _, head_dim = cache.keys[0].shape
+        self._copies = queries.new_zeros(2, num_branches, num_kv_heads, call.num_slots, head_dim)
+        self._prefix = self._copies[:, :, :, :prefix_len]
+        longest = max(len(each.path) for each in call.branches)
+        self._paths = self._copies[:, :, :, prefix_len : prefix_len + longest]
+        paths = [F.pad(each.path, (0, longest - len(each.path)), value=0) for each in call.branches]
+        self._slots = torch.cat(paths) + prefix_len
+
+    def _read(self, layer: int) -> tuple[Tensor, Tensor]:
+        stored, num_branches = self._stored[layer], self._copies.shape[1]
+        self._prefix.copy_(stored[:, None, :, : self._prefix.shape[3]])
+        paths = stored.index_select(2, self._slots)  # [2, H, N P, D]
+        self._paths.copy_(torch.unflatten(paths, 2, (num_branches, -1)).transpose(1, 2))
+        keys, values = self._copies.expand(-1, len(self._query), -1, -1, -1)
+        return keys, values
+
+    def _without_padding(self, found: Tensor) -> Tensor:
+        return found[: self._padded[0]].view(self._padded)[:, :, :, : self._out.shape[3]]
+
+
 BOUND: Final[Mapping[Form, Callable[[AttentionCall, RaggedCache, Tensor, Tensor], BoundCall]]] = {
     Form.BY_TOKEN: ByToken,
     Form.BY_RUN: ByRun,
     Form.BY_CHUNK: ByChunk,
     Form.BY_ROWS: ByRows,
+    Form.BY_BRANCHES: ByBranches,
 }
+
+
+def _laid_out(call: AttentionCall) -> Branch | None:
+    return call.branches[0] if call.branches and call.form is not Form.BY_BRANCHES else None
 
 
 def _tree_slots(cache: RaggedCache, calls: Sequence[AttentionCall]) -> dict[int, tuple[Tensor, ...]]:
     """Of each row with a branch that is laid out: the slots of its whole tree, one [T, 2, H, D] a layer."""
-    branches = {call.row: call.branch for call in calls if call.branch is not None}
+    branches = {call.row: branch for call in calls if (branch := _laid_out(call)) is not None}
     return {
         row: cache.places(row, branch.prefix_len, branch.prefix_len + branch.num_tokens)
         for row, branch in branches.items()

@@ -111,8 +111,8 @@ def build_batch(
             group=num_heads // cache.keys[0].shape[1],
             like=cache.keys[0],
         )
-    if reading in (Reading.FAST, Reading.BY_ROWS):
-        calls = joined(calls, is_dear=is_accelerator(cache.device))
+    if reading in (Reading.FAST, Reading.TOGETHER):
+        calls = joined(calls, are_calls_dear=is_accelerator(cache.device))
     num_logits = len(logit_rows)
     padding = [0] * max(0, rows.lowest - len(token_ids))
     logit_padding = [0] * (max(0, rows.lowest - num_logits) if num_logits else 0)

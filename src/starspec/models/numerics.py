@@ -11,17 +11,20 @@ Nothing is promised that the probe did not see: it ends with the model itself, o
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import MIN_QUERY_ROWS, RaggedAttention
-from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
+from starspec.cache.ragged import KEY_BLOCK, RaggedCache
+from starspec.models.attention import RaggedAttention
+from starspec.models.attention_plan import MAX_TOGETHER, Reading, joined, plan_calls
 from starspec.models.batch import RowRange
+from starspec.models.device import is_accelerator
 from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
 from starspec.models.row_width import quickest_rows
@@ -40,6 +43,11 @@ NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often ag
 # committed slots: inside a key block, across one, across a longer one; between them sums of other kernels
 PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
 CHAIN_LEN: Final = 5
+READ_AS: Final = {
+    Reading.TOGETHER: "; sequences of about one length attend together",
+    Reading.BY_TOKEN: "; tokens attend one by one for it",
+}
+NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
 
 
 def settle_numerics(runner: PackedRunner) -> None:
@@ -64,10 +72,13 @@ def settle_numerics(runner: PackedRunner) -> None:
 def _settle_attention(runner: PackedRunner) -> str:
     """Let the runner read its cache in the fastest way that keeps bits.
 
+    On accelerators any number of sequences are one call where they are read together, and that is not tried.
+
     Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `reading`.
     """
     culprit = "attention"
-    for reading in (Reading.BY_ROWS, Reading.BY_RUN, Reading.BY_TOKEN):
+    readings = (Reading.TOGETHER, Reading.BY_RUN, Reading.BY_TOKEN)
+    for reading in readings[1:] if is_accelerator(runner.cache.device) else readings:
         if attention_is_invariant(runner.cache, runner.num_heads, reading):
             runner.reading = reading
             if model_is_invariant(runner):
@@ -87,8 +98,7 @@ def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
     if rows is not None and reading is not Reading.FAST:
         return (
             f"in forwards of {rows.lowest} to {rows.highest} rows every row gets the same bits, "
-            "so a token's logits do not depend on what it is batched with"
-            + ("; tokens attend one by one for it" if reading is Reading.BY_TOKEN else "")
+            "so a token's logits do not depend on what it is batched with" + READ_AS.get(reading, "")
         )
     return (
         f"the {culprit} round differently for different row counts, "
@@ -150,36 +160,44 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s
 def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) -> bool:
     """Whether each token of a chain attends with the bits that it has as a batch entry alone.
 
-    Tries every number of tokens that share a call, and more, for various numbers of cached slots; by rows, beside
-    another sequence of each of these lengths, too.
+    Tries every number of tokens that share a call, for various numbers of cached slots; if sequences are to be read
+    together, various numbers of them, and slots in vain up to any block.
     """
     num_kv_heads, _, head_dim = like.keys[0].shape[1:]
     num_slots = max(PREFIX_LENS) + MAX_ROWS
-    cache = RaggedCache(1, 2, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
+    kept = RaggedCache(1, max(NUMS_TOGETHER), num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
     generator = torch.Generator().manual_seed(0)
-    for stored in (cache.keys[0], cache.values[0]):
-        stored.copy_(torch.randn(stored.shape, generator=generator))
-    query = torch.randn(MAX_ROWS // 2, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
-    chain_lens = (*range(1, MAX_QUERY_ROWS // MIN_QUERY_ROWS + 1), len(query))
-    for prefix_len in PREFIX_LENS:
-        alone = [
-            _attend_chains(cache, (prefix_len + token,), query[token : token + 1], Reading.BY_TOKEN)
-            for token in range(len(query))
-        ]
-        expected = torch.cat(alone)
-        for last in chain_lens:
-            if not torch.equal(_attend_chains(cache, (prefix_len,), query[:last], reading), expected[:last]):
-                return False
-        for beside in PREFIX_LENS if reading is Reading.BY_ROWS else ():
-            for last in (1, CHAIN_LEN, len(query)):
-                both = _attend_chains(cache, (prefix_len, beside), query[:last], reading)
-                if not torch.equal(both[:last], expected[:last]):
-                    return False
-    return True
+    for stored in (kept.keys[0], kept.values[0]):  # the same in each row, so a length says what is expected
+        stored.copy_(torch.randn(stored.shape[1:], generator=generator).expand_as(stored))
+    query = torch.randn(MAX_ROWS, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
+
+    @cache
+    def alone(prefix_len: int) -> Tensor:
+        tokens = enumerate(torch.split(query, 1), start=prefix_len)
+        return torch.cat([_attend_chains(kept, (slot,), token, Reading.BY_TOKEN) for slot, token in tokens])
+
+    def is_as_alone(prefix_lens: Sequence[int], num_tokens: int) -> bool:
+        found = _attend_chains(kept, prefix_lens, query[:num_tokens], reading)
+        return torch.equal(found, torch.cat([alone(each)[:num_tokens] for each in prefix_lens]))
+
+    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in range(1, MAX_ROWS + 1)]
+    return all(is_as_alone(*each) for each in (chains + _groups() if reading is Reading.TOGETHER else chains))
+
+
+def _groups() -> list[tuple[tuple[int, ...], int]]:
+    """Prefix lengths of sequences that are read together, and how many tokens each has."""
+    lengths, nums = itertools.cycle(PREFIX_LENS), itertools.cycle(NUMS_TOGETHER)
+    mixed = [(tuple(itertools.islice(lengths, next(nums))), num_tokens) for num_tokens in range(1, MAX_ROWS + 1)]
+    longer = [
+        ((prefix_len, longest), CHAIN_LEN)
+        for prefix_len in PREFIX_LENS
+        for longest in range(prefix_len, max(PREFIX_LENS), KEY_BLOCK)
+    ]
+    return mixed + longer
 
 
 def _attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, reading: Reading) -> Tensor:
-    """What the same chain [T, Hq, D] attends to in each of the first rows, [rows T, Hq D]."""
+    """What the same chain [T, Hq, D] attends to in each of the first N rows, [N T, Hq D]."""
     num_tokens, num_heads, head_dim = query.shape
     calls = []
     for row, prefix_len in enumerate(prefix_lens):
@@ -195,7 +213,7 @@ def _attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor
             like=cache.keys[0],
         )
     if len(prefix_lens) > 1:
-        calls = joined(calls, is_dear=True)  # however unlike their lengths
+        calls = joined(calls, are_calls_dear=True)  # however unlike their lengths
     # the keys and values are there already
     attention = RaggedAttention(cache, [], calls, num_rows=len(prefix_lens) * num_tokens, num_heads=num_heads)
     nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
@@ -205,7 +223,7 @@ def _attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor
 def model_is_invariant(runner: PackedRunner) -> bool:
     """Whether a chain's tokens get the bits that they have one by one: together, in a batch, and hidden in a tree.
 
-    The chain crosses a key block. Takes about ten decoding steps and a prompt of 60 tokens.
+    The chain crosses a key block. Takes about fifteen decoding steps and a prompt of 60 tokens.
     """
     cache = runner.cache
     rows = sorted(cache.lease() for _ in range(min(3, cache.num_free_rows)))
@@ -219,17 +237,25 @@ def model_is_invariant(runner: PackedRunner) -> bool:
         verified = runner.forward([Segment(row, chain, CHAIN_LEN)]).logits
         beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
         batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)]).logits[len(beside) :]
-        alike = runner.forward([Segment(each, chain, CHAIN_LEN) for each in rows]).logits[:CHAIN_LEN]
+        pair = rows[:2]  # of different lengths, perhaps read together
+        alike = runner.forward([Segment(each, chain, CHAIN_LEN) for each in pair]).logits
         # each token of the chain has a sibling before it, from which nothing hangs
         siblings = [token for node in chain for token in ((node + 1) % vocab_size, node)]
         parents = [2 * (node // 2) - 1 for node in range(2 * CHAIN_LEN)]
         hidden = runner.forward([Segment(row, siblings, 2 * CHAIN_LEN, parents)]).logits[1::2]
-        singly = []
-        for token in chain:
-            singly.append(runner.forward([Segment(row, [token], 1)]).logits)
-            cache.append(row, 1)
-        expected = torch.cat(singly)
-        return all(torch.equal(each, expected) for each in (verified, batched, alike, hidden))
+        expected = [_one_by_one(runner, each, chain) for each in pair]
+        return torch.equal(alike, torch.cat(expected)) and all(
+            torch.equal(each, expected[0]) for each in (verified, batched, hidden)
+        )
     finally:
         for row in rows:
             cache.free(row)
+
+
+def _one_by_one(runner: PackedRunner, row: int, chain: Sequence[int]) -> Tensor:
+    """Logits of each token, decoded behind what the row holds. Effects: the row's slots and length."""
+    singly = []
+    for token in chain:
+        singly.append(runner.forward([Segment(row, [token], 1)]).logits)
+        runner.cache.append(row, 1)
+    return torch.cat(singly)

@@ -29,16 +29,16 @@ class DraftBudget:
          │    └─ d
          └─ b ── e                                  (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2)
 
-    Growing ends before a layer that would hardly help: where the draft itself thinks the nodes that are to be expanded
-    are reached with less than `p_min`, all together. None that it gives less than `p_expanded` is among them, and none
-    is proposed that it gives less than `p_proposed`. (llama.cpp's `p_min` asks as much of one token, this of the whole
-    paths.)
+    Growing ends before a layer that would hardly help: where the draft itself thinks that the `top_k` likeliest nodes
+    from which it would go on are reached with less than `p_min`, all together. None that it gives less than
+    `p_expanded` is among them, and none is proposed that it gives less than `p_proposed`. Of nodes that were drawn, for
+    rejection sampling, each is asked for `p_min`. (llama.cpp's `p_min` asks as much of one token, this of whole paths.)
     """
 
     num_draft_tokens: int  # nodes, at most; never counts the root; 0 = no proposal
     num_steps: int  # depth, at most
     top_k: int = 1
-    p_min: float = 0.0  # that one of the nodes is reached that are expanded in a layer, 0..1
+    p_min: float = 0.0  # that a layer is drafted for something, 0..1
 
     @staticmethod
     def chain(num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:

@@ -191,7 +191,10 @@ class TargetEngine:
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
     def _in_order_of_rows(self, request_ids: Iterable[RequestId]) -> list[TargetSequence]:
-        """What lies side by side in the cache, and in the forward too, is read together."""
+        """The sequences in the order of their cache rows: what lies side by side in both is read together.
+
+        (Of a rectangle, it is the order of the rows that share it, whoever came first.)
+        """
         sequences = [self._sequences[request_id] for request_id in request_ids]
         return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
 
