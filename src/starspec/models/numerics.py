@@ -47,6 +47,7 @@ READ_AS: Final = {
     Reading.TOGETHER: "; sequences of about one length attend together",
     Reading.BY_TOKEN: "; tokens attend one by one for it",
 }
+FEW_TOKENS: Final = 8
 NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
 
 
@@ -172,22 +173,30 @@ def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) 
     query = torch.randn(MAX_ROWS, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
 
     @cache
-    def alone(prefix_len: int) -> Tensor:
-        tokens = enumerate(torch.split(query, 1), start=prefix_len)
-        return torch.cat([_attend_chains(kept, (slot,), token, Reading.BY_TOKEN) for slot, token in tokens])
+    def alone(prefix_len: int, token: int) -> Tensor:
+        return _attend_chains(kept, (prefix_len + token,), query[token : token + 1], Reading.BY_TOKEN)
 
     def is_as_alone(prefix_lens: Sequence[int], num_tokens: int) -> bool:
         found = _attend_chains(kept, prefix_lens, query[:num_tokens], reading)
-        return torch.equal(found, torch.cat([alone(each)[:num_tokens] for each in prefix_lens]))
+        return torch.equal(
+            found, torch.cat([alone(each, token) for each in prefix_lens for token in range(num_tokens)])
+        )
 
-    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in range(1, MAX_ROWS + 1)]
+    # the lengths in turns, and for each the few tokens that a proposal mostly has
+    turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_ROWS + 1))
+    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in range(1, FEW_TOKENS + 1)]
+    chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in turns]
     return all(is_as_alone(*each) for each in (chains + _groups() if reading is Reading.TOGETHER else chains))
 
 
 def _groups() -> list[tuple[tuple[int, ...], int]]:
     """Prefix lengths of sequences that are read together, and how many tokens each has."""
-    lengths, nums = itertools.cycle(PREFIX_LENS), itertools.cycle(NUMS_TOGETHER)
-    mixed = [(tuple(itertools.islice(lengths, next(nums))), num_tokens) for num_tokens in range(1, MAX_ROWS + 1)]
+    lengths = itertools.cycle(PREFIX_LENS)
+    mixed = [
+        (tuple(itertools.islice(lengths, num)), num_tokens)
+        for num in NUMS_TOGETHER
+        for num_tokens in range(1, MAX_ROWS // num + 1, 1 + MAX_ROWS // num // 8)
+    ]
     longer = [
         ((prefix_len, longest), CHAIN_LEN)
         for prefix_len in PREFIX_LENS
