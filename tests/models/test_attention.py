@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
-from starspec.models.attention import MIN_QUERY_ROWS, Form, Placement, RaggedAttention
+from starspec.models.attention import Placement, RaggedAttention
+from starspec.models.attention_call import MIN_QUERY_ROWS, Form
 from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
 from starspec.models.batch import RowRange, build_batch, plan_forwards
 from starspec.models.runner import Segment
@@ -29,6 +30,21 @@ def make_cache(prefix_lens, num_kv_heads):
     for length in prefix_lens:
         cache.append(cache.lease(), length)
     return cache
+
+
+def planned(row, first, prefix_len, tree, reading=Reading.TOGETHER, *, group=1):
+    """The calls of one whole segment that is no prompt."""
+    return plan_calls(
+        row,
+        first,
+        prefix_len,
+        parents=tree,
+        new_tokens=range(len(tree)),
+        is_prompt=False,
+        reading=reading,
+        group=group,
+        like=torch.empty(0),
+    )
 
 
 @st.composite
@@ -176,17 +192,7 @@ def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
 def test_where_calls_are_cheap_only_neighbours_of_about_one_length_are_joined(rows, prefix_lens, expected):
     calls = []
     for place, (row, prefix_len) in enumerate(zip(rows, prefix_lens, strict=True)):
-        calls += plan_calls(
-            row,
-            2 * place,
-            prefix_len,
-            parents=None,
-            new_tokens=range(2),
-            is_prompt=False,
-            reading=Reading.TOGETHER,
-            group=1,
-            like=torch.empty(0),
-        )
+        calls += planned(row, 2 * place, prefix_len, (-1, 0))
     together = joined(calls, are_calls_dear=False)
     assert [(call.rows, call.first, call.last) for call in together] == expected
 
@@ -210,37 +216,16 @@ def test_where_calls_are_cheap_only_neighbours_of_about_one_length_are_joined(ro
 def test_branches_are_joined_with_others_of_their_row_alone(reading, expected):
     tree = (-1, 0, 0, 0, 0, 4)  # 0 1, then 2 and 3 in the slot of 1, then 4 5
 
-    def plan(row, first, tree):
-        return plan_calls(
-            row,
-            first,
-            5,
-            parents=tree,
-            new_tokens=range(len(tree)),
-            is_prompt=False,
-            reading=reading,
-            group=1,
-            like=torch.empty(0),
-        )
-
-    calls = [*plan(0, 0, (-1,)), *plan(1, 1, tree), *plan(2, 7, (-1, -1))[1:], *plan(3, 9, (-1,)), *plan(4, 10, (-1,))]
+    alone, pair = (-1,), (-1, -1)
+    calls = planned(0, 0, 5, alone, reading) + planned(1, 1, 5, tree, reading) + planned(2, 7, 5, pair, reading)[1:]
+    calls += planned(3, 9, 5, alone, reading) + planned(4, 10, 5, alone, reading)
     found = joined(calls, are_calls_dear=True)
     assert [(call.form, call.rows, call.first, call.last, len(call.branches)) for call in found] == expected
 
 
 def test_no_more_of_the_prefix_is_copied_for_branches_than_lies_in_a_processors_caches():
     def joined_branches(prefix_len, num_branches):
-        calls = plan_calls(
-            0,
-            0,
-            prefix_len,
-            parents=(-1, *[0] * (1 + num_branches)),
-            new_tokens=range(2 + num_branches),
-            is_prompt=False,
-            reading=Reading.TOGETHER,
-            group=1,
-            like=torch.empty(0),
-        )
+        calls = planned(0, 0, prefix_len, (-1, *[0] * (1 + num_branches)))
         return [len(call.branches) for call in joined(calls, are_calls_dear=False)][1:]
 
     assert joined_branches(100, 6) == [6]
@@ -252,17 +237,7 @@ def test_no_more_of_the_prefix_is_copied_for_branches_than_lies_in_a_processors_
 @pytest.mark.parametrize("group", [1, 3, 4, 5, 6, 7, 12, 14])
 @pytest.mark.parametrize("num_tokens", [1, 5, 7, 11, 13, 30])
 def test_a_run_that_is_read_together_leaves_no_block_of_few_query_rows(group, num_tokens):
-    calls = plan_calls(
-        0,
-        0,
-        KEY_BLOCK - 3,
-        parents=None,
-        new_tokens=range(num_tokens),
-        is_prompt=False,
-        reading=Reading.TOGETHER,
-        group=group,
-        like=torch.empty(0),
-    )
+    calls = planned(0, 0, KEY_BLOCK - 3, tuple(range(-1, num_tokens - 1)), group=group)
     assert [token for call in calls for token in range(call.first, call.last)] == list(range(num_tokens))
     assert len(calls) <= 2
     for call in calls:
@@ -273,17 +248,7 @@ def test_a_run_that_is_read_together_leaves_no_block_of_few_query_rows(group, nu
 @pytest.mark.parametrize("num_tokens", [1, 5, 30])
 def test_no_run_that_is_read_by_run_has_more_query_rows_than_one_block_of_the_kernel(group, num_tokens):
     cache = make_cache([KEY_BLOCK - 3], 1)
-    calls = plan_calls(
-        0,
-        0,
-        KEY_BLOCK - 3,
-        parents=None,
-        new_tokens=range(num_tokens),
-        is_prompt=False,
-        reading=Reading.BY_RUN,
-        group=group,
-        like=cache.keys[0],
-    )
+    calls = planned(0, 0, KEY_BLOCK - 3, tuple(range(-1, num_tokens - 1)), Reading.BY_RUN, group=group)
     assert [token for call in calls for token in range(call.first, call.last)] == list(range(num_tokens))
     for call in calls:
         assert call.mask.shape[2] <= MAX_QUERY_ROWS or call.last == call.first + 1

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from starspec.cache.mask import is_chain, visible_slots
 from starspec.cache.ragged import KEY_BLOCK
-from starspec.models.attention import MIN_QUERY_ROWS, AttentionCall, Branch, Form, num_query_rows
+from starspec.models.attention_call import MIN_QUERY_ROWS, AttentionCall, Branch, Form, num_query_rows
 from starspec.models.device import is_accelerator
 
 # Torch's CPU kernel cuts longer runs into blocks of so many, or of a multiple of it. What is left over must not be
@@ -127,10 +127,10 @@ def _fits(call: AttentionCall, group: Sequence[AttentionCall], *, are_calls_dear
         return call.row == before.row and len(together) <= MAX_TOGETHER and num_copied <= MAX_COPIED_SLOTS
     if call.form is not Form.BY_RUN or call.branches or before.branches:
         return False
-    num_slots = [each.num_slots for each in together]
-    num_in_vain = num_tokens * (len(together) * max(num_slots) - sum(num_slots))
     if are_calls_dear:
         return True
+    num_slots = [each.num_slots for each in together]
+    num_in_vain = num_tokens * (len(together) * max(num_slots) - sum(num_slots))
     are_side_by_side = call.row == before.row + 1 and len(together) <= MAX_TOGETHER
     return are_side_by_side and num_in_vain <= CALL_SLOTS * len(group)
 

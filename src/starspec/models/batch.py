@@ -12,7 +12,8 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import AttentionCall, BatchAttention, Placement, RaggedAttention
+from starspec.models.attention import BatchAttention, Placement, RaggedAttention
+from starspec.models.attention_call import AttentionCall
 from starspec.models.attention_plan import Reading, joined, plan_calls
 from starspec.models.device import is_accelerator
 from starspec.models.runner import Segment

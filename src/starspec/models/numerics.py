@@ -3,8 +3,8 @@
 A matrix product may round differently for different numbers of rows: kernels are chosen, and sums are cut, by shape.
 Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
 switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
-forwards and splits larger ones (`models/batch.py`). In attention (`models/attention_plan.py`) the probe
-looks whether tokens, and sequences, may share a call with the bits that a token has alone.
+forwards and splits larger ones (`models/batch.py`). In attention (`models/attention_plan.py`) the probe looks whether
+tokens, and sequences, may share a call with the bits that a token has alone.
 
 Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
 """
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 from starspec.models.attention import RaggedAttention
-from starspec.models.attention_plan import MAX_TOGETHER, Reading, joined, plan_calls
+from starspec.models.attention_call import MIN_QUERY_ROWS
+from starspec.models.attention_plan import MAX_QUERY_ROWS, MAX_TOGETHER, Reading, joined, plan_calls
 from starspec.models.batch import RowRange
 from starspec.models.device import is_accelerator
 from starspec.models.linear import StepLinear
@@ -47,7 +48,7 @@ READ_AS: Final = {
     Reading.TOGETHER: "; sequences of about one length attend together",
     Reading.BY_TOKEN: "; tokens attend one by one for it",
 }
-FEW_TOKENS: Final = 8
+FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
 NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
 
 
@@ -182,10 +183,10 @@ def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) 
             found, torch.cat([alone(each, token) for each in prefix_lens for token in range(num_tokens)])
         )
 
-    # the lengths in turns, and for each the few tokens that a proposal mostly has
-    turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_ROWS + 1))
-    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in range(1, FEW_TOKENS + 1)]
-    chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in turns]
+    nums_for_each = (*range(1, FEW_TOKENS + 1), MAX_ROWS // 2)
+    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in nums_for_each]
+    in_turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_ROWS + 1))  # every number, each for one length
+    chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in in_turns]
     return all(is_as_alone(*each) for each in (chains + _groups() if reading is Reading.TOGETHER else chains))
 
 
