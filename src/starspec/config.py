@@ -73,6 +73,7 @@ class ModelConfig:
     kv_budget_bytes: int | None = None  # as many rows as fit into so much memory, instead of num_rows
     num_threads: int | None = None  # torch threads; None = torch's own choice
     fused: bool = True  # False: unmodified Hugging Face modules, the reference
+    enforce_eager: bool = False  # True: no CUDA graphs; every kernel is launched by itself
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, get_args(Dtype))

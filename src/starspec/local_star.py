@@ -96,5 +96,6 @@ def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDr
         max_model_len=speculative.max_model_len or target.max_model_len,
         num_rows=target.num_rows,
         fused=target.fused,
+        enforce_eager=target.enforce_eager,
     )
     return load_drafter(speculative, model, target.num_rows, target.model)

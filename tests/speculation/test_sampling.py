@@ -16,7 +16,7 @@ from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.noise import gumbel
 from starspec.speculation.proposing import propose_token
-from starspec.speculation.sampling import Support, draw, next_token, support
+from starspec.speculation.sampling import Support, draw, next_token, next_tokens, support
 
 BIG_LAWS = {
     "unfiltered": TokenLaw(temperature=0.7, seed=1),
@@ -52,6 +52,24 @@ def test_next_token_is_the_references(data, vocab_size, prompt_len):
     law, prompt, output = data.draw(laws(vocab_size)), data.draw(token_ids), data.draw(token_ids)
     ours = next_token(row, law, len(prompt) + len(output), TokenCounts(prompt, output))
     assert ours == reference.next_token(row.tolist(), law, prompt, output)
+
+
+@given(data=st.data(), vocab_size=st.integers(1, 7), temperature=st.sampled_from([0.0, 0.3, 1.0, 50.0]))
+@settings(max_examples=300)
+def test_rows_drawn_at_once_are_those_drawn_one_by_one(data, vocab_size, temperature):
+    logits = torch.stack(list(data.draw(tensors(3, vocab_size))))
+    law = TokenLaw(temperature=temperature, seed=data.draw(st.integers(0, 2**63 - 1)))
+    places = data.draw(st.lists(positions, min_size=3, max_size=3))
+    assert next_tokens(logits, law, places) == [
+        next_token(*each) for each in zip(logits, [law] * 3, places, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["flat", "wide", "peaked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_vocabularies_drawn_at_once_are_those_drawn_one_by_one(kind, dtype):
+    row, law = big_row(kind, 50_000, dtype), BIG_LAWS["unfiltered"]
+    assert next_tokens(row.expand(4, -1), law, range(4)) == [next_token(row, law, position) for position in range(4)]
 
 
 @given(data=st.data(), vocab_size=st.integers(1, 12))

@@ -147,6 +147,10 @@ class RaggedCache(SequenceRows):
         """
         self._of_layer[layer].index_put_((rows, slots), keys_values)
 
+    def gather(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
+        """A copy of the keys and values in some slots of some rows, index tensors that broadcast: [..., 2, H, D]."""
+        return self._of_layer[layer][rows, slots]
+
     def windows(self, row: int, num_slots: int, num_copies: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Keys and values of a row's first slots, seen `num_copies` times: one [num_copies, H, num_slots, D] a layer.
 

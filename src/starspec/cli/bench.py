@@ -140,6 +140,7 @@ def tree(
         typer.Option(help="0 = greedy, 1 = as the model says.", show_default="0,1", rich_help_panel=MEASURE),
     ] = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
+    device: opt.Device = opt.MODEL.device,
     num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
 ) -> None:
     """Chains and trees of every depth, width and size; names the best for greedy and for sampled decoding.
@@ -160,6 +161,7 @@ def tree(
             method=spec_method,
             feature_layers=given.numbers(feature_layers, "--feature-layers", least=0),
             dtype=dtype,
+            device=device,
             num_threads=num_threads,
         )
         grid: dict[str, tuple[float, ...] | None] = {

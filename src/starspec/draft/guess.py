@@ -115,7 +115,7 @@ def _drawn(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[
 def _guessed(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[Children]:
     """For nodes of one depth, as those of a layer are."""
     position, counts = session.position_after(nodes[0]), [session.counts_after(node) for node in nodes]
-    if not session.opinion.is_rated:
+    if not session.opinion.is_rated and logits.is_cpu:  # elsewhere what is rated takes fewer launches
         rows = zip(logits, counts, strict=True)
         return [Children([Guess(propose_token(row, session.law, position, seen), 0.0)]) for row, seen in rows]
     proposed = propose_tokens(logits, session.law, position, counts, num_tokens=session.opinion.top_k)

@@ -48,6 +48,7 @@ class Reading(Enum):
     """How tokens that are no prompt read the cache."""
 
     FAST = auto()  # a segment at once
+    IN_STEPS = auto()  # as if decoded; every token a batch entry with a copy of what it reads (`step_batch.py`)
     TOGETHER = auto()  # as if decoded; tokens of a branch at once, and those of several cache rows
     BY_RUN = auto()  # as if decoded; tokens of a branch that read as many slots together
     BY_TOKEN = auto()  # as if decoded; every token a batch entry

@@ -52,10 +52,14 @@ def _make_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo)
     from starspec.models.fused import FusedRunner, why_not_fused  # noqa: PLC0415
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
     from starspec.models.packing import make_packer, num_step_bytes, swap_linears  # noqa: PLC0415
+    from starspec.models.step_graphs import StepGraphs  # noqa: PLC0415
 
     pack = make_packer(config, info.vocab_size)
     if config.fused and why_not_fused(model) is None:
-        return _settled(FusedRunner(model, config, info, pack), config, folder)
+        fused = FusedRunner(model, config, info, pack)
+        if fused.cache.device.type == "cuda" and not config.enforce_eager:
+            fused.graphs = StepGraphs(fused.run, fused.cache, fused.num_heads)
+        return _settled(fused, config, folder)
     if config.fused or config.quantization != "none":
         swap_linears(model, pack)
         info = replace(info, num_weight_bytes=num_step_bytes(model))

@@ -30,6 +30,7 @@ from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
 from starspec.models.row_width import quickest_rows
 from starspec.models.runner import Segment
+from starspec.models.step_numerics import steps_are_invariant
 
 MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
 MAX_ROWS: Final = 64  # no forward of several sequences is wider
@@ -46,6 +47,7 @@ PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
 CHAIN_LEN: Final = 5
 READ_AS: Final = {
     Reading.TOGETHER: "; sequences of about one length attend together",
+    Reading.IN_STEPS: "; they run as CUDA graphs",
     Reading.BY_TOKEN: "; tokens attend one by one for it",
 }
 FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
@@ -74,13 +76,10 @@ def settle_numerics(runner: PackedRunner) -> None:
 def _settle_attention(runner: PackedRunner) -> str:
     """Let the runner read its cache in the fastest way that keeps bits.
 
-    On accelerators any number of sequences are one call where they are read together, and that is not tried.
-
     Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `reading`.
     """
     culprit = "attention"
-    readings = (Reading.TOGETHER, Reading.BY_RUN, Reading.BY_TOKEN)
-    for reading in readings[1:] if is_accelerator(runner.cache.device) else readings:
+    for reading in _readings(runner):
         if attention_is_invariant(runner.cache, runner.num_heads, reading):
             runner.reading = reading
             if model_is_invariant(runner):
@@ -88,6 +87,15 @@ def _settle_attention(runner: PackedRunner) -> str:
             runner.reading = Reading.FAST
             culprit = "layers"
     return culprit
+
+
+def _readings(runner: PackedRunner) -> tuple[Reading, ...]:
+    """Those to try, the quickest first."""
+    if not is_accelerator(runner.cache.device):
+        return (Reading.TOGETHER, Reading.BY_RUN, Reading.BY_TOKEN)
+    # there any number of sequences are one call where they are read together, and that is not tried
+    singly = (Reading.BY_RUN, Reading.BY_TOKEN)
+    return singly if runner.graphs is None else (Reading.IN_STEPS, *singly)
 
 
 def _kernels(cache: RaggedCache) -> str:
@@ -165,6 +173,8 @@ def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) 
     Tries every number of tokens that share a call, for various numbers of cached slots; if sequences are to be read
     together, various numbers of them, and slots in vain up to any block.
     """
+    if reading is Reading.IN_STEPS:
+        return steps_are_invariant(like, num_heads)
     num_kv_heads, _, head_dim = like.keys[0].shape[1:]
     num_slots = max(PREFIX_LENS) + MAX_ROWS
     kept = RaggedCache(1, max(NUMS_TOGETHER), num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)

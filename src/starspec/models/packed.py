@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Final, Self
@@ -14,12 +14,13 @@ from torch import Tensor
 from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows
-from starspec.errors import CacheRangeError
+from starspec.errors import CacheRangeError, ForwardGivenUp
 from starspec.models.attention import Interruptible
 from starspec.models.attention_plan import Reading
-from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
+from starspec.models.batch import PackedBatch, Piece, RowRange, build_batch, plan_forwards
 from starspec.models.linear import StepLinear
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
+from starspec.models.step_graphs import StepGraphs
 
 FAST_NUMERICS: Final = "numerics are fast: a token's bits may depend on what it is batched with"
 
@@ -71,6 +72,7 @@ class PackedRunner(ABC):
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = FAST_NUMERICS  # set by the numerics probe, too
         self.reading = Reading.FAST  # of the cache; set by the numerics probe
+        self.graphs: StepGraphs | None = None  # of small forwards, on accelerators
 
     @property
     def info(self) -> ModelInfo:
@@ -107,18 +109,17 @@ class PackedRunner(ABC):
         """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
 
         Args:
-            is_in_vain: asked before the attention of each layer.
+            is_in_vain: asked before the attention of each layer; where forwards are launched as one, before each.
         Raises: ForwardGivenUp once it says yes.
             CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a segment that
             is malformed in itself or layers that are not there. Nothing was written then.
         """
         check_segments(segments, self._cache)
         logits, features = [], []
-        for pieces in plan_forwards(segments, self.rows):
-            batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.reading)
-            if is_in_vain is not None:
-                batch = replace(batch, attention=Interruptible(batch.attention, is_in_vain))
-            output = self.run(batch, feature_layers)
+        for pieces in self._shares(segments):
+            if is_in_vain is not None and self.graphs is not None and is_in_vain():
+                raise ForwardGivenUp("nobody wants this forward any more")
+            output = self._forward(pieces, feature_layers, is_in_vain)
             logits.append(output.logits)
             if output.features is not None:
                 features.append(output.features[: sum(piece.num_tokens for piece in pieces)])
@@ -126,6 +127,27 @@ class PackedRunner(ABC):
             logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits]),
             torch.cat(features) if features else None,
         )
+
+    def _shares(self, segments: Sequence[Segment]) -> Iterator[list[Piece]]:
+        """What runs together."""
+        for pieces in plan_forwards(segments, self.rows):
+            if self.reading is Reading.IN_STEPS and self.graphs is not None:
+                yield from self.graphs.shares(pieces, self.rows) or [pieces]
+            else:
+                yield pieces
+
+    def _forward(
+        self, pieces: Sequence[Piece], feature_layers: Sequence[int], is_in_vain: Callable[[], bool] | None
+    ) -> ForwardOutput:
+        """Run some pieces together; features of padding may be there, too."""
+        if self.graphs is not None and self.reading in (Reading.FAST, Reading.IN_STEPS):
+            output = self.graphs.forward(pieces, self.rows, feature_layers)
+            if output is not None:
+                return output
+        batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.reading)
+        if is_in_vain is not None:
+            batch = replace(batch, attention=Interruptible(batch.attention, is_in_vain))
+        return self.run(batch, feature_layers)
 
     @torch.inference_mode()
     def run(self, batch: PackedBatch, feature_layers: Sequence[int] = ()) -> ForwardOutput:

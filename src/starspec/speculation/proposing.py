@@ -74,7 +74,7 @@ def propose_tokens(
     adjusted = _adjusted(logits, law, position, counts)
     values, token_ids = _candidates(adjusted, max(num_tokens, num_candidates))
     if law.is_greedy:
-        log_masses = adjusted.to(torch.float64).logsumexp(dim=-1, keepdim=True)
+        log_masses = adjusted.to(torch.float64).logsumexp(dim=-1, keepdim=True).cpu()
     else:
         values = _perturbed(values, token_ids, law, position)
         log_masses = values.logsumexp(dim=-1, keepdim=True)
@@ -101,10 +101,13 @@ def _adjusted(logits: Tensor, law: TokenLaw, position: int, counts: Sequence[Tok
 
 
 def _candidates(adjusted: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The `num` largest of each row [B, V]: values [B, C] float64 and token ids [B, C], ids ascending."""
+    """The `num` largest of each row [B, V]: values [B, C] float64 and token ids [B, C], ids ascending.
+
+    Both on the CPU: so few numbers are worked on there before an accelerator has launched the first kernel.
+    """
     top = adjusted.topk(min(num, adjusted.shape[-1]), dim=-1)
-    token_ids, order = top.indices.sort(dim=-1)
-    return top.values.gather(-1, order).to(torch.float64), token_ids
+    token_ids, order = top.indices.cpu().sort(dim=-1)
+    return top.values.cpu().to(torch.float64).gather(-1, order), token_ids
 
 
 def _perturbed(values: Tensor, token_ids: Tensor, law: TokenLaw, position: int) -> Tensor:

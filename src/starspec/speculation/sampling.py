@@ -13,6 +13,7 @@ loops, and the tests hold the two together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, isfinite, log
 from typing import NamedTuple
@@ -60,6 +61,26 @@ def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts
     if law.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.argmax())
     return draw(support(adjusted.sub(largest).div_(law.temperature), law), law.seed, position)
+
+
+def next_tokens(logits: Tensor, law: TokenLaw, positions: Sequence[int]) -> list[int]:
+    """next_token of several rows at once, with exact noise for every token of each.
+
+    Where launching a kernel costs more than what it computes that is quicker than one row after the other.
+
+    Args:
+        logits: [B, V]; not changed.
+        law: one that neither adjusts logits nor filters tokens.
+        positions: B.
+    """
+    values = logits.to(torch.float64)
+    if law.is_greedy:
+        return values.argmax(-1).tolist()
+    largest = values.amax(-1, keepdim=True)
+    keys = torch.tensor([stream_key(law.seed, position) for position in positions], device=logits.device)
+    bits = stream_bits(keys.unsqueeze(1), torch.arange(logits.shape[1], device=logits.device))
+    perturbed = values.sub(largest).div_(law.temperature).add_(to_gumbel(bits))
+    return torch.where(largest.isfinite(), perturbed, values).argmax(-1).tolist()
 
 
 def support(scaled: Tensor, law: TokenLaw) -> Support:

@@ -35,7 +35,7 @@ from starspec.speculation.argmax import argmaxes
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.rejection import probabilities, tested_token
-from starspec.speculation.sampling import next_token
+from starspec.speculation.sampling import next_token, next_tokens
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -60,7 +60,10 @@ class TreeVerdict:
 def verify_tree(
     tree: DraftTree, logits: Tensor, law: TokenLaw, prefix_len: int, counts: TokenCounts | None = None
 ) -> TreeVerdict:
-    """Walk one tree with the target's draws. Decides once for each emitted token, however large the tree is.
+    """Walk one tree with the target's draws.
+
+    On a CPU it decides once for each emitted token, however large the tree is. On accelerators all nodes are decided in
+    one go, if the law is a simple one: some dozen launches for each token would cost as much as a draft layer.
 
     Args:
         logits: [N + 1, V], the target's: row 0 after the committed tokens, row i + 1 after node i.
@@ -69,6 +72,10 @@ def verify_tree(
     Raises: ValueError if a token of the tree's drafts is outside of the target's vocabulary.
     """
     assert logits.shape[0] == tree.num_draft_tokens + 1, "one row of logits for the root and for each node"
+
+    if not (logits.is_cpu or law.adjusts_logits or law.has_filters or tree.drafts):
+        positions = [prefix_len, *(prefix_len + depth for depth in tree.depths)]
+        return _walk_all(tree, next_tokens(logits, law, positions))
 
     def target_token(node: int, path: list[int]) -> int:
         seen = counts.with_path(path) if counts else None
@@ -97,7 +104,7 @@ def verify_trees(
     rows = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
     argmaxes = iter(_argmaxes([part for part, law in zip(rows, laws, strict=True) if law.is_plain_argmax]))
     return [
-        _walk_argmaxes(tree, next(argmaxes)) if law.is_plain_argmax else verify_tree(tree, part, law, prefix_len, seen)
+        _walk_all(tree, next(argmaxes)) if law.is_plain_argmax else verify_tree(tree, part, law, prefix_len, seen)
         for tree, part, law, prefix_len, seen in zip(trees, rows, laws, prefix_lens, counts, strict=True)
     ]
 
@@ -115,8 +122,9 @@ def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> Tre
         node = child
 
 
-def _walk_argmaxes(tree: DraftTree, argmaxes: Sequence[int]) -> TreeVerdict:
-    return _walk(tree, lambda node, _path: argmaxes[node + 1])
+def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> TreeVerdict:
+    """Walk where the target's token is known after the root and after each node."""
+    return _walk(tree, lambda node, _path: token_ids[node + 1])
 
 
 def _argmaxes(parts: Sequence[Tensor]) -> list[list[int]]:

@@ -70,6 +70,7 @@ class TreeModels:
     draft: str
     quantization: Quantization
     dtype: Dtype
+    device: str = "cpu"
     num_threads: int
     method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     feature_layers: tuple[int, ...] | None = None  # as in a speculative config
@@ -79,6 +80,7 @@ class TreeModels:
         return ModelConfig(
             model=self.target,
             dtype=self.dtype,
+            device=self.device,
             num_rows=1,
             max_model_len=self.max_model_len,
             num_threads=self.num_threads,
@@ -165,7 +167,7 @@ def measure_tree(
         draft_quantization=models.quantization,
         feature_layers=models.feature_layers,
         dtype=models.dtype,
-        device=models.target_config().device,
+        device=models.device,
         draft_step_ms=round(steps.draft_s * 1e3, 3),
         target_step_ms=round(steps.target_s[0] * 1e3, 3),
         outputs_identical=all(row.num_same_as_plain == row.num_answers for row in rows),

@@ -1,0 +1,175 @@
+"""CUDA graphs of small forwards: some hundred kernels launched as one.
+
+A decoding step of a small model is bound by its launches, not by its bytes: SmolLM2 on an H200 took 12 ms a step, of
+which its weights need 0.06. So the first forward of each shape (`step_batch.py`) is recorded, and the others replay it.
+Recording takes some tens of milliseconds; shapes are few, because they come in steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+import torch
+
+from starspec.cache.ragged import RaggedCache
+from starspec.models.batch import PackedBatch, Piece, RowRange
+from starspec.models.foreign import first_line
+from starspec.models.runner import ForwardOutput
+from starspec.models.step_batch import MAX_SEGMENT_LEN, StepBatch, StepShape, step_shape
+
+MAX_GRAPHS: Final = 64  # each keeps its logits; forwards of further shapes are launched kernel by kernel
+NUM_WARM_UPS: Final = 2  # runs before a recording, in which libraries allocate and choose kernels
+
+log = structlog.get_logger()
+
+Step = Callable[[], ForwardOutput]
+
+
+class Recorder(Protocol):
+    """Makes a step that does again what another one did."""
+
+    def __call__(self, step: Step) -> Step: ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share memory for what a step needs only while it runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def __call__(self, step: Step) -> Step:
+        """Returns: a step that launches what `step` did, and gives the same tensors each time, overwritten."""
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM_UPS):
+                    step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # other threads of this process may use the device meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = step()
+            self._pool = graph.pool()
+
+        def replay() -> ForwardOutput:
+            with torch.cuda.device(self._device):
+                graph.replay()
+            return output
+
+        return replay
+
+
+class _Recorded(NamedTuple):
+    """A step of one shape that gives the features of some layers."""
+
+    batch: StepBatch
+    replay: Step
+
+
+class StepGraphs:
+    """Small forwards of a runner, in fixed shapes that are recorded once and replayed.
+
+    If a step cannot be recorded, its kernels are launched one by one, and nothing is recorded any more.
+
+    Args:
+        run: the runner's forward over a packed batch.
+        num_heads: Hq, query heads of a layer.
+        record: how steps are recorded.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[PackedBatch, Sequence[int]], ForwardOutput],
+        cache: RaggedCache,
+        num_heads: int,
+        record: Recorder | None = None,
+    ) -> None:
+        self._run, self._cache, self._num_heads = run, cache, num_heads
+        self._record = record or CudaRecorder(cache.device)
+        self._recorded: dict[tuple[StepShape, tuple[int, ...]], _Recorded] = {}
+        self._max_graphs = MAX_GRAPHS
+
+    @property
+    def num_graphs(self) -> int:
+        """Shapes recorded so far."""
+        return len(self._recorded)
+
+    def shares(self, pieces: Sequence[Piece], rows: RowRange) -> list[list[Piece]]:
+        """Share the pieces of a forward out to steps, in order.
+
+        Args:
+            rows: packed rows that a step may have.
+        Returns: [] if they are a prompt's; else shares that `step_shape` has a shape for, if one piece has.
+        """
+        shares: list[list[Piece]] = []
+        for piece in pieces:
+            if piece.is_prompt:
+                return []
+            if shares and step_shape([*shares[-1], piece], self._cache, rows) is not None:
+                shares[-1].append(piece)
+            else:
+                shares += [[part] for part in self._parts(piece, rows)]
+        return shares
+
+    def _parts(self, piece: Piece, rows: RowRange) -> list[Piece]:
+        """A piece, cut where it is too large for a step."""
+        is_beyond = len(piece.segment.token_ids) > MAX_SEGMENT_LEN  # no target's is
+        if piece.num_tokens == 1 or is_beyond or step_shape([piece], self._cache, rows) is not None:
+            return [piece]
+        middle = (piece.first + piece.last) // 2
+        halves = (Piece(piece.segment, piece.first, middle), Piece(piece.segment, middle, piece.last))
+        return [part for half in halves for part in self._parts(half, rows)]
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece], rows: RowRange, feature_layers: Sequence[int]) -> ForwardOutput | None:
+        """Run one step. Effects: as a forward of the runner.
+
+        Returns: the logits that the pieces want, and features of all their tokens; None if there is no shape for them,
+            and nothing was done.
+        Raises: as the runner's forward.
+        """
+        shape = step_shape(pieces, self._cache, rows)
+        if shape is None:
+            return None
+        layers = tuple(feature_layers)
+        recorded = self._recorded.get((shape, layers)) or self._recording(shape, pieces, layers)
+        recorded.batch.fill(pieces)
+        return _of_pieces(recorded.replay(), pieces, shape.num_tokens)
+
+    def _recording(self, shape: StepShape, pieces: Sequence[Piece], layers: tuple[int, ...]) -> _Recorded:
+        batch = StepBatch(shape, self._cache, self._num_heads)
+
+        def step() -> ForwardOutput:
+            batch.prepare()
+            return self._run(batch.packed, layers)
+
+        if len(self._recorded) >= self._max_graphs:
+            return _Recorded(batch, step)
+        batch.fill(pieces)
+        try:
+            recorded = self._recorded[shape, layers] = _Recorded(batch, self._record(step))
+        except RuntimeError as error:  # some kernel of this model, or of this machine, cannot be recorded
+            log.warning("CUDA graphs are off: a step cannot be recorded", shape=shape, error=first_line(error))
+            self._max_graphs = 0
+            return _Recorded(batch, step)
+        return recorded
+
+
+def _of_pieces(output: ForwardOutput, pieces: Sequence[Piece], num_tokens: int) -> ForwardOutput:
+    """What the pieces asked for, copied: the next forward of this shape overwrites it."""
+    num_logits = sum(_num_logits(piece) for piece in pieces)
+    features = output.features
+    if features is not None:
+        of_each = features.view(-1, num_tokens, features.shape[-1])
+        features = torch.cat([of_each[index, : piece.num_tokens] for index, piece in enumerate(pieces)])
+    return ForwardOutput(output.logits[:num_logits].clone(), features)
+
+
+def _num_logits(piece: Piece) -> int:
+    """Wanted ones of the last tokens of a segment that are in this piece."""
+    segment = piece.segment
+    return max(0, piece.last - max(piece.first, len(segment.token_ids) - segment.num_logits))

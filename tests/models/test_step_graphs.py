@@ -1,0 +1,268 @@
+"""Forwards of fixed shapes against those that are packed anew, and what is recorded of them."""
+
+import random
+
+import pytest
+import torch
+from test_fused import TOLERANCE, make_runner
+from tiny import MAX_LEN, VOCAB_SIZE, prefill, prompt_ids
+
+from starspec.errors import ForwardGivenUp
+from starspec.models.attention_plan import Reading
+from starspec.models.batch import RowRange, plan_forwards
+from starspec.models.runner import Segment
+from starspec.models.step_batch import MAX_PACKED_ROWS, StepShape, step_shape
+from starspec.models.step_graphs import MAX_GRAPHS, StepGraphs
+from starspec.models.step_numerics import steps_are_invariant
+
+ANY = RowRange(lowest=1, highest=None)
+
+
+class Recorder:
+    """In the place of CUDA: runs the step again; counts."""
+
+    def __init__(self, error=None):
+        self.num_recorded = self.num_run = 0
+        self._error = error
+
+    def __call__(self, step):
+        if self._error is not None:
+            raise self._error
+        self.num_recorded += 1
+        step()
+
+        def replay():
+            self.num_run += 1
+            return step()
+
+        return replay
+
+
+def make_graphed(recorder=None, **changes):
+    runner = make_runner(**changes)
+    runner.graphs = StepGraphs(runner.run, runner.cache, runner.num_heads, recorder or Recorder())
+    return runner
+
+
+def random_tree(dice, num_tokens):
+    return [dice.randint(-1, token - 1) if token else -1 for token in range(num_tokens)]
+
+
+def random_segments(runner, dice, rows):
+    """What a round or a draft layer may hold, and what must have been forwarded for it."""
+    segments, before = [], []
+    for row in dice.sample(rows, dice.randint(1, len(rows))):
+        num_tokens = dice.randint(1, 14)
+        token_ids = [dice.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+        parents = random_tree(dice, num_tokens) if dice.random() < 0.6 else None
+        num_forwarded = dice.randint(0, num_tokens - 1) if dice.random() < 0.5 else 0
+        if num_forwarded:
+            part = None if parents is None else parents[:num_forwarded]
+            before.append(Segment(row, token_ids[:num_forwarded], num_forwarded, part))
+        num_new = num_tokens - num_forwarded
+        segments.append(Segment(row, token_ids, dice.randint(0, num_new), parents, num_forwarded))
+    return before, segments
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_forwards_of_fixed_shapes_agree_with_those_packed_anew(family):
+    plain, graphed = make_runner(family), make_graphed(family=family)
+    dice = random.Random(5)
+    rows = [prefill(graphed, prompt_ids(length, seed=length)) for length in (1, 30, 62, 64, 120)]
+    assert rows == [prefill(plain, prompt_ids(length, seed=length)) for length in (1, 30, 62, 64, 120)]
+    for _ in range(40):
+        before, segments = random_segments(plain, dice, rows)
+        layers = dice.choice([(), (), (0, 2), (1,)])
+        for runner in (plain, graphed):
+            if before:
+                runner.forward(before)
+        expected, found = plain.forward(segments, layers), graphed.forward(segments, layers)
+        torch.testing.assert_close(found.logits, expected.logits, **TOLERANCE)
+        assert (found.features is None) == (expected.features is None)
+        if expected.features is not None:
+            torch.testing.assert_close(found.features, expected.features, **TOLERANCE)
+        row = segments[0].row  # what was written counts, too
+        path = [0] if segments[0].parents else list(range(len(segments[0].token_ids)))
+        for runner in (plain, graphed):
+            if runner.cache.lengths[row] + len(path) < MAX_LEN - 20:
+                runner.cache.commit(row, path)
+    for mine, theirs in zip(graphed.cache.keys, plain.cache.keys, strict=True):
+        for row in rows:
+            length = plain.cache.lengths[row]
+            torch.testing.assert_close(mine[row, :, :length], theirs[row, :, :length], **TOLERANCE)
+    assert graphed.graphs.num_graphs > 3
+
+
+def test_nothing_is_written_but_into_the_slots_of_new_tokens():
+    runner = make_graphed()
+    rows = [prefill(runner, prompt_ids(length, seed=length)) for length in (30, 62, 5)]
+    before = [keys.clone() for keys in runner.cache.keys]
+    runner.forward([Segment(rows[0], prompt_ids(5, seed=1), 5), Segment(rows[1], prompt_ids(2, seed=2), 1)])
+    for now, then in zip(runner.cache.keys, before, strict=True):
+        changed = {(row, slot) for row, _, slot, _ in (now != then).nonzero().tolist()}
+        assert changed == {*((rows[0], 30 + slot) for slot in range(5)), *((rows[1], 62 + slot) for slot in range(2))}
+
+
+def test_a_shape_is_recorded_once():
+    recorder = Recorder()
+    runner = make_graphed(recorder)
+    row = prefill(runner, prompt_ids(20))
+    num_of_prompt = recorder.num_recorded
+    for num_tokens in (5, 6, 5):  # both are filled up to 6
+        runner.forward([Segment(row, prompt_ids(num_tokens), num_tokens)])
+        runner.cache.append(row, 1)
+    assert (recorder.num_recorded - num_of_prompt, recorder.num_run) == (1, 3 + num_of_prompt)
+    runner.forward([Segment(row, prompt_ids(5), 5)], (1,))
+    assert recorder.num_recorded - num_of_prompt == 2
+
+
+def test_what_a_forward_gave_is_not_overwritten_by_the_next():
+    runner = make_graphed()
+    row = prefill(runner, prompt_ids(20))
+    first = runner.forward([Segment(row, [1, 2], 2)], (0,))
+    logits, features = first.logits.clone(), first.features.clone()
+    runner.forward([Segment(row, [3, 4], 2)], (0,))
+    assert torch.equal(first.logits, logits)
+    assert torch.equal(first.features, features)
+
+
+def test_prompts_and_wide_forwards_are_left_alone():
+    recorder = Recorder()
+    runner = make_graphed(recorder)
+    row, other = (prefill(runner, prompt_ids(40, seed=seed)) for seed in range(2))
+    assert recorder.num_recorded == 0  # prompts
+    segments = [Segment(each, prompt_ids(60), 60) for each in (row, other)]
+    [pieces] = plan_forwards(segments, ANY)
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(2, 65, 256)
+    many = [*pieces, *pieces, *pieces]
+    assert len(many) * 60 > MAX_PACKED_ROWS
+    assert step_shape(many, runner.cache, ANY) is None
+
+
+def test_shapes_come_in_steps_and_end_with_the_cache():
+    runner = make_runner()
+    rows = [prefill(runner, prompt_ids(10, seed=seed)) for seed in range(5)]
+    [pieces] = plan_forwards([Segment(row, prompt_ids(3 + row), 1) for row in rows], ANY)
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(6, 8, 256)
+    [pieces] = plan_forwards([Segment(prefill(runner, prompt_ids(190)), [1], 1)], ANY)
+    num_slots = runner.cache.keys[0].shape[2]
+    assert num_slots > 256
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(1, 1, 256)
+    runner.cache.append(5, 66)
+    [pieces] = plan_forwards([Segment(5, [1], 1)], ANY)
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(1, 1, num_slots)
+
+
+@pytest.mark.parametrize("bounds", [(2, 64), (7, 8), (2, 9), (5, 12)])
+def test_steps_keep_within_the_row_counts_that_keep_bits(bounds):
+    lowest, highest = bounds
+    runner, dice = make_graphed(), random.Random(1)
+    rows = [prefill(runner, prompt_ids(5, seed=seed)) for seed in range(8)]
+    bounds = RowRange(lowest, highest)
+    for _ in range(50):
+        segments = [Segment(row, prompt_ids(dice.randint(1, 14)), 1) for row in dice.sample(rows, dice.randint(1, 8))]
+        told = []
+        for pieces in plan_forwards(segments, bounds):
+            for share in runner.graphs.shares(pieces, bounds):
+                shape = step_shape(share, runner.cache, bounds)
+                assert lowest <= shape.num_packed_rows <= highest
+                assert shape.num_rows >= len(share)
+                assert shape.num_tokens >= max(piece.num_tokens for piece in share)
+                told += [(piece.segment.row, token) for piece in share for token in range(piece.first, piece.last)]
+        assert told == [(each.row, token) for each in segments for token in range(len(each.token_ids))]
+
+
+def test_what_reads_too_much_for_one_step_is_cut(monkeypatch):
+    runner = make_graphed()
+    row = prefill(runner, prompt_ids(20))
+    segment = Segment(row, prompt_ids(14), 14)
+    plain = make_runner()
+    prefill(plain, prompt_ids(20))
+    monkeypatch.setattr("starspec.models.step_batch.MAX_READ_SLOTS", 4 * 256)
+    runner.reading = Reading.IN_STEPS
+    [pieces] = plan_forwards([segment], ANY)
+    assert [(each.first, each.last) for [each] in runner.graphs.shares(pieces, ANY)] == [
+        (0, 3), (3, 7), (7, 10), (10, 14)
+    ]  # fmt: skip
+    torch.testing.assert_close(runner.forward([segment]).logits, plain.forward([segment]).logits, **TOLERANCE)
+
+
+def test_forwards_in_steps_agree_with_those_packed_anew():
+    plain, graphed = make_runner(), make_graphed()
+    graphed.reading, graphed.rows = Reading.IN_STEPS, RowRange(7, 8)
+    dice = random.Random(6)
+    rows = [prefill(graphed, prompt_ids(length, seed=length)) for length in (1, 30, 62, 100)]
+    assert rows == [prefill(plain, prompt_ids(length, seed=length)) for length in (1, 30, 62, 100)]
+    for _ in range(30):
+        before, segments = random_segments(plain, dice, rows)
+        for runner in (plain, graphed):
+            if before:
+                runner.forward(before)
+        expected, found = plain.forward(segments, (1,)), graphed.forward(segments, (1,))
+        torch.testing.assert_close(found.logits, expected.logits, **TOLERANCE)
+        torch.testing.assert_close(found.features, expected.features, **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
+    """A kernel that multiplies and sums in one order for each token keeps bits; one that minds its batch does not."""
+    cache = make_runner(dtype=dtype).cache
+
+    def attention(query, keys, values, *, attn_mask, scale):
+        scores = (query.double().unsqueeze(-2) * keys.double().unsqueeze(2)).cumsum(-1)[..., -1]  # [R, H, G, S]
+        weights = (scores * scale + attn_mask).exp().unsqueeze(-1)
+        total = (weights * values.double().unsqueeze(2)).cumsum(3)[..., -1, :]
+        return (total / weights.cumsum(3)[..., -1, :]).to(query.dtype)
+
+    monkeypatch.setattr("starspec.models.step_batch.F.scaled_dot_product_attention", attention)
+    assert steps_are_invariant(cache, 6)
+    monkeypatch.setattr(
+        "starspec.models.step_batch.F.scaled_dot_product_attention",
+        lambda query, *others, **more: attention(query, *others, **more) * (1 + 0.01 * (len(query) > 20)),
+    )
+    assert not steps_are_invariant(cache, 6)
+
+
+def test_where_bits_are_promised_nothing_is_recorded():
+    recorder = Recorder()
+    runner = make_graphed(recorder)
+    row = prefill(runner, prompt_ids(20))
+    runner.reading = Reading.BY_TOKEN
+    runner.forward([Segment(row, [1], 1)])
+    assert recorder.num_recorded == 0
+    runner.with_fast_numerics().forward([Segment(row, [1], 1)])
+    assert recorder.num_recorded == 1
+
+
+def test_a_forward_that_nobody_wants_is_not_launched():
+    recorder = Recorder()
+    runner = make_graphed(recorder)
+    row = prefill(runner, prompt_ids(20))
+    with pytest.raises(ForwardGivenUp):
+        runner.forward([Segment(row, [1], 1)], is_in_vain=lambda: True)
+    assert recorder.num_recorded == 0
+    runner.forward([Segment(row, [1], 1)], is_in_vain=lambda: False)
+    assert recorder.num_recorded == 1
+
+
+def test_what_cannot_be_recorded_runs_as_it_did():
+    plain, runner = make_runner(), make_graphed(Recorder(RuntimeError("operation not permitted when capturing")))
+    segments = [Segment(prefill(each, prompt_ids(20)), [1, 2], 2) for each in (plain, runner)]
+    for _ in range(2):
+        found = runner.forward(segments[1:]).logits
+        torch.testing.assert_close(found, plain.forward(segments[:1]).logits, **TOLERANCE)
+    assert runner.graphs.num_graphs == 0
+
+
+def test_so_many_shapes_are_recorded_and_no_more(monkeypatch):
+    monkeypatch.setattr("starspec.models.step_graphs.MAX_GRAPHS", 1)
+    assert MAX_GRAPHS > 1
+    recorder = Recorder()
+    runner = make_graphed(recorder)
+    row = prefill(runner, prompt_ids(20))
+    plain = make_runner()
+    prefill(plain, prompt_ids(20))
+    for num_tokens in (1, 5, 1):
+        segment = Segment(row, prompt_ids(num_tokens), num_tokens)
+        torch.testing.assert_close(runner.forward([segment]).logits, plain.forward([segment]).logits, **TOLERANCE)
+    assert (recorder.num_recorded, recorder.num_run) == (1, 2)
