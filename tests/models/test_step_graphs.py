@@ -107,13 +107,13 @@ def test_a_shape_is_recorded_once():
     recorder = Recorder()
     runner = make_graphed(recorder)
     row = prefill(runner, prompt_ids(20))
-    num_of_prompt = recorder.num_recorded
+    assert recorder.num_recorded == 1  # the prompt
     for num_tokens in (5, 6, 5):  # both are filled up to 6
         runner.forward([Segment(row, prompt_ids(num_tokens), num_tokens)])
         runner.cache.append(row, 1)
-    assert (recorder.num_recorded - num_of_prompt, recorder.num_run) == (1, 3 + num_of_prompt)
+    assert (recorder.num_recorded, recorder.num_run) == (2, 4)
     runner.forward([Segment(row, prompt_ids(5), 5)], (1,))
-    assert recorder.num_recorded - num_of_prompt == 2
+    assert recorder.num_recorded == 3
 
 
 def test_what_a_forward_gave_is_not_overwritten_by_the_next():
@@ -126,17 +126,25 @@ def test_what_a_forward_gave_is_not_overwritten_by_the_next():
     assert torch.equal(first.features, features)
 
 
-def test_prompts_and_wide_forwards_are_left_alone():
+def test_wide_forwards_are_left_alone():
+    runner = make_graphed()
+    rows = [prefill(runner, prompt_ids(40, seed=seed)) for seed in range(6)]
+    [pieces] = plan_forwards([Segment(row, prompt_ids(60), 60) for row in rows], ANY)
+    assert len(rows) * 60 > MAX_PACKED_ROWS
+    assert step_shape(pieces[:2], runner.cache, ANY) == StepShape(2, 65, 256)
+    assert step_shape(pieces, runner.cache, ANY) is None
+
+
+def test_prompts_are_steps_where_no_bits_are_promised():
     recorder = Recorder()
-    runner = make_graphed(recorder)
-    row, other = (prefill(runner, prompt_ids(40, seed=seed)) for seed in range(2))
-    assert recorder.num_recorded == 0  # prompts
-    segments = [Segment(each, prompt_ids(60), 60) for each in (row, other)]
-    [pieces] = plan_forwards(segments, ANY)
-    assert step_shape(pieces, runner.cache, ANY) == StepShape(2, 65, 256)
-    many = [*pieces, *pieces, *pieces]
-    assert len(many) * 60 > MAX_PACKED_ROWS
-    assert step_shape(many, runner.cache, ANY) is None
+    plain, runner = make_runner(), make_graphed(recorder)
+    rows = [prefill(each, prompt_ids(200), chunk=150) for each in (plain, runner)]
+    assert recorder.num_recorded == 2  # 150 tokens, and 50
+    for mine, theirs in zip(runner.cache.keys, plain.cache.keys, strict=True):
+        torch.testing.assert_close(mine[rows[1], :, :200], theirs[rows[0], :, :200], **TOLERANCE)
+    runner.reading, runner.rows = Reading.IN_STEPS, RowRange(2, 64)
+    prefill(runner, prompt_ids(100))
+    assert recorder.num_recorded == 2
 
 
 def test_shapes_come_in_steps_and_end_with_the_cache():
@@ -226,8 +234,8 @@ def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
 def test_where_bits_are_promised_nothing_is_recorded():
     recorder = Recorder()
     runner = make_graphed(recorder)
-    row = prefill(runner, prompt_ids(20))
     runner.reading = Reading.BY_TOKEN
+    row = prefill(runner, prompt_ids(20))
     runner.forward([Segment(row, [1], 1)])
     assert recorder.num_recorded == 0
     runner.with_fast_numerics().forward([Segment(row, [1], 1)])
@@ -240,9 +248,9 @@ def test_a_forward_that_nobody_wants_is_not_launched():
     row = prefill(runner, prompt_ids(20))
     with pytest.raises(ForwardGivenUp):
         runner.forward([Segment(row, [1], 1)], is_in_vain=lambda: True)
-    assert recorder.num_recorded == 0
+    assert recorder.num_recorded == 1  # the prompt
     runner.forward([Segment(row, [1], 1)], is_in_vain=lambda: False)
-    assert recorder.num_recorded == 1
+    assert recorder.num_recorded == 2
 
 
 def test_what_cannot_be_recorded_runs_as_it_did():
@@ -258,10 +266,9 @@ def test_so_many_shapes_are_recorded_and_no_more(monkeypatch):
     monkeypatch.setattr("starspec.models.step_graphs.MAX_GRAPHS", 1)
     assert MAX_GRAPHS > 1
     recorder = Recorder()
-    runner = make_graphed(recorder)
-    row = prefill(runner, prompt_ids(20))
-    plain = make_runner()
-    prefill(plain, prompt_ids(20))
+    runner, plain = make_graphed(recorder), make_runner()
+    row = plain.cache.lease()
+    assert runner.cache.lease() == row
     for num_tokens in (1, 5, 1):
         segment = Segment(row, prompt_ids(num_tokens), num_tokens)
         torch.testing.assert_close(runner.forward([segment]).logits, plain.forward([segment]).logits, **TOLERANCE)

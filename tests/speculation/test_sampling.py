@@ -54,22 +54,31 @@ def test_next_token_is_the_references(data, vocab_size, prompt_len):
     assert ours == reference.next_token(row.tolist(), law, prompt, output)
 
 
-@given(data=st.data(), vocab_size=st.integers(1, 7), temperature=st.sampled_from([0.0, 0.3, 1.0, 50.0]))
+@given(data=st.data(), vocab_size=st.integers(1, 7))
 @settings(max_examples=300)
-def test_rows_drawn_at_once_are_those_drawn_one_by_one(data, vocab_size, temperature):
-    logits = torch.stack(list(data.draw(tensors(3, vocab_size))))
-    law = TokenLaw(temperature=temperature, seed=data.draw(st.integers(0, 2**63 - 1)))
-    places = data.draw(st.lists(positions, min_size=3, max_size=3))
-    assert next_tokens(logits, law, places) == [
-        next_token(*each) for each in zip(logits, [law] * 3, places, strict=True)
-    ]
+def test_rows_drawn_at_once_are_those_drawn_one_by_one(data, vocab_size):
+    logits = data.draw(tensors(3, vocab_size))
+    simple = st.builds(
+        TokenLaw,
+        temperature=st.sampled_from([0.3, 1.0, 50.0]),
+        min_p=st.sampled_from([0.0, 0.05, 0.9, 1.0]),
+        seed=st.integers(0, 2**63 - 1),
+    )
+    law, place = (
+        data.draw(st.lists(simple, min_size=3, max_size=3)),
+        data.draw(st.lists(positions, min_size=3, max_size=3)),
+    )
+    expected = [next_token(*each) for each in zip(logits, law, place, strict=True)]
+    assert next_tokens(logits, law, place) == expected
 
 
 @pytest.mark.parametrize("kind", ["flat", "wide", "peaked"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_real_vocabularies_drawn_at_once_are_those_drawn_one_by_one(kind, dtype):
-    row, law = big_row(kind, 50_000, dtype), BIG_LAWS["unfiltered"]
-    assert next_tokens(row.expand(4, -1), law, range(4)) == [next_token(row, law, position) for position in range(4)]
+def test_real_vocabularies_drawn_at_once_are_those_drawn_one_by_one(kind, dtype, monkeypatch):
+    monkeypatch.setattr("starspec.speculation.sampling.MAX_ROWS_AT_ONCE", 3)
+    row, laws = big_row(kind, 50_000, dtype), [BIG_LAWS["unfiltered"], BIG_LAWS["hot"]] * 2
+    drawn = next_tokens(row.expand(4, -1), laws, range(4))
+    assert drawn == [next_token(row, law, position) for position, law in enumerate(laws)]
 
 
 @given(data=st.data(), vocab_size=st.integers(1, 12))

@@ -94,3 +94,20 @@ def test_the_batched_argmax_takes_the_lowest_of_equals_like_the_single_one(dtype
         (token_id,) = verdict.token_ids
         assert token_id == int((row == row.max()).nonzero()[0])
         assert verify_tree(EMPTY_TREE, row[None], GREEDY, 1).token_ids == (token_id,)
+
+
+@given(data=st.data())
+def test_trees_whose_nodes_are_drawn_at_once_get_the_verdicts_of_those_walked(data):
+    drafts, laws_of, parts = [], [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        tree = data.draw(trees(5))
+        drafts.append(tree)
+        laws_of.append(data.draw(laws(5)))
+        parts.append(data.draw(tensors(tree.num_draft_tokens + 1, 5)).double())
+    prefix_lens = [data.draw(st.integers(2, 9)) for _ in drafts]
+    counts = [TokenCounts([1] * (length - 1), [2]) for length in prefix_lens]
+    told = zip(drafts, parts, laws_of, prefix_lens, counts, strict=True)
+    expected = [verify_tree(*each) for each in told]
+    with pytest.MonkeyPatch.context() as patch:  # as if the logits were on an accelerator
+        patch.setattr("starspec.speculation.verify.is_at_hand", lambda _logits: False)
+        assert verify_trees(drafts, torch.cat(parts), laws_of, prefix_lens, counts) == expected

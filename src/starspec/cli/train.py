@@ -16,7 +16,7 @@ from starspec.cli.saved_files import JsonFile
 from starspec.cli.tables import out
 
 DATA, TRAINING = "Data", "Training"
-MAX_WORKERS = 8  # that answer prompts on a CPU
+MAX_WORKERS = 8  # that answer prompts
 
 
 def train(
@@ -94,6 +94,10 @@ def train(
     batch_tokens: Annotated[
         int, typer.Option(min=2, help="Of prompts and answers, in one step.", rich_help_panel=TRAINING)
     ] = 2048,
+    save_every: Annotated[
+        int,
+        typer.Option(min=1, help="Steps between two savings, and measurings.", rich_help_panel=TRAINING),
+    ] = 100,
     seed: Annotated[
         int,
         typer.Option(min=0, max=2**63 - 1, help="Of the order and of the first weights.", rich_help_panel=TRAINING),
@@ -125,9 +129,9 @@ def train(
         from starspec.train.trainer import TrainPlan  # noqa: PLC0415
 
         threads = num_threads or _num_cores()
-        # a process a core says 1.3 times the tokens of one with all, each with weights and a cache of its own; those
-        # that share a GPU wait for each other's turns
-        num_workers = min(threads, MAX_WORKERS) if device == "cpu" else 1
+        # a process a core says 1.3 times the tokens of one with all, each with weights and a cache of its own; on a GPU
+        # a process is at work on the host for most of a step
+        num_workers = min(threads, MAX_WORKERS)
         answers = AnswerPlan(
             target=target,
             dtype=dtype,
@@ -145,6 +149,7 @@ def train(
             learning_rate=learning_rate,
             batch_tokens=batch_tokens,
             ttt_steps=ttt_steps if ttt_steps is not None else (2 if method == "eagle3" else 0),
+            save_every=save_every,
             seed=seed,
             bf16=dtype == "bfloat16",
         )

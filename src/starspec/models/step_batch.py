@@ -29,11 +29,11 @@ from starspec.cache.ragged import RaggedCache
 from starspec.models.batch import PackedBatch, Piece, RowRange
 
 NUMS_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-NUMS_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 65)
+NUMS_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 65, 96, 128, 192, 256)
 MIN_SLOTS: Final = 256  # fewer are read in the same time
 MAX_PACKED_ROWS: Final = 256  # of a forward; wider ones are work enough to hide their launches
 MAX_READ_SLOTS: Final = 1 << 18  # of all entries together: some hundred MB a layer
-MAX_SEGMENT_LEN: Final = 128  # tokens, those that were forwarded before included
+MAX_TREE_LEN: Final = 128  # tokens, those that were forwarded before included
 
 
 class StepShape(NamedTuple):
@@ -49,13 +49,16 @@ class StepShape(NamedTuple):
 
 
 def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> StepShape | None:
-    """The shape that a forward gets; None if it is a prompt's, or too large.
+    """The shape that a forward gets; None if it is too large, or of a prompt that is to have a width of its own.
 
     Args:
-        rows: packed rows that it may have.
+        rows: packed rows that it may have. Where there is a most, bits are promised.
     """
-    if any(piece.is_prompt or len(piece.segment.token_ids) > MAX_SEGMENT_LEN for piece in pieces):
-        return None
+    for piece in pieces:
+        if len(piece.segment.token_ids) > MAX_TREE_LEN and not is_chain(piece.segment.parents):
+            return None
+        if piece.is_prompt and rows.highest is not None:
+            return None
     most = MAX_PACKED_ROWS if rows.highest is None else min(rows.highest, MAX_PACKED_ROWS)
     num_rows, num_tokens = len(pieces), max(piece.num_tokens for piece in pieces)
     wide = _at_least(num_rows, NUMS_ROWS)
@@ -81,8 +84,8 @@ class StepBatch:
         num_packed = shape.num_packed_rows  # R
         self._numbers = torch.zeros(7, num_packed, dtype=torch.int64, device=cache.device)
         token_ids, positions, rows, slots, logit_rows, prefix_lens, path_lens = self._numbers
-        self._in_order = torch.arange(MAX_SEGMENT_LEN, dtype=torch.int16)
-        self._paths = torch.zeros(num_packed, MAX_SEGMENT_LEN, dtype=torch.int16, device=cache.device)
+        self._in_order = torch.arange(MAX_TREE_LEN, dtype=torch.int16)
+        self._paths = torch.zeros(num_packed, MAX_TREE_LEN, dtype=torch.int16, device=cache.device)
         self._attention = StepAttention(shape, cache, num_heads, rows, slots)
         self._prefix_lens, self._path_lens = prefix_lens, path_lens
         self.packed = PackedBatch(token_ids, positions, self._attention, logit_rows, num_logits=num_packed)
@@ -139,14 +142,15 @@ class StepAttention:
 
         Args:
             prefix_lens: [R].
-            paths: [R, MAX_SEGMENT_LEN] slots behind the prefix, ancestors first.
+            paths: [R, MAX_TREE_LEN] slots behind the prefix, ancestors first; those of a longer chain follow in order.
             path_lens: [R]; what is behind them in `paths` means nothing.
         """
         prefix_lens = prefix_lens.unsqueeze(1)
         behind = self._all_slots - prefix_lens  # [R, S]
-        on_path = paths.gather(1, behind.clamp(0, MAX_SEGMENT_LEN - 1)) + prefix_lens
+        on_path = paths.gather(1, behind.clamp(0, MAX_TREE_LEN - 1)) + prefix_lens
         is_hidden = behind >= path_lens.unsqueeze(1)
-        self._read.copy_(torch.where((behind < 0) | is_hidden, self._all_slots, on_path))
+        is_in_order = (behind < 0) | (behind >= MAX_TREE_LEN) | is_hidden
+        self._read.copy_(torch.where(is_in_order, self._all_slots, on_path))
         self._mask.zero_().masked_fill_(is_hidden[:, None, None], float("-inf"))
 
     def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:

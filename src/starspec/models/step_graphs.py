@@ -17,7 +17,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.models.batch import PackedBatch, Piece, RowRange
 from starspec.models.foreign import first_line
 from starspec.models.runner import ForwardOutput
-from starspec.models.step_batch import MAX_SEGMENT_LEN, StepBatch, StepShape, step_shape
+from starspec.models.step_batch import MAX_TREE_LEN, StepBatch, StepShape, step_shape
 
 MAX_GRAPHS: Final = 64  # each keeps its logits; forwards of further shapes are launched kernel by kernel
 NUM_WARM_UPS: Final = 2  # runs before a recording, in which libraries allocate and choose kernels
@@ -117,7 +117,7 @@ class StepGraphs:
 
     def _parts(self, piece: Piece, rows: RowRange) -> list[Piece]:
         """A piece, cut where it is too large for a step."""
-        is_beyond = len(piece.segment.token_ids) > MAX_SEGMENT_LEN  # no target's is
+        is_beyond = len(piece.segment.token_ids) > MAX_TREE_LEN  # no target's is
         if piece.num_tokens == 1 or is_beyond or step_shape([piece], self._cache, rows) is not None:
             return [piece]
         middle = (piece.first + piece.last) // 2

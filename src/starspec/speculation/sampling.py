@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import ceil, isfinite, log
+from math import ceil, inf, isfinite, log
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from starspec.speculation.noise import UNIFORM_BITS, stream_bits, stream_key, to
 FLOAT32_SLACK = 1e-3  # the float32 bounds that matter in `draw` are within +-100, so off by less than 1e-4
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
 BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
+MAX_ROWS_AT_ONCE = 64  # of a vocabulary of 150,000: 80 MB for each of the numbers a token has
 NUM_BINS = 2048  # of which the last takes all below -32, whose mass rounds to 0
 
 
@@ -63,24 +64,30 @@ def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts
     return draw(support(adjusted.sub(largest).div_(law.temperature), law), law.seed, position)
 
 
-def next_tokens(logits: Tensor, law: TokenLaw, positions: Sequence[int]) -> list[int]:
+def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[int]) -> list[int]:
     """next_token of several rows at once, with exact noise for every token of each.
 
     Where launching a kernel costs more than what it computes that is quicker than one row after the other.
 
     Args:
         logits: [B, V]; not changed.
-        law: one that neither adjusts logits nor filters tokens.
+        laws: B, with a temperature, that neither adjust logits nor have a top-k or top-p.
         positions: B.
     """
-    values = logits.to(torch.float64)
-    if law.is_greedy:
-        return values.argmax(-1).tolist()
-    largest = values.amax(-1, keepdim=True)
-    keys = torch.tensor([stream_key(law.seed, position) for position in positions], device=logits.device)
-    bits = stream_bits(keys.unsqueeze(1), torch.arange(logits.shape[1], device=logits.device))
-    perturbed = values.sub(largest).div_(law.temperature).add_(to_gumbel(bits))
-    return torch.where(largest.isfinite(), perturbed, values).argmax(-1).tolist()
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    drawn = list[int]()
+    for first in range(0, len(laws), MAX_ROWS_AT_ONCE):
+        rows = slice(first, first + MAX_ROWS_AT_ONCE)
+        values = logits[rows].to(torch.float64)
+        keys = [stream_key(law.seed, position) for law, position in zip(laws[rows], positions[rows], strict=True)]
+        bits = stream_bits(torch.tensor(keys, device=logits.device).unsqueeze(1), token_ids)
+        told = [(law.temperature, log(law.min_p) if law.min_p else -inf) for law in laws[rows]]
+        temperatures, floors = torch.tensor(told, dtype=torch.float64, device=logits.device).unsqueeze(2).unbind(1)
+        largest = values.amax(-1, keepdim=True)
+        scaled = values.sub(largest).div_(temperatures)
+        perturbed = to_gumbel(bits).add_(scaled).masked_fill_(scaled < floors, -inf)
+        drawn += torch.where(largest.isfinite(), perturbed, values).argmax(-1).tolist()
+    return drawn
 
 
 def support(scaled: Tensor, law: TokenLaw) -> Support:

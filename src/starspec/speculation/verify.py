@@ -60,10 +60,7 @@ class TreeVerdict:
 def verify_tree(
     tree: DraftTree, logits: Tensor, law: TokenLaw, prefix_len: int, counts: TokenCounts | None = None
 ) -> TreeVerdict:
-    """Walk one tree with the target's draws.
-
-    On a CPU it decides once for each emitted token, however large the tree is. On accelerators all nodes are decided in
-    one go, if the law is a simple one: some dozen launches for each token would cost as much as a draft layer.
+    """Walk one tree with the target's draws. Decides once for each emitted token, however large the tree is.
 
     Args:
         logits: [N + 1, V], the target's: row 0 after the committed tokens, row i + 1 after node i.
@@ -72,10 +69,6 @@ def verify_tree(
     Raises: ValueError if a token of the tree's drafts is outside of the target's vocabulary.
     """
     assert logits.shape[0] == tree.num_draft_tokens + 1, "one row of logits for the root and for each node"
-
-    if not (logits.is_cpu or law.adjusts_logits or law.has_filters or tree.drafts):
-        positions = [prefix_len, *(prefix_len + depth for depth in tree.depths)]
-        return _walk_all(tree, next_tokens(logits, law, positions))
 
     def target_token(node: int, path: list[int]) -> int:
         seen = counts.with_path(path) if counts else None
@@ -97,16 +90,32 @@ def verify_trees(
 ) -> list[TreeVerdict]:
     """verify_tree for the B trees of one forward, with one argmax over all rows that a plain argmax decides.
 
+    On accelerators all rows of simple laws are drawn at once, too: some dozen launches for each token would cost as
+    much as a draft layer.
+
     Args:
         logits: [sum of (N_b + 1), V], the trees' rows one after the other.
         laws, prefix_lens, counts: B of each.
     """
     rows = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
-    argmaxes = iter(_argmaxes([part for part, law in zip(rows, laws, strict=True) if law.is_plain_argmax]))
-    return [
-        _walk_all(tree, next(argmaxes)) if law.is_plain_argmax else verify_tree(tree, part, law, prefix_len, seen)
-        for tree, part, law, prefix_len, seen in zip(trees, rows, laws, prefix_lens, counts, strict=True)
-    ]
+    each = list(zip(trees, rows, laws, prefix_lens, strict=True))
+    argmaxes = iter(_argmaxes([part for _, part, law, _ in each if law.is_plain_argmax]))
+    draws = iter(_draws([one for one in each if _is_drawn_at_once(*one)]))
+    verdicts = []
+    for one, seen in zip(each, counts, strict=True):
+        tree, part, law, prefix_len = one
+        if law.is_plain_argmax:
+            verdicts.append(_walk_all(tree, next(argmaxes)))
+        elif _is_drawn_at_once(*one):
+            verdicts.append(_walk_all(tree, next(draws)))
+        else:
+            verdicts.append(verify_tree(tree, part, law, prefix_len, seen))
+    return verdicts
+
+
+def _is_drawn_at_once(tree: DraftTree, logits: Tensor, law: TokenLaw, _prefix_len: int) -> bool:
+    has_simple_law = not (law.is_greedy or law.adjusts_logits or law.top_k > 0 or law.top_p < 1.0)
+    return has_simple_law and not is_at_hand(logits) and not tree.drafts
 
 
 def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> TreeVerdict:
@@ -125,6 +134,23 @@ def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> Tre
 def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> TreeVerdict:
     """Walk where the target's token is known after the root and after each node."""
     return _walk(tree, lambda node, _path: token_ids[node + 1])
+
+
+def is_at_hand(logits: Tensor) -> bool:
+    """Whether nothing has to be launched to look at them."""
+    return logits.is_cpu
+
+
+def _draws(each: Sequence[tuple[DraftTree, Tensor, TokenLaw, int]]) -> list[list[int]]:
+    """What the target draws after the root and after each node of every tree."""
+    if not each:
+        return []
+    laws, positions = list[TokenLaw](), list[int]()
+    for tree, _, law, prefix_len in each:
+        laws += [law] * (tree.num_draft_tokens + 1)
+        positions += [prefix_len, *(prefix_len + depth for depth in tree.depths)]
+    drawn = iter(next_tokens(torch.cat([part for _, part, _, _ in each]), laws, positions))
+    return [list(islice(drawn, len(part))) for _, part, _, _ in each]
 
 
 def _argmaxes(parts: Sequence[Tensor]) -> list[list[int]]:

@@ -26,7 +26,7 @@ from starspec.train.unroll import Batch
 from starspec.train.work_folder import writing
 
 SHARD_TEXTS = 256
-BATCH_TOKENS = 4096  # of one forward, padding included
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}  # of one forward, padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +188,18 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
     lengths = [len(answer.token_ids) for answer in answers]
     found = dict[int, tuple[Tensor, Tensor]]()
     by_length = sorted(range(len(answers)), key=lambda place: lengths[place])
-    for batch in batches_of(lengths, by_length, BATCH_TOKENS):
+    for batch in batches_of(lengths, by_length, BATCH_TOKENS[target.embedding.device.type]):
         token_ids = torch.zeros(len(batch), max(lengths[place] for place in batch), dtype=torch.int64)
         for line, place in enumerate(batch):
             token_ids[line, : lengths[place]] = torch.tensor(answers[place].token_ids)
         states = target.model.model(  # padding is behind the text, where causal attention does not look
             token_ids.to(target.embedding.device), output_hidden_states=True, use_cache=False
         ).hidden_states
-        joined = torch.cat([states[layer] for layer in layers], -1).to("cpu", torch.bfloat16)
-        last = states[-1].to("cpu", torch.bfloat16)
-        if not bool(joined.isfinite().all() and last.isfinite().all()):
+        joined = torch.cat([*(states[layer] for layer in layers), states[-1]], -1).to(torch.bfloat16)
+        is_finite = bool(joined.isfinite().all())
+        sizes = [joined.shape[-1] - states[-1].shape[-1], states[-1].shape[-1]]
+        joined, last = torch.split(joined.cpu(), sizes, dim=-1)
+        if not is_finite:
             raise ConfigError(
                 f"hidden states of the target in {target.embedding.dtype} are no finite numbers, in answers to prompts "
                 f"{min(answers[place].index for place in batch)} to {max(answers[place].index for place in batch)}: "

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIECE = 256  # positions whose logits exist at once: 4 MB that stay in the processor's cache
+PIECE = 256  # positions whose logits exist at once: 4 MB that stay in the processor's cache,
+PIECE_ELSEWHERE = 8192  # and on accelerators, which want work for all of their cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         """The loss, its gradient kept for `backward`."""
         total = spoken.new_zeros((), dtype=torch.float32)
         gradient, said = torch.empty_like(mean_rows), torch.empty_like(choices)
-        for piece in _pieces(len(spoken)):
+        for piece in _pieces(spoken):
             logits = spoken[piece].to(rows.dtype) @ rows.T
             probabilities = logits.softmax(-1)
             highest, said[piece] = probabilities.max(-1)
@@ -77,7 +78,7 @@ def target_says(last_hidden: Tensor, rows: Tensor) -> Wanted:  # [N, C], [Vd, C]
     """The target's distribution over the draft vocabulary, renormalised."""
     mean_rows = torch.empty(len(last_hidden), rows.shape[1], device=rows.device)
     choices = torch.empty(len(last_hidden), dtype=torch.int64, device=rows.device)
-    for piece in _pieces(len(last_hidden)):
+    for piece in _pieces(last_hidden):
         logits = last_hidden[piece].to(rows.dtype) @ rows.T
         choices[piece] = logits.argmax(-1)
         mean_rows[piece] = (logits.softmax(-1) @ rows).float()
@@ -90,5 +91,6 @@ def step_weights(num_steps: int, decay: float) -> Sequence[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _pieces(num: int) -> Iterator[slice]:
-    return (slice(start, start + PIECE) for start in range(0, num, PIECE))
+def _pieces(positions: Tensor) -> Iterator[slice]:  # [N, C]
+    size = PIECE if positions.is_cpu else PIECE_ELSEWHERE
+    return (slice(start, start + size) for start in range(0, len(positions), size))
