@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +32,25 @@ from starspec.wire.transport import Arrival, Joined, Left
 from starspec.wire.zmq_hub import ZmqHub
 from starspec.wire.zmq_target import ZmqTarget
 
+HUB = """
+import sys
+
+import structlog
+
+from starspec.speculation.stats import HubStats
+from starspec.wire.messages import HubStatus, Welcome
+from starspec.wire.zmq_hub import ZmqHub
+
+def report():
+    return HubStatus("d", HubStats(num_frames_rejected=hub.stats.num_frames_rejected))
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # of stdout, only the port is read
+hub = ZmqHub("127.0.0.1", int(sys.argv[1]), lambda hello, num: Welcome(1, "", 0, "d", 4, 10.0), report)
+sys.stdout.write(f"{hub.port}\\n")
+sys.stdout.flush()
+while True:
+    hub.receive(1.0)  # the transport answers pings by itself
+"""
 PATIENCE_S = 20.0  # of a test; nothing waits this long unless it fails
 
 
@@ -80,6 +102,31 @@ class EchoHub:
             time.sleep(0.001)  # whoever wants the turn gets it
 
 
+class HubProcess:
+    """A hub that only listens, in a process of its own, always on the same port."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", HUB, str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
 class RawTarget:
     """A target that speaks by hand: any frames, under any identity, to any port."""
 
@@ -128,6 +175,11 @@ class Star:
     def hub(self, **options: object) -> EchoHub:
         hub = EchoHub(**options)
         self._stack.callback(hub.close)
+        return hub
+
+    def hub_process(self) -> HubProcess:
+        hub = HubProcess()
+        self._stack.callback(hub.kill)
         return hub
 
     def target(self, endpoint: str, name: str = "t", **options: object) -> ZmqTarget:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 NUM_FRAMES = 100_000
 NUM_ATTACKERS = 4
-MAX_GROWTH_BYTES = 16 * 1024 * 1024
+MAX_GROWTH_BYTES = 8 * 1024 * 1024  # 84 a frame; a hub that falls behind keeps up to half of it in its queues
 LAW = TokenLaw(temperature=0.8, logit_bias={3: 1.0}, end_token_ids=(2,))
 SEEDS = [
     encode(message)
@@ -102,10 +102,10 @@ class Attacker(threading.Thread):
 
 
 def test_a_hub_survives_a_hundred_thousand_mutated_frames(star) -> None:
-    hub = star.hub(max_targets=64)
+    hub = star.hub_process()  # apart: what the attackers' queues took, and their allocator keeps, is no leak of a hub
     honest = star.connected(hub.endpoint, "honest")
     assert honest.welcome is not None
-    process = psutil.Process()
+    process = psutil.Process(hub.process.pid)
     ping(honest, 1)
     num_pings = 1
     for first_seed, num_frames in ((0, NUM_FRAMES // 4), (NUM_ATTACKERS, NUM_FRAMES)):
@@ -120,9 +120,9 @@ def test_a_hub_survives_a_hundred_thousand_mutated_frames(star) -> None:
         assert sum(attacker.num_sent for attacker in attackers) >= num_frames
     newcomer = star.connected(hub.endpoint, "newcomer")
     ping(newcomer, 1)
-    hub.heard.clear()
     assert process.memory_info().rss - before < MAX_GROWTH_BYTES
-    assert hub.transport.stats.num_frames_rejected > NUM_FRAMES // 4
+    status = star.raw(hub.endpoint).greet(Ask(PROTOCOL_VERSION))
+    assert status.stats.num_frames_rejected > NUM_FRAMES // 4
     assert honest.num_connects == 1
     assert num_pings > 20
 
