@@ -1,8 +1,9 @@
 """Which tokens of a segment attend together, and which slots they read.
 
-A prompt is one call. All other tokens (decoding, verifying) are read in one of four ways, chosen for a whole runner:
+A prompt is one call. All other tokens (decoding, verifying) are read in one of five ways, chosen for a whole runner:
 
 * `FAST`: a segment is one run, and in a tree a mask picks the ancestors. Nothing is promised about bits.
+* `IN_STEPS`: as if decoded, in forwards of fixed shapes (`step_batch.py`). What is planned here is the rest: prompts.
 * `TOGETHER`, `BY_RUN`, `BY_TOKEN`: a token has the bits that it has when it is decoded. Mostly they depend on how many
   keys are summed over. So by run and by token, one in slot p always reads the first `ceil((p + 1) / 64) * 64` slots,
   masked:

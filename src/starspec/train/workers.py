@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,9 +32,7 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
     """
     workers: dict[Connection, BaseProcess] = {}
     try:
-        for share in shares:
-            line, process = _start(work, share)
-            workers[line] = process
+        _start_all(work, list(shares), workers)
         at_work = set(workers)
         while at_work:
             ended = at_work.intersection(wait(at_work, timeout=every_s))
@@ -46,6 +45,22 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
             line.close()
         for process in workers.values():
             process.join()
+
+
+def _start_all(work: Work, shares: Sequence[tuple[Any, ...]], workers: dict[Connection, BaseProcess]) -> None:
+    """Start beside each other: starting one ends when it has read its share, seconds of imports later.
+
+    Effects: adds those that started to `workers`. Raises: as the first start that failed, when all have ended.
+    """
+
+    def start(share: tuple[Any, ...]) -> None:
+        line, process = _start(work, share)
+        workers[line] = process
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        starts = [pool.submit(start, share) for share in shares]
+    for each in starts:
+        each.result()
 
 
 def _start(work: Work, share: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
