@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,25 +98,35 @@ def verify_trees(
         logits: [sum of (N_b + 1), V], the trees' rows one after the other.
         laws, prefix_lens, counts: B of each.
     """
-    rows = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
-    each = list(zip(trees, rows, laws, prefix_lens, strict=True))
-    argmaxes = iter(_argmaxes([part for _, part, law, _ in each if law.is_plain_argmax]))
-    draws = iter(_draws([one for one in each if _is_drawn_at_once(*one)]))
+    parts = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
+    cases = [_Case(*each) for each in zip(trees, parts, laws, prefix_lens, strict=True)]
+    argmaxes = iter(_argmaxes([case.logits for case in cases if case.law.is_plain_argmax]))
+    draws = iter(_draws([case for case in cases if case.is_drawn_at_once]))
     verdicts = []
-    for one, seen in zip(each, counts, strict=True):
-        tree, part, law, prefix_len = one
-        if law.is_plain_argmax:
-            verdicts.append(_walk_all(tree, next(argmaxes)))
-        elif _is_drawn_at_once(*one):
-            verdicts.append(_walk_all(tree, next(draws)))
+    for case, seen in zip(cases, counts, strict=True):
+        if case.law.is_plain_argmax:
+            verdicts.append(_walk_all(case.tree, next(argmaxes)))
+        elif case.is_drawn_at_once:
+            verdicts.append(_walk_all(case.tree, next(draws)))
         else:
-            verdicts.append(verify_tree(tree, part, law, prefix_len, seen))
+            verdicts.append(verify_tree(*case, seen))
     return verdicts
 
 
-def _is_drawn_at_once(tree: DraftTree, logits: Tensor, law: TokenLaw, _prefix_len: int) -> bool:
-    has_simple_law = not (law.is_greedy or law.adjusts_logits or law.top_k > 0 or law.top_p < 1.0)
-    return has_simple_law and not is_at_hand(logits) and not tree.drafts
+class _Case(NamedTuple):
+    """One of the trees of a forward."""
+
+    tree: DraftTree
+    logits: Tensor  # [N + 1, V]
+    law: TokenLaw
+    prefix_len: int
+
+    @property
+    def is_drawn_at_once(self) -> bool:
+        """Whether the target's token is drawn after every node, wherever the walk goes."""
+        law = self.law
+        has_simple_law = not (law.is_greedy or law.adjusts_logits or law.top_k > 0 or law.top_p < 1.0)
+        return has_simple_law and not is_at_hand(self.logits) and not self.tree.drafts
 
 
 def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> TreeVerdict:
@@ -141,16 +152,14 @@ def is_at_hand(logits: Tensor) -> bool:
     return logits.is_cpu
 
 
-def _draws(each: Sequence[tuple[DraftTree, Tensor, TokenLaw, int]]) -> list[list[int]]:
+def _draws(cases: Sequence[_Case]) -> list[list[int]]:
     """What the target draws after the root and after each node of every tree."""
-    if not each:
+    if not cases:
         return []
-    laws, positions = list[TokenLaw](), list[int]()
-    for tree, _, law, prefix_len in each:
-        laws += [law] * (tree.num_draft_tokens + 1)
-        positions += [prefix_len, *(prefix_len + depth for depth in tree.depths)]
-    drawn = iter(next_tokens(torch.cat([part for _, part, _, _ in each]), laws, positions))
-    return [list(islice(drawn, len(part))) for _, part, _, _ in each]
+    laws = [case.law for case in cases for _ in range(len(case.logits))]
+    positions = [case.prefix_len + depth for case in cases for depth in (0, *case.tree.depths)]
+    drawn = iter(next_tokens(torch.cat([case.logits for case in cases]), laws, positions))
+    return [list(islice(drawn, len(case.logits))) for case in cases]
 
 
 def _argmaxes(parts: Sequence[Tensor]) -> list[list[int]]:
