@@ -1,9 +1,10 @@
 """What CUDA gives: `python benchmarks/cuda/measure.py PARTS TARGET HEAD OUT.json PROMPTS.jsonl ...`, beside a GPU.
 
-PARTS are `linears`, `float32`, `bfloat16` and `speed`, separated by commas.
+PARTS are `linears`, `steps`, `float32`, `bfloat16` and `speed`, separated by commas.
 
 Exactness first: float32 answers against transformers' `generate`, with every kind of draft, then bfloat16 ones against
-plain decoding. Then speed: tokens a second, and one product of a 7B model's linears, unquantized and quantized.
+plain decoding. Then speed: tokens a second, steps as graphs and kernel by kernel, and one product of a 7B model's
+linears, unquantized and quantized.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from transformers import AutoModelForCausalLM
 from starspec import LLM, SamplingParams
 from starspec.bench.datasets import read_prompts
 from starspec.bench.provenance import collect_provenance
+from starspec.config import ModelConfig
+from starspec.models.load import load_runner
 from starspec.models.locate import locate
 from starspec.models.prepack import PlainLinear
 from starspec.models.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
+from starspec.models.runner import LoadedRunner, Segment
+from starspec.speculation.argmax import argmaxes
 
 DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 8, 48  # of each file
 SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}  # Qwen2.5 7B
 REPEATS = 5
+PREFIX_LEN, WARM_UPS, STEP_REPEATS = 200, 5, 30
 
 Ids = list[int]
 
@@ -41,6 +47,7 @@ def main(names: Sequence[str], target: str, head: str, out: Path, files: Sequenc
     found: dict[str, object] = {"provenance": asdict(collect_provenance({"target": target, "head": head}))}
     parts: dict[str, Callable[[], object]] = {
         "linears": linears,
+        "steps": lambda: steps(target),
         "float32": lambda: differences(target, head, "float32", "int8", files),
         "bfloat16": lambda: differences(target, head, "bfloat16", "int4", files),
         "speed": lambda: speed(target, head, files),
@@ -112,6 +119,40 @@ def speed(target: str, head: str, files: Sequence[Path]) -> list[dict[str, objec
         {"draft": "transformers' generate", "batch": 1, "tokens_s": round(num / (time.perf_counter() - begun), 1)}
     )
     return rows
+
+
+def steps(target: str) -> list[dict[str, object]]:
+    """Milliseconds of a forward over some tokens of one sequence, its choice included."""
+    rows: list[dict[str, object]] = []
+    for numerics in ("invariant", "fast"):
+        for is_eager in (True, False):
+            config = ModelConfig(
+                model=target,
+                device=DEVICE,
+                max_model_len=1024,
+                num_rows=1,
+                numerics=numerics,
+                enforce_eager=is_eager,
+            )
+            runner = load_runner(config)
+            row = runner.cache.lease()
+            runner.forward([Segment(row, range(PREFIX_LEN), 0)])
+            runner.cache.append(row, PREFIX_LEN)
+            found = {num: round(1e3 * seconds_of(runner, Segment(row, range(num), num)), 3) for num in (1, 2, 4, 15)}
+            how = "kernel by kernel" if is_eager else "graphs"
+            rows.append({"launched": how, "ms": found, "numerics": runner.numerics_report})
+    return rows
+
+
+def seconds_of(runner: LoadedRunner, segment: Segment) -> float:
+    """The median of `STEP_REPEATS` forwards."""
+    times = []
+    for repeat in range(WARM_UPS + STEP_REPEATS):
+        begun = time.perf_counter()
+        argmaxes(runner.forward([segment]).logits)
+        if repeat >= WARM_UPS:
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times)
 
 
 def linears() -> list[dict[str, object]]:
