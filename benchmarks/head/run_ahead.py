@@ -26,7 +26,7 @@ from starspec.bench.datasets import Prompt, prompt_token_ids, read_prompts, spre
 from starspec.bench.provenance import collect_provenance
 from starspec.models.eagle_checkpoint import read_head
 from starspec.models.vocabulary import load_tokenizer
-from starspec.train.answers import Answer
+from starspec.train.answer_files import Answer
 from starspec.train.features import Target, Text, collate, collect_features, load_target
 from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch, unroll

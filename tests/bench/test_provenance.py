@@ -1,5 +1,6 @@
 """Provenance: what a receipt says of machine, code and models."""
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def test_only_absolute_paths_are_abbreviated(argument: str) -> None:
 def test_equal_answers_have_equal_hashes() -> None:
     assert hash_token_ids([[1, 2], [3]]) == hash_token_ids([[1, 2], [3]])
     assert hash_token_ids([[1, 2], [3]]) != hash_token_ids([[1], [2, 3]])
+    for answers in ([], [[]], [[1, 2]], [[1, 2], [3], []]):  # one by one, as all at once
+        assert hash_token_ids(iter(answers)) == hashlib.sha256(repr(answers).encode()).hexdigest()
 
 
 def test_a_report_is_a_json_file_with_provenance_rows_and_ratios(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from starspec.errors import ConfigError
-from starspec.train.answers import Answer
+from starspec.train.answer_files import Answer
 from starspec.train.features import collect_features, load_target
 
 

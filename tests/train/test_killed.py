@@ -13,7 +13,7 @@ import pytest
 from train_toys import write_prompts
 
 from starspec.cli import run
-from starspec.train.answers import read_answers
+from starspec.train.answer_files import read_answers
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForC
 
 from starspec.bench.provenance import hash_model
 from starspec.models.eagle_checkpoint import read_head
-from starspec.train.answers import SaidTokens, read_answers
+from starspec.train.answer_files import SaidTokens, read_answers
 from starspec.train.features import read_shard
 
 
@@ -41,10 +41,10 @@ def test_prompts_become_a_head(target_folder, prompt_file, tmp_path, method, lay
 def test_an_earlier_training_is_gone_on_with(target_folder, prompt_file, tmp_path, capsys):
     out = tmp_path / "head"
     assert train(target_folder, prompt_file, out) == 0
-    answers, first = read_answers(out / "work" / "answers"), report_of(out)
+    answers, first = list(read_answers(out / "work" / "answers")), report_of(out)
     assert train(target_folder, prompt_file, out, "--steps", "9") == 0
     assert "9 steps" in capsys.readouterr().out
-    assert read_answers(out / "work" / "answers") == answers
+    assert list(read_answers(out / "work" / "answers")) == answers
     second = report_of(out)
     assert [step for step, _ in first["curve"]] == [6]
     assert second["curve"] == [*first["curve"], [9, second["curve"][-1][1]]]
@@ -131,6 +131,20 @@ def test_half_a_line_is_passed_over(tmp_path):
     file = tmp_path / "worker-0.jsonl"
     file.write_text('{"index": 3, "prompt_ids": [1], "answer_ids": [2, 3]}\n{"index": 4, "prompt_i')
     assert [answer.index for answer in read_answers(tmp_path)] == [3]
+
+
+def test_answers_are_read_when_they_are_looked_at(tmp_path):
+    answer = '{"index": %d, "prompt_ids": [1], "answer_ids": %s}\n'
+    lines = [answer % (index, [7] * (index % 3)) for index in range(9)]
+    for number in range(2):
+        (tmp_path / f"worker-{number}.jsonl").write_text("".join(lines[8 - number :: -2]))
+    answers = read_answers(tmp_path, min_tokens=1)
+    assert answers.indices == [answer.index for answer in answers] == [1, 2, 4, 5, 7, 8]
+    assert [answer.index for answer in answers[1:4]] == [2, 4, 5]
+    assert answers[-1].answer_ids == [7, 7]
+    for path in tmp_path.iterdir():  # a place is all that was kept
+        path.write_text(path.read_text().replace("7,", "9,").replace("7]", "9]"))
+    assert answers[-1].token_ids == [1, 9, 9]
 
 
 def test_of_two_answers_to_a_prompt_one_counts(tmp_path):

@@ -13,7 +13,7 @@ from train_toys import train
 
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
-from starspec.train.answers import read_answers
+from starspec.train.answer_files import read_answers
 from starspec.train.features import read_shard
 from starspec.train.work_folder import stage_folder
 

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -92,9 +92,13 @@ def hash_model(model: str) -> str:
     return digest.hexdigest()
 
 
-def hash_token_ids(answers: list[list[int]]) -> str:
-    """sha256 over some token sequences."""
-    return hashlib.sha256(repr(answers).encode()).hexdigest()
+def hash_token_ids(answers: Iterable[list[int]]) -> str:
+    """sha256 over the `repr` of a list of token sequences, of which one at a time is looked at."""
+    digest = hashlib.sha256(b"[")
+    for number, answer in enumerate(answers):
+        digest.update(f"{', ' if number else ''}{answer}".encode())
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

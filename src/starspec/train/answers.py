@@ -1,7 +1,7 @@
 """The first stage: the target's own continuations, from which a head learns.
 
-They go into `answers/worker-N.jsonl` as they come, a line an answer; a run that was killed goes on where it was. Its
-last workers may still be ending then: nobody writes to a file of another, and of two answers to a prompt one counts.
+They go into `answers/` as they come (`answer_files.py`); a run that was killed goes on where it was. Its last workers
+may still be ending then: nobody writes to a file of another, and of two answers to a prompt one counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from starspec.llm import LLM
 from starspec.models.vocabulary import load_tokenizer
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
+from starspec.train.answer_files import Answer, SaidTokens, StoredAnswers, read_answers
 from starspec.train.work_folder import writing
 from starspec.train.workers import IsWanted, run_apart
 
@@ -30,19 +31,6 @@ MIN_ANSWER_TOKENS = 2  # a shorter one has nothing to foresee
 LOOK_EVERY_S = 5.0
 
 Asked = tuple[int, list[int]]  # a prompt's place among those to be answered, and its tokens
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the target said to one prompt."""
-
-    index: int  # of the prompt among those to be answered
-    prompt_ids: list[int]
-    answer_ids: list[int]  # with the token that ended it
-    temperature: float = 0.0
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.prompt_ids + self.answer_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +51,7 @@ class AnswerPlan:
 
 def answer_prompts(
     prompts: Sequence[Prompt], plan: AnswerPlan, folder: Path, advance: Callable[[int], None]
-) -> list[Answer]:
+) -> StoredAnswers:
     """Answer prompts in their order until there are tokens enough.
 
     Args:
@@ -75,7 +63,7 @@ def answer_prompts(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(plan.target)
     ids = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
-    done = {answer.index for answer in read_answers(folder)}
+    done = set(read_answers(folder).indices)
     room = plan.max_model_len - plan.max_new_tokens
     todo = [(index, each) for index, each in enumerate(ids) if index not in done and 0 < len(each) <= room]
     if not todo and not done:
@@ -83,28 +71,10 @@ def answer_prompts(
     said = SaidTokens(folder)
     if said.count() < plan.num_tokens and todo:
         _share_out(todo, plan, folder, said, advance)
-    answers = [each for each in read_answers(folder) if len(each.answer_ids) >= MIN_ANSWER_TOKENS]
+    answers = read_answers(folder, MIN_ANSWER_TOKENS)
     if not answers:
         raise ConfigError("the target answered every prompt with nothing; are they meant for it?")
     return answers
-
-
-def read_answers(folder: Path) -> list[Answer]:
-    """The answers so far, one a prompt; a line that a killed run left unfinished is passed over."""
-    answers = dict[int, Answer]()
-    for path in sorted(folder.glob("worker-*.jsonl")):
-        for answer in _answers_in(path.read_bytes()):
-            answers.setdefault(answer.index, answer)
-    return [answers[index] for index in sorted(answers)]
-
-
-def _answers_in(lines: bytes) -> Iterator[Answer]:
-    for line in lines.splitlines():
-        try:
-            answer = msgspec.json.decode(line, type=Answer)
-        except msgspec.DecodeError:  # a killed run left it unfinished
-            continue
-        yield answer
 
 
 def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> None:
@@ -116,29 +86,6 @@ def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> N
                     f"'{folder}' is damaged: the answer to prompt {answer.index} holds token {token_id}, and the "
                     f"target has 0 to {vocab_size - 1}; delete it to start anew"
                 )
-
-
-class SaidTokens:
-    """Answer tokens in a folder that is written to; each look reads what is new since the last one."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._num_read: dict[Path, int] = {}  # bytes of each file, up to the end of a line
-        self._indices: set[int] = set()  # of prompts that are answered
-        self._num_tokens = 0
-
-    def count(self) -> int:
-        for path in sorted(self._folder.glob("worker-*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._num_read.get(path, 0))
-                new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]
-            self._num_read[path] = self._num_read.get(path, 0) + len(whole)
-            for answer in _answers_in(whole):
-                if answer.index not in self._indices:
-                    self._indices.add(answer.index)
-                    self._num_tokens += len(answer.answer_ids)
-        return self._num_tokens
 
 
 def _share_out(

@@ -21,7 +21,7 @@ from starspec.errors import ConfigError
 from starspec.models.device import take_device
 from starspec.models.foreign import reading
 from starspec.models.locate import locate
-from starspec.train.answers import Answer
+from starspec.train.answer_files import Answer
 from starspec.train.unroll import Batch
 from starspec.train.work_folder import writing
 
@@ -85,7 +85,8 @@ def collect_features(
     folder.mkdir(parents=True, exist_ok=True)
     texts = list[Text]()
     for start in range(0, len(answers), SHARD_TEXTS):
-        path, part = folder / f"shard-{start // SHARD_TEXTS:04d}.safetensors", answers[start : start + SHARD_TEXTS]
+        path = folder / f"shard-{start // SHARD_TEXTS:04d}.safetensors"
+        part = list(answers[start : start + SHARD_TEXTS])
         if not _holds(path, part):
             _write_shard(target, part, layers, path)
         texts += read_shard(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch import Tensor
 from starspec.bench.datasets import Prompt, hash_prompts, read_prompts
 from starspec.bench.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
 from starspec.models.eagle_checkpoint import write_head
-from starspec.train.answers import Answer, answer_prompts, check_answers
+from starspec.train.answer_files import Answer
+from starspec.train.answers import answer_prompts, check_answers
 from starspec.train.card import card_text
 from starspec.train.curves import draw_curves
 from starspec.train.evaluate import Acceptance, chain_acceptance
@@ -91,13 +92,13 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     held_out, learnt = split(texts, prompts, plan.held_out_every)
     held_out = held_out[:MAX_HELD_OUT]
     if plan.learn_prompts:
-        opening = _len_shared([answer.prompt_ids for answer in answers])
+        opening = _len_shared(answer.prompt_ids for answer in answers)
         learnt = [text.learnt_from(opening) for text in learnt]
     draft_token_ids = _draft_token_ids(plan, answers, target)
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
     rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
-    said = (hash_token_ids([answer.token_ids for answer in answers]), sum(len(answer.answer_ids) for answer in answers))
+    said = (hash_token_ids(answer.token_ids for answer in answers), sum(len(answer.answer_ids) for answer in answers))
     lesson = Lesson(0, *said, plan.training.learning_rate)
     trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state, lesson)
     untrained = TrainReport(
@@ -188,10 +189,13 @@ def _folders(plan: HeadPlan, data_hash: str, target_hash: str, layers: Sequence[
     )
 
 
-def _len_shared(prompts: Sequence[list[int]]) -> int:
+def _len_shared(prompts: Iterable[list[int]]) -> int:
     """Tokens that all prompts begin with, the chat template's; at least 1."""
-    first, last = min(prompts), max(prompts)
-    return max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))))
+    shared: list[int] | None = None
+    for prompt in prompts:
+        pairs = zip(prompt if shared is None else shared, prompt, strict=False)
+        shared = [mine for mine, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return max(1, len(shared or ()))
 
 
 def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) -> Tensor | None:
@@ -216,9 +220,11 @@ def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_tok
 def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) -> float:
     if draft_token_ids is None:
         return 1.0
-    known = set(draft_token_ids.tolist())
-    found = [token_id in known for answer in answers for token_id in answer.answer_ids]
-    return sum(found) / len(found)
+    known, num_known, num_all = set(draft_token_ids.tolist()), 0, 0
+    for answer in answers:
+        num_known += sum(token_id in known for token_id in answer.answer_ids)
+        num_all += len(answer.answer_ids)
+    return num_known / num_all
 
 
 def _export(

@@ -17,7 +17,7 @@ from starspec.models.eagle_checkpoint import read_head
 from starspec.models.eagle_features import eagle3_layers
 from starspec.models.eagle_files import read_files
 from starspec.models.eagle_spec import HeadSpec, HeadWeights, TargetShape
-from starspec.train.answers import Answer
+from starspec.train.answer_files import Answer
 from starspec.train.head import TrainedHead
 
 ZIPF_OFFSET, PRIOR_WEIGHT = 500, 0.5

@@ -1,0 +1,114 @@
+"""The target's answers as they lie on disk: `worker-N.jsonl`, a line an answer, read one by one.
+
+A training may learn from more tokens than fit into memory, so of an answer only its place is kept. Of two answers to a
+prompt one counts; a line that a killed run left unfinished is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import msgspec
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the target said to one prompt."""
+
+    index: int  # of the prompt among those to be answered
+    prompt_ids: list[int]
+    answer_ids: list[int]  # with the token that ended it
+    temperature: float = 0.0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.prompt_ids + self.answer_ids
+
+
+class _Place(NamedTuple):
+    """Where an answer lies."""
+
+    prompt_index: int
+    path: Path
+    start: int  # bytes
+    num_bytes: int
+
+
+class StoredAnswers(Sequence[Answer]):
+    """The answers of a folder in the order of their prompts; each look reads from disk."""
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = places
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the prompts that are answered."""
+        return [place.prompt_index for place in self._places]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, which: int) -> Answer: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> StoredAnswers: ...
+
+    def __getitem__(self, which: int | slice) -> Answer | StoredAnswers:
+        if isinstance(which, slice):
+            return StoredAnswers(self._places[which])
+        place = self._places[which]
+        with place.path.open("rb") as file:
+            file.seek(place.start)
+            return msgspec.json.decode(file.read(place.num_bytes), type=Answer)
+
+
+def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:
+    """The answers so far that have at least so many tokens."""
+    places = dict[int, _Place]()
+    for path in sorted(folder.glob("worker-*.jsonl")):
+        start = 0
+        with path.open("rb") as file:
+            for line in file:
+                answer = _answer_in(line)
+                if answer is not None and len(answer.answer_ids) >= min_tokens:
+                    places.setdefault(answer.index, _Place(answer.index, path, start, len(line)))
+                start += len(line)
+    return StoredAnswers([places[index] for index in sorted(places)])
+
+
+class SaidTokens:
+    """Answer tokens in a folder that is written to; each look reads what is new since the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_read: dict[Path, int] = {}  # bytes of each file, up to the end of a line
+        self._indices: set[int] = set()  # of prompts that are answered
+        self._num_tokens = 0
+
+    def count(self) -> int:
+        for path in sorted(self._folder.glob("worker-*.jsonl")):
+            for answer in self._new_answers(path):
+                if answer.index not in self._indices:
+                    self._indices.add(answer.index)
+                    self._num_tokens += len(answer.answer_ids)
+        return self._num_tokens
+
+    def _new_answers(self, path: Path) -> Iterator[Answer]:
+        with path.open("rb") as file:
+            file.seek(self._num_read.get(path, 0))
+            for line in file:
+                if not line.endswith(b"\n"):  # somebody is writing it
+                    return
+                self._num_read[path] = self._num_read.get(path, 0) + len(line)
+                answer = _answer_in(line)
+                if answer is not None:
+                    yield answer
+
+
+def _answer_in(line: bytes) -> Answer | None:
+    try:
+        return msgspec.json.decode(line, type=Answer)
+    except msgspec.DecodeError:  # a killed run left it unfinished
+        return None
