@@ -1,39 +1,62 @@
 """Forwards of fixed shapes against those that are packed anew, and what is recorded of them."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
 from test_fused import TOLERANCE, make_runner
 from tiny import MAX_LEN, VOCAB_SIZE, prefill, prompt_ids
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from starspec.errors import ForwardGivenUp
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange, plan_forwards
 from starspec.models.runner import Segment
-from starspec.models.step_batch import MAX_PACKED_ROWS, StepShape, step_shape
-from starspec.models.step_graphs import MAX_GRAPHS, StepGraphs
+from starspec.models.step_batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
+from starspec.models.step_graphs import StepGraphs
 from starspec.models.step_numerics import steps_are_invariant
 
 ANY = RowRange(lowest=1, highest=None)
 
 
-class Recorder:
-    """In the place of CUDA: runs the step again; counts."""
+class Tape(TorchDispatchMode):
+    """Writes down what is computed."""
 
-    def __init__(self, error=None):
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.done.append((function, args, kwargs or {}, out))
+        return out
+
+
+class Recorder:
+    """In the place of CUDA: what a step did is done again with the tensors it had, and overwrites what it gave."""
+
+    def __init__(self, *errors):
         self.num_recorded = self.num_run = 0
-        self._error = error
+        self._errors = list(errors)
 
     def __call__(self, step):
-        if self._error is not None:
-            raise self._error
+        if self._errors:
+            raise self._errors.pop(0)
         self.num_recorded += 1
         step()
+        with Tape() as tape:
+            output = step()
 
         def replay():
             self.num_run += 1
-            return step()
+            for function, args, kwargs, out in tape.done:
+                for before, now in zip(tree_leaves(out), tree_leaves(function(*args, **kwargs)), strict=True):
+                    if isinstance(before, torch.Tensor) and before.data_ptr() != now.data_ptr():
+                        before.copy_(now)
+            return output
 
         return replay
 
@@ -131,7 +154,7 @@ def test_wide_forwards_are_left_alone():
     rows = [prefill(runner, prompt_ids(40, seed=seed)) for seed in range(6)]
     [pieces] = plan_forwards([Segment(row, prompt_ids(60), 60) for row in rows], ANY)
     assert len(rows) * 60 > MAX_PACKED_ROWS
-    assert step_shape(pieces[:2], runner.cache, ANY) == StepShape(2, 65, 256)
+    assert step_shape(pieces[:2], runner.cache, ANY) == StepShape(2, 64, 256, 128)
     assert step_shape(pieces, runner.cache, ANY) is None
 
 
@@ -151,14 +174,14 @@ def test_shapes_come_in_steps_and_end_with_the_cache():
     runner = make_runner()
     rows = [prefill(runner, prompt_ids(10, seed=seed)) for seed in range(5)]
     [pieces] = plan_forwards([Segment(row, prompt_ids(3 + row), 1) for row in rows], ANY)
-    assert step_shape(pieces, runner.cache, ANY) == StepShape(6, 8, 256)
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(6, 8, 256, 6)
     [pieces] = plan_forwards([Segment(prefill(runner, prompt_ids(190)), [1], 1)], ANY)
     num_slots = runner.cache.keys[0].shape[2]
     assert num_slots > 256
-    assert step_shape(pieces, runner.cache, ANY) == StepShape(1, 1, 256)
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(1, 1, 256, 1)
     runner.cache.append(5, 66)
     [pieces] = plan_forwards([Segment(5, [1], 1)], ANY)
-    assert step_shape(pieces, runner.cache, ANY) == StepShape(1, 1, num_slots)
+    assert step_shape(pieces, runner.cache, ANY) == StepShape(1, 1, num_slots, 1)
 
 
 @pytest.mark.parametrize("bounds", [(2, 64), (7, 8), (2, 9), (5, 12)])
@@ -186,13 +209,15 @@ def test_what_reads_too_much_for_one_step_is_cut(monkeypatch):
     segment = Segment(row, prompt_ids(14), 14)
     plain = make_runner()
     prefill(plain, prompt_ids(20))
-    monkeypatch.setattr("starspec.models.step_batch.MAX_READ_SLOTS", 4 * 256)
-    runner.reading = Reading.IN_STEPS
-    [pieces] = plan_forwards([segment], ANY)
-    assert [(each.first, each.last) for [each] in runner.graphs.shares(pieces, ANY)] == [
+    monkeypatch.setattr("starspec.models.step_batch.MAX_READ_BYTES", 4 * 256 * num_slot_bytes(runner.cache))
+    runner.reading, runner.rows = Reading.IN_STEPS, RowRange(1, 64)
+    [pieces] = plan_forwards([segment], RowRange(1, 64))
+    assert [(each.first, each.last) for [each] in runner.graphs.shares(pieces, RowRange(1, 64))] == [
         (0, 3), (3, 7), (7, 10), (10, 14)
     ]  # fmt: skip
     torch.testing.assert_close(runner.forward([segment]).logits, plain.forward([segment]).logits, **TOLERANCE)
+    monkeypatch.setattr("starspec.models.step_batch.MAX_READ_BYTES", 1)  # a single token is read all the same
+    assert [len(each) for each in runner.graphs.shares(pieces, RowRange(2, 64))] == [1] * 14
 
 
 def test_forwards_in_steps_agree_with_those_packed_anew():
@@ -226,12 +251,12 @@ def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
     assert steps_are_invariant(cache, 6)
     monkeypatch.setattr(
         "starspec.models.step_batch.F.scaled_dot_product_attention",
-        lambda query, *others, **more: attention(query, *others, **more) * (1 + 0.01 * (len(query) > 20)),
+        lambda query, *others, **more: attention(query, *others, **more) * (1 + 0.01 * (len(query) > 24)),
     )
     assert not steps_are_invariant(cache, 6)
 
 
-def test_where_bits_are_promised_nothing_is_recorded():
+def test_other_readings_are_not_recorded():
     recorder = Recorder()
     runner = make_graphed(recorder)
     runner.reading = Reading.BY_TOKEN
@@ -253,18 +278,43 @@ def test_a_forward_that_nobody_wants_is_not_launched():
     assert recorder.num_recorded == 2
 
 
-def test_what_cannot_be_recorded_runs_as_it_did():
-    plain, runner = make_runner(), make_graphed(Recorder(RuntimeError("operation not permitted when capturing")))
-    segments = [Segment(prefill(each, prompt_ids(20)), [1, 2], 2) for each in (plain, runner)]
-    for _ in range(2):
-        found = runner.forward(segments[1:]).logits
-        torch.testing.assert_close(found, plain.forward(segments[:1]).logits, **TOLERANCE)
-    assert runner.graphs.num_graphs == 0
+@pytest.mark.parametrize("bounds", [None, (2, 64)])
+def test_what_cannot_be_recorded_is_run_all_the_same(bounds):
+    recorder = Recorder(RuntimeError("operation not permitted when capturing"))
+    plain, runner = make_runner(), make_graphed(recorder)
+    if bounds:
+        runner.reading, runner.rows = Reading.IN_STEPS, RowRange(*bounds)
+    rows = [each.cache.lease() for each in (plain, runner)]
+    for num_tokens in (2, 5, 2):
+        told = [Segment(row, prompt_ids(num_tokens), num_tokens) for row in rows]
+        found = runner.forward(told[1:]).logits
+        torch.testing.assert_close(found, plain.forward(told[:1]).logits, **TOLERANCE)
+    assert (runner.graphs.num_graphs, recorder.num_recorded) == (0, 0)  # not tried again
+
+
+def test_a_shape_without_memory_keeps_no_other_from_being_recorded():
+    recorder = Recorder(torch.OutOfMemoryError("CUDA out of memory"))
+    runner = make_graphed(recorder)
+    row = runner.cache.lease()
+    for num_tokens in (5, 1, 5, 1):
+        runner.forward([Segment(row, prompt_ids(num_tokens), num_tokens)])
+    assert (recorder.num_recorded, recorder.num_run) == (1, 2)
+
+
+def test_a_runner_that_is_dropped_is_gone_at_once():
+    runner = make_graphed()
+    runner.forward([Segment(runner.cache.lease(), [1, 2], 2)])
+    gone = weakref.ref(runner)
+    gc.disable()
+    try:
+        del runner
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_so_many_shapes_are_recorded_and_no_more(monkeypatch):
     monkeypatch.setattr("starspec.models.step_graphs.MAX_GRAPHS", 1)
-    assert MAX_GRAPHS > 1
     recorder = Recorder()
     runner, plain = make_graphed(recorder), make_runner()
     row = plain.cache.lease()

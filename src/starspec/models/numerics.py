@@ -47,7 +47,7 @@ PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
 CHAIN_LEN: Final = 5
 READ_AS: Final = {
     Reading.TOGETHER: "; sequences of about one length attend together",
-    Reading.IN_STEPS: "; they run as CUDA graphs",
+    Reading.IN_STEPS: "; forwards have fixed shapes for it, and are CUDA graphs where they can be recorded",
     Reading.BY_TOKEN: "; tokens attend one by one for it",
 }
 FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
@@ -170,8 +170,8 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s
 def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) -> bool:
     """Whether each token of a chain attends with the bits that it has as a batch entry alone.
 
-    Tries every number of tokens that share a call, for various numbers of cached slots; if sequences are to be read
-    together, various numbers of them, and slots in vain up to any block.
+    In steps: `steps_are_invariant`. Else it tries every number of tokens that share a call, for various numbers of
+    cached slots; if sequences are to be read together, various numbers of them, and slots in vain up to any block.
     """
     if reading is Reading.IN_STEPS:
         return steps_are_invariant(like, num_heads)

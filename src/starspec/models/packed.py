@@ -96,6 +96,7 @@ class PackedRunner(ABC):
         """The same model over the same cache, whose forwards are neither padded nor split for the sake of bits."""
         fast = copy(self)
         fast.rows, fast.reading, fast.numerics_report = RowRange(lowest=1, highest=None), Reading.FAST, FAST_NUMERICS
+        fast.graphs = self.graphs and self.graphs.of(fast.run)
         return fast
 
     @torch.inference_mode()

@@ -29,10 +29,10 @@ from starspec.cache.ragged import RaggedCache
 from starspec.models.batch import PackedBatch, Piece, RowRange
 
 NUMS_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-NUMS_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 65, 96, 128, 192, 256)
+NUMS_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 192, 256)  # 65: 64 drafts and their root
 MIN_SLOTS: Final = 256  # fewer are read in the same time
 MAX_PACKED_ROWS: Final = 256  # of a forward; wider ones are work enough to hide their launches
-MAX_READ_SLOTS: Final = 1 << 18  # of all entries together: some hundred MB a layer
+MAX_READ_BYTES: Final = 1 << 29  # of keys and values that all tokens of a step read of one layer, as they are copied
 MAX_TREE_LEN: Final = 128  # tokens, those that were forwarded before included
 
 
@@ -42,6 +42,7 @@ class StepShape(NamedTuple):
     num_rows: int  # N
     num_tokens: int  # T
     num_slots: int  # S
+    num_logits: int  # rows that the LM head reads: none, about one a sequence, or all
 
     @property
     def num_packed_rows(self) -> int:
@@ -52,7 +53,7 @@ def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> S
     """The shape that a forward gets; None if it is too large, or of a prompt that is to have a width of its own.
 
     Args:
-        rows: packed rows that it may have. Where there is a most, bits are promised.
+        rows: packed rows that it may have. Where there is a most, bits are promised, and a single token has a shape.
     """
     for piece in pieces:
         if len(piece.segment.token_ids) > MAX_TREE_LEN and not is_chain(piece.segment.parents):
@@ -66,10 +67,26 @@ def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> S
     if wide * long > most:  # as it is, then
         wide, long = num_rows, max(num_tokens, -(-rows.lowest // num_rows))
     num_slots = max(cache.lengths[piece.segment.row] + piece.last for piece in pieces)
-    in_powers = max(MIN_SLOTS, 1 << (num_slots - 1).bit_length())
-    shape = StepShape(wide, long, min(in_powers, cache.keys[0].shape[2]))
-    is_small = shape.num_packed_rows <= most and shape.num_packed_rows * shape.num_slots <= MAX_READ_SLOTS
-    return shape if is_small else None
+    in_powers = min(max(MIN_SLOTS, 1 << (num_slots - 1).bit_length()), cache.keys[0].shape[2])
+    is_one_token = num_rows == num_tokens == 1
+    is_read_at_once = wide * long * in_powers * num_slot_bytes(cache) <= MAX_READ_BYTES
+    if wide * long > most or not (is_read_at_once or is_one_token):
+        return None
+    num_logits = sum(wanted_logits(piece) for piece in pieces)
+    few = max(wide, rows.lowest)
+    return StepShape(wide, long, in_powers, 0 if num_logits == 0 else few if num_logits <= few else wide * long)
+
+
+def num_slot_bytes(cache: RaggedCache) -> int:
+    """Of one slot of one layer: a key and a value of each head."""
+    keys = cache.keys[0]
+    return 2 * keys.shape[1] * keys.shape[3] * keys.element_size()
+
+
+def wanted_logits(piece: Piece) -> int:
+    """Of the last tokens of its segment, those that are in this piece."""
+    first_logit = len(piece.segment.token_ids) - piece.segment.num_logits
+    return max(0, piece.last - max(piece.first, first_logit))
 
 
 class StepBatch:
@@ -83,17 +100,19 @@ class StepBatch:
         self._shape, self._cache = shape, cache
         num_packed = shape.num_packed_rows  # R
         self._numbers = torch.zeros(7, num_packed, dtype=torch.int64, device=cache.device)
-        token_ids, positions, rows, slots, logit_rows, prefix_lens, path_lens = self._numbers
+        token_ids, positions, rows, slots, prefix_lens, path_lens, logit_rows = self._numbers
         self._in_order = torch.arange(MAX_TREE_LEN, dtype=torch.int16)
         self._paths = torch.zeros(num_packed, MAX_TREE_LEN, dtype=torch.int16, device=cache.device)
         self._attention = StepAttention(shape, cache, num_heads, rows, slots)
         self._prefix_lens, self._path_lens = prefix_lens, path_lens
-        self.packed = PackedBatch(token_ids, positions, self._attention, logit_rows, num_logits=num_packed)
+        self.packed = PackedBatch(
+            token_ids, positions, self._attention, logit_rows[: shape.num_logits], num_logits=shape.num_logits
+        )
 
     def fill(self, pieces: Sequence[Piece]) -> None:
         """Take in a forward of this shape. Effects: all that `packed` reads, once `prepare` has run."""
-        num_rows, num_tokens, _ = self._shape
-        columns = token_ids, positions, rows, slots, logit_rows, prefix_lens, path_lens = _lists(7)
+        num_rows, num_tokens = self._shape.num_rows, self._shape.num_tokens
+        columns = token_ids, positions, rows, slots, prefix_lens, path_lens, logit_rows = _lists(7)
         paths = self._in_order.repeat(self._shape.num_packed_rows, 1)
         for index, piece in enumerate([*pieces, *[pieces[-1]] * (num_rows - len(pieces))]):
             segment, start = piece.segment, index * num_tokens
@@ -109,8 +128,7 @@ class StepBatch:
             if segment.parents is not None and not is_chain(segment.parents):
                 _write_paths(paths[start : start + num_tokens], tokens, segment.parents)
             if index < len(pieces):
-                first_logit = max(piece.first, len(segment.token_ids) - segment.num_logits)
-                logit_rows += range(start + first_logit - piece.first, start + piece.num_tokens)
+                logit_rows += range(start + piece.num_tokens - wanted_logits(piece), start + piece.num_tokens)
         logit_rows += [0] * (self._shape.num_packed_rows - len(logit_rows))
         self._numbers.copy_(torch.tensor(columns, dtype=torch.int64))
         self._paths.copy_(paths)

@@ -9,28 +9,31 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.models.batch import Piece, RowRange
+from starspec.models.batch import Piece
 from starspec.models.runner import Segment
-from starspec.models.step_batch import MIN_SLOTS, StepBatch, StepShape
+from starspec.models.step_batch import MAX_READ_BYTES, MIN_SLOTS, StepBatch, StepShape, num_slot_bytes
 
 PREFIX_LENS: Final = (3, 60, 250, 505, 1500)  # committed slots: inside a block of keys, and across some
-NUM_TOKENS: Final = 12
-SLOTS: Final = (MIN_SLOTS, 512, 1024, 2048, 4096)  # further ones are more of the same blocks
-ANY_ROWS: Final = RowRange(lowest=1, highest=None)
+FEW_TOKENS: Final = 12  # of chains behind each prefix
+EACH_BEHIND: Final = 60  # the prefix behind which every number of entries is tried
+MAX_ENTRIES: Final = 64  # tokens of a step whose bits are kept
+SLOTS: Final = (MIN_SLOTS, 512, 1024, 2048, 4096)  # and all that a row has
 
 
 @torch.inference_mode()
 def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
     """Whether a token of a chain attends with the bits that it has alone, over the fewest slots that hold it.
 
-    Tried are more tokens, more sequences, more slots that are hidden, and slots in another order: a tree's.
+    Tried are every number of tokens together, two sequences, more slots that are hidden, as many as a row of the cache
+    has, and slots in another order: a tree's.
     """
-    num_kv_heads, _, head_dim = like.keys[0].shape[1:]
-    cache = RaggedCache(1, 2, max(SLOTS), num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
+    num_kv_heads, row_len, head_dim = like.keys[0].shape[1:]
+    num_slots = max(*SLOTS, row_len)
+    cache = RaggedCache(1, 2, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
     generator = torch.Generator().manual_seed(0)
-    content = torch.randn(2, num_kv_heads, max(SLOTS), head_dim, generator=generator)  # the same in both rows
-    query = torch.randn(NUM_TOKENS, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
-    new = torch.randn(NUM_TOKENS, 2, num_kv_heads, head_dim, generator=generator).to(like.device, like.dtype)
+    content = torch.randn(2, num_kv_heads, num_slots, head_dim, generator=generator)  # the same in both rows
+    query = torch.randn(MAX_ENTRIES, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
+    new = torch.randn(MAX_ENTRIES, 2, num_kv_heads, head_dim, generator=generator).to(like.device, like.dtype)
     rows = [cache.lease(), cache.lease()]
     for prefix_len in PREFIX_LENS:
         for kind, stored in enumerate((cache.keys[0], cache.values[0])):
@@ -44,23 +47,44 @@ def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
 
 
 def _is_as_alone(cache: RaggedCache, rows: Sequence[int], prefix_len: int, query: Tensor, new: Tensor) -> bool:
-    chain = list(range(NUM_TOKENS))
+    num_tokens = MAX_ENTRIES if prefix_len == EACH_BEHIND else FEW_TOKENS
+    chain = list(range(num_tokens))
     alone = []
     for token in chain:
-        shape = StepShape(1, 1, next(num for num in SLOTS if num > prefix_len + token))
+        shape = StepShape(1, 1, next(num for num in SLOTS if num > prefix_len + token), 0)
         segment = Segment(rows[0], chain[: token + 1], 1, num_forwarded=token)
         alone.append(_attend(cache, shape, [segment], query[token : token + 1], new[token : token + 1]))
     expected = torch.cat(alone)
-    # each token of the chain behind a sibling that it does not see
-    tree = Segment(rows[0], [0] * 2 * NUM_TOKENS, 1, [2 * (node // 2) - 1 for node in range(2 * NUM_TOKENS)])
-    twice = [each.repeat_interleave(2, dim=0) for each in (query, new)]
-    hidden = _attend(cache, StepShape(1, 2 * NUM_TOKENS, max(SLOTS)), [tree], *twice)[1::2]
-    chains = [Segment(row, chain, 1) for row in rows]
-    wider = [num for num in SLOTS if num >= prefix_len + NUM_TOKENS]
-    return torch.equal(hidden, expected) and all(
-        torch.equal(_attend(cache, StepShape(2, NUM_TOKENS, num_slots), chains, *_double(query, new)), _twice(expected))
-        for num_slots in wider
+
+    def is_kept(num_rows: int, num_in_each: int, num_slots: int) -> bool:
+        segments = [Segment(row, chain[:num_in_each], 1) for row in rows[:num_rows]]
+        told = [each[:num_in_each].repeat(num_rows, *[1] * (each.dim() - 1)) for each in (query, new)]
+        found = _attend(cache, StepShape(num_rows, num_in_each, num_slots, 0), segments, *told)
+        return torch.equal(found, expected[:num_in_each].repeat(num_rows, 1))
+
+    fewest = next(num for num in SLOTS if num >= prefix_len + num_tokens)
+    wider = sorted({num for num in (*SLOTS, cache.keys[0].shape[2]) if num >= fewest})
+    return (
+        _is_kept_in_a_tree(cache, rows[0], expected[: FEW_TOKENS // 2], query, new)
+        and all(is_kept(1, num, fewest) for num in range(1, num_tokens + 1))
+        and all(
+            is_kept(2, min(num_tokens, MAX_ENTRIES // 2), num_slots) for num_slots in wider if _fits(cache, num_slots)
+        )
+        and is_kept(1, 1, wider[-1])
     )
+
+
+def _is_kept_in_a_tree(cache: RaggedCache, row: int, expected: Tensor, query: Tensor, new: Tensor) -> bool:
+    """Whether each token of a chain is read so behind a sibling that it does not see."""
+    num_nodes = 2 * len(expected)
+    tree = Segment(row, [0] * num_nodes, 1, [2 * (node // 2) - 1 for node in range(num_nodes)])
+    twice = [each[: len(expected)].repeat_interleave(2, dim=0) for each in (query, new)]
+    return torch.equal(_attend(cache, StepShape(1, num_nodes, SLOTS[-1], 0), [tree], *twice)[1::2], expected)
+
+
+def _fits(cache: RaggedCache, num_slots: int) -> bool:
+    """Whether a step of MAX_ENTRIES tokens may read so many slots for each."""
+    return MAX_ENTRIES * num_slots * num_slot_bytes(cache) <= MAX_READ_BYTES
 
 
 def _attend(cache: RaggedCache, shape: StepShape, segments: Sequence[Segment], query: Tensor, new: Tensor) -> Tensor:
@@ -69,11 +93,3 @@ def _attend(cache: RaggedCache, shape: StepShape, segments: Sequence[Segment], q
     batch.fill([Piece(each, each.num_forwarded, len(each.token_ids)) for each in segments])
     batch.prepare()
     return batch.packed.attention(0, query, new, query.shape[2] ** -0.5)
-
-
-def _double(*tensors: Tensor) -> list[Tensor]:
-    return [_twice(each) for each in tensors]
-
-
-def _twice(each: Tensor) -> Tensor:
-    return torch.cat((each, each))
