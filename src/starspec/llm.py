@@ -80,7 +80,8 @@ class LLM:
         speculative_config: vLLM's keys and ours; None decodes plainly.
         max_num_seqs: sequences decoded at once; more wait.
         batching: how they share forwards: a method's name, or with its window and bound.
-        **model_options: other fields of ModelConfig (dtype, device, max_model_len, num_threads, numerics, fused).
+        **model_options: other fields of ModelConfig (dtype, device, max_model_len, num_threads, numerics, fused,
+            enforce_eager).
 
     Raises: ConfigError for an option that is unknown or does not fit.
     """

@@ -73,6 +73,7 @@ def test_a_second_start_knows_what_the_first_one_found(probe: Probe, folder: Pat
         {"kind": "unfused"},
         {"fused": False},
         {"quantization": "int8"},
+        {"enforce_eager": True},
     ],
     ids=str,
 )

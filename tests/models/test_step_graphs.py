@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from starspec.errors import ForwardGivenUp
+from starspec.models import numerics
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange, plan_forwards
 from starspec.models.runner import Segment
@@ -311,6 +312,40 @@ def test_a_runner_that_is_dropped_is_gone_at_once():
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_where_there_are_graphs_steps_are_tried_first(has_graphs, monkeypatch):
+    runner, tried = make_graphed() if has_graphs else make_runner(), []
+    monkeypatch.setattr(numerics, "is_accelerator", lambda _device: True)
+    monkeypatch.setattr(numerics, "invariant_rows", lambda *_: RowRange(2, 8))
+    monkeypatch.setattr(numerics, "quickest_rows", lambda _linears, rows, _dtype: rows)
+    monkeypatch.setattr(
+        numerics, "attention_is_invariant", lambda _cache, _heads, reading: tried.append(reading) or True
+    )
+    monkeypatch.setattr(numerics, "model_is_invariant", lambda _: True)
+    numerics.settle_numerics(runner)
+    assert tried == [Reading.IN_STEPS if has_graphs else Reading.BY_RUN] == [runner.reading]
+    assert ("fixed shapes" in runner.numerics_report) == has_graphs
+
+
+def test_the_probe_of_a_whole_model_runs_in_steps():
+    recorder = Recorder()
+    runner = make_graphed(recorder)
+    runner.reading, runner.rows = Reading.IN_STEPS, RowRange(2, 64)
+    numerics.model_is_invariant(runner)
+    assert recorder.num_run > 10
+
+
+def test_fast_numerics_have_graphs_of_their_own():
+    runner = make_graphed()
+    fast = runner.with_fast_numerics()
+    row = prefill(runner, prompt_ids(20))
+    del runner
+    expected = make_runner()
+    prefill(expected, prompt_ids(20))
+    found = fast.forward([Segment(row, [1, 2], 2)]).logits
+    torch.testing.assert_close(found, expected.forward([Segment(row, [1, 2], 2)]).logits, **TOLERANCE)
 
 
 def test_so_many_shapes_are_recorded_and_no_more(monkeypatch):

@@ -96,13 +96,18 @@ def test_the_batched_argmax_takes_the_lowest_of_equals_like_the_single_one(dtype
         assert verify_tree(EMPTY_TREE, row[None], GREEDY, 1).token_ids == (token_id,)
 
 
+SIMPLE_LAWS = st.builds(
+    TokenLaw, temperature=st.sampled_from([0.3, 1.0, 4.0]), min_p=st.sampled_from([0.0, 0.1]), seed=st.integers(0, 99)
+)
+
+
 @given(data=st.data())
 def test_trees_whose_nodes_are_drawn_at_once_get_the_verdicts_of_those_walked(data):
     drafts, laws_of, parts = [], [], []
     for _ in range(data.draw(st.integers(1, 4))):
         tree = data.draw(trees(5))
         drafts.append(tree)
-        laws_of.append(data.draw(laws(5)))
+        laws_of.append(data.draw(st.one_of(laws(5), SIMPLE_LAWS)))
         parts.append(data.draw(tensors(tree.num_draft_tokens + 1, 5)).double())
     prefix_lens = [data.draw(st.integers(2, 9)) for _ in drafts]
     counts = [TokenCounts([1] * (length - 1), [2]) for length in prefix_lens]

@@ -14,6 +14,7 @@ from train_toys import train, write_prompts
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 from starspec.bench.provenance import hash_model
+from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
 from starspec.train.answer_files import SaidTokens, read_answers
 from starspec.train.features import read_shard
@@ -145,6 +146,14 @@ def test_answers_are_read_when_they_are_looked_at(tmp_path):
     for path in tmp_path.iterdir():  # a place is all that was kept
         path.write_text(path.read_text().replace("7,", "9,").replace("7]", "9]"))
     assert answers[-1].token_ids == [1, 9, 9]
+    changed = tmp_path / "worker-0.jsonl"
+    for content in (changed.read_text()[:20], changed.read_text().replace('"index": 8', '"index": 6')):
+        changed.write_text(content)
+        with pytest.raises(ConfigError, match=r"worker-0\.jsonl' was changed"):
+            _ = answers[-1]
+    changed.unlink()
+    with pytest.raises(ConfigError, match="cannot be read any more"):
+        _ = answers[-1]
 
 
 def test_of_two_answers_to_a_prompt_one_counts(tmp_path):

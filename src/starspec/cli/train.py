@@ -16,7 +16,7 @@ from starspec.cli.saved_files import JsonFile
 from starspec.cli.tables import out
 
 DATA, TRAINING = "Data", "Training"
-MAX_WORKERS = {"cpu": 8, "cuda": 2}  # processes that answer prompts
+MAX_WORKERS = 8  # that answer prompts on a CPU
 
 
 def train(
@@ -129,9 +129,9 @@ def train(
         from starspec.train.trainer import TrainPlan  # noqa: PLC0415
 
         threads = num_threads or _num_cores()
-        # a process a core says 1.3 times the tokens of one with all, each with weights and a cache of its own; on a GPU
-        # one is at work on the host while the kernels of another run
-        num_workers = min(threads, MAX_WORKERS.get(device.partition(":")[0], 1))
+        # a process a core says 1.3 times the tokens of one with all, each with weights and a cache of its own; those
+        # that share a GPU wait for each other's turns
+        num_workers = min(threads, MAX_WORKERS) if device == "cpu" else 1
         answers = AnswerPlan(
             target=target,
             dtype=dtype,

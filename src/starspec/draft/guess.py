@@ -10,7 +10,7 @@ from torch import Tensor
 
 from starspec.draft.growing_tree import Children, Guess
 from starspec.draft.session import DraftSession
-from starspec.speculation.argmax import argmaxes
+from starspec.speculation.argmax import argmaxes, is_at_hand
 from starspec.speculation.budget import Opinion
 from starspec.speculation.drawing import draw_children
 from starspec.speculation.proposing import propose_token, propose_tokens
@@ -115,7 +115,8 @@ def _drawn(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[
 def _guessed(session: DraftSession, nodes: Sequence[int], logits: Tensor) -> list[Children]:
     """For nodes of one depth, as those of a layer are."""
     position, counts = session.position_after(nodes[0]), [session.counts_after(node) for node in nodes]
-    if not session.opinion.is_rated and logits.is_cpu:  # elsewhere what is rated takes fewer launches
+    # on accelerators, too, all rows at once: rating is a few launches for all, drawing row by row some dozen for each
+    if not session.opinion.is_rated and is_at_hand(logits):
         rows = zip(logits, counts, strict=True)
         return [Children([Guess(propose_token(row, session.law, position, seen), 0.0)]) for row, seen in rows]
     proposed = propose_tokens(logits, session.law, position, counts, num_tokens=session.opinion.top_k)

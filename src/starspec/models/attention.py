@@ -27,7 +27,7 @@ class BatchAttention(Protocol):
 
         Args:
             query: [R, Hq, D], rotated.
-            keys_values: [R, 2, H, D], keys rotated; what is there for padding is written where nothing is read.
+            keys_values: [R, 2, H, D], keys rotated; what is there for padding changes nothing that is read.
         Returns: [R, Hq D], valid until the next layer; anything but NaN for padding.
         """
         ...

@@ -53,7 +53,7 @@ class Piece:
 class PackedBatch:
     """One forward: everything that depends on the segments, made once and used by every layer.
 
-    Rows of the batch are tokens, and padding that nothing attends.
+    Rows of the batch are tokens, and padding that changes nothing for them.
     """
 
     token_ids: Tensor  # [R] int64

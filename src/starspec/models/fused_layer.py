@@ -27,7 +27,7 @@ class Norm:
         self._is_one_kernel = is_accelerator(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, rounded, times the weight."""
+        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, rounded but by one kernel, times the weight."""
         if self._is_one_kernel:
             return F.rms_norm(x, self._weight.shape, self._weight, self._eps_value)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)

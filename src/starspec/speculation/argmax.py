@@ -5,6 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
+def is_at_hand(logits: Tensor) -> bool:
+    """Whether nothing has to be launched to look at them."""
+    return logits.is_cpu
+
+
 def argmaxes(logits: Tensor) -> list[int]:
     """The argmax of each row [B, V], the lowest index among equals.
 

@@ -4,7 +4,8 @@
 
 Greedy takes the argmax of the adjusted logits. Otherwise the draw is the Gumbel-max trick: the token with the largest
 scaled logit + Gumbel noise is distributed as the softmax of the scaled logits, and as the noise is a function of
-(seed, position, token), so is the token. All of it is float64 on one row. Of equals the lowest token id wins, always.
+(seed, position, token), so is the token. All of it is float64, on one row (`next_tokens`: several alike). Of equals the
+lowest token id wins, always.
 
 Ties with the k-th token stay in the top-k; top-p keeps the fewest most likely tokens whose mass reaches p (both as in
 vLLM). Speed comes from leaving out what cannot win, never from approximating what can: `reference.py` says the same in
@@ -29,8 +30,9 @@ from starspec.speculation.noise import UNIFORM_BITS, stream_bits, stream_key, to
 FLOAT32_SLACK = 1e-3  # the float32 bounds that matter in `draw` are within +-100, so off by less than 1e-4
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
 BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
-MAX_ROWS_AT_ONCE = 64  # of a vocabulary of 150,000: 80 MB for each of the numbers a token has
 NUM_BINS = 2048  # of which the last takes all below -32, whose mass rounds to 0
+
+MAX_ROWS_AT_ONCE = 64  # of a vocabulary of 150,000 a float64 tensor takes 80 MB then; about six live at once
 
 
 class Support(NamedTuple):

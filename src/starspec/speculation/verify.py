@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from starspec.speculation.argmax import argmaxes
+from starspec.speculation.argmax import argmaxes, is_at_hand
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.rejection import probabilities, tested_token
@@ -145,11 +145,6 @@ def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> Tre
 def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> TreeVerdict:
     """Walk where the target's token is known after the root and after each node."""
     return _walk(tree, lambda node, _path: token_ids[node + 1])
-
-
-def is_at_hand(logits: Tensor) -> bool:
-    """Whether nothing has to be launched to look at them."""
-    return logits.is_cpu
 
 
 def _draws(cases: Sequence[_Case]) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """The target's answers as they lie on disk: `worker-N.jsonl`, a line an answer, read one by one.
 
-A training may learn from more tokens than fit into memory, so of an answer only its place is kept. Of two answers to a
-prompt one counts; a line that a killed run left unfinished is passed over.
+There may be more of them than fit into memory, so of each only its place is kept. Of two answers to a prompt one
+counts; a line that a killed run left unfinished is passed over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple, overload
 
 import msgspec
+
+from starspec.errors import ConfigError
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,10 @@ class _Place(NamedTuple):
 
 
 class StoredAnswers(Sequence[Answer]):
-    """The answers of a folder in the order of their prompts; each look reads from disk."""
+    """The answers of a folder in the order of their prompts; each look reads from disk.
+
+    Raises: ConfigError, at a look, if another process changed what is there.
+    """
 
     def __init__(self, places: Sequence[_Place]) -> None:
         self._places = places
@@ -59,9 +64,15 @@ class StoredAnswers(Sequence[Answer]):
         if isinstance(which, slice):
             return StoredAnswers(self._places[which])
         place = self._places[which]
-        with place.path.open("rb") as file:
-            file.seek(place.start)
-            return msgspec.json.decode(file.read(place.num_bytes), type=Answer)
+        try:
+            with place.path.open("rb") as file:
+                file.seek(place.start)
+                answer = _answer_in(file.read(place.num_bytes))
+        except OSError as error:
+            raise ConfigError(f"'{place.path}' cannot be read any more: {error.strerror}") from error
+        if answer is None or answer.index != place.prompt_index:
+            raise ConfigError(f"'{place.path}' was changed while answers were read from it; start again")
+        return answer
 
 
 def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:

@@ -26,7 +26,7 @@ from starspec.train.unroll import Batch
 from starspec.train.work_folder import writing
 
 SHARD_TEXTS = 256
-BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}  # of one forward, padding included
+BATCH_TOKENS = 4096  # of one forward, padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
     lengths = [len(answer.token_ids) for answer in answers]
     found = dict[int, tuple[Tensor, Tensor]]()
     by_length = sorted(range(len(answers)), key=lambda place: lengths[place])
-    for batch in batches_of(lengths, by_length, BATCH_TOKENS[target.embedding.device.type]):
+    for batch in batches_of(lengths, by_length, BATCH_TOKENS):
         token_ids = torch.zeros(len(batch), max(lengths[place] for place in batch), dtype=torch.int64)
         for line, place in enumerate(batch):
             token_ids[line, : lengths[place]] = torch.tensor(answers[place].token_ids)

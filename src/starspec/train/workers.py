@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -31,8 +31,12 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
     Effects: starts processes. They have ended when this returns or raises.
     """
     workers: dict[Connection, BaseProcess] = {}
+    pool = ThreadPoolExecutor()
     try:
-        _start_all(work, list(shares), workers)
+        # beside each other: starting one ends when it has read its share, seconds of imports later
+        starts = [pool.submit(_start, work, share, workers) for share in shares]
+        for each in starts:
+            each.result()
         at_work = set(workers)
         while at_work:
             ended = at_work.intersection(wait(at_work, timeout=every_s))
@@ -41,35 +45,21 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
                 _check(line, workers[line])
             look()
     finally:
+        pool.shutdown(cancel_futures=True)  # what is being started is among the workers then
         for line in workers:
             line.close()
         for process in workers.values():
             process.join()
 
 
-def _start_all(work: Work, shares: Sequence[tuple[Any, ...]], workers: dict[Connection, BaseProcess]) -> None:
-    """Start beside each other: starting one ends when it has read its share, seconds of imports later.
-
-    Effects: adds those that started to `workers`. Raises: as the first start that failed, when all have ended.
-    """
-
-    def start(share: tuple[Any, ...]) -> None:
-        line, process = _start(work, share)
-        workers[line] = process
-
-    with ThreadPoolExecutor(len(shares)) as pool:
-        starts = [pool.submit(start, share) for share in shares]
-    for each in starts:
-        each.result()
-
-
-def _start(work: Work, share: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
+def _start(work: Work, share: tuple[Any, ...], workers: dict[Connection, BaseProcess]) -> None:
+    """Effects: adds the process to `workers`."""
     context = get_context("spawn")  # a fork would hold the lines of the others, and torch's locks
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_worker, args=(work, share, theirs), daemon=True)
     process.start()
     theirs.close()
-    return ours, process
+    workers[ours] = process
 
 
 def _check(line: Connection, process: BaseProcess) -> None:
