@@ -28,16 +28,15 @@ def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
     has, and slots in another order: a tree's.
     """
     num_kv_heads, row_len, head_dim = like.keys[0].shape[1:]
-    num_slots = max(*SLOTS, row_len)
-    cache = RaggedCache(1, 2, num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
+    cache = RaggedCache(1, 2, max(*SLOTS, row_len), num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
     generator = torch.Generator().manual_seed(0)
-    content = torch.randn(2, num_kv_heads, num_slots, head_dim, generator=generator)  # the same in both rows
+    content = torch.randn(2, num_kv_heads, SLOTS[-1], head_dim, generator=generator)  # the same in both rows
     query = torch.randn(MAX_ENTRIES, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
     new = torch.randn(MAX_ENTRIES, 2, num_kv_heads, head_dim, generator=generator).to(like.device, like.dtype)
     rows = [cache.lease(), cache.lease()]
     for prefix_len in PREFIX_LENS:
         for kind, stored in enumerate((cache.keys[0], cache.values[0])):
-            stored.copy_(content[kind].expand_as(stored))
+            stored[:, :, : SLOTS[-1]].copy_(content[kind])
         for row in rows:
             cache.truncate(row, 0)
             cache.append(row, prefix_len)
