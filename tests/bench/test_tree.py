@@ -12,6 +12,7 @@ from starspec.bench.tree.measure import TreeModels, TreePlan, measure_tree
 from starspec.bench.tree.picture import draw
 from starspec.bench.tree.rows import TreeRow, at_the_edge, best_row, losing_regimes, ratios_of
 from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
+from starspec.cli import run
 from starspec.errors import ConfigError
 from starspec.speculation.budget import DraftBudget
 
@@ -208,6 +209,12 @@ def report(tiny_folder: Path):
         only=asdict(GRID) | {"p_mins": (0.0, 0.5)}, num_trial_prompts=1, num_prompts=2, max_tokens=8, num_repeats=2
     )
     return measure_tree(models, [own_prompts()], plan, lambda _what, _turns: None)
+
+
+def test_the_device_is_the_one_that_is_given(tiny_folder: Path, capsys) -> None:
+    told = ["--target", str(tiny_folder), "--draft", str(tiny_folder), "--device", "cudo"]
+    assert run(["bench", "tree", *told, "--quick"]) == 2
+    assert "device 'cudo' is unknown" in capsys.readouterr().err
 
 
 def test_every_shape_is_tried_at_every_temperature_and_the_best_are_measured(report) -> None:
