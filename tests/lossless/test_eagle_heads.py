@@ -17,7 +17,8 @@ from starspec.bench.lossless import Contender, compare_with_plain
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig
 
-pytestmark = pytest.mark.model
+# minutes each where a processor has no bf16 arithmetic and others use it
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 PROMPTS = spread(own_prompts(), 24)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}

@@ -22,7 +22,8 @@ from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.target.drafts import Drafts, NoDrafts
 
-pytestmark = pytest.mark.model
+# minutes each where a processor has no bf16 arithmetic and others use it
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 # to be continued: without a chat template's thirty tokens, which take most of the time
 PROMPTS = [replace(prompt, category=CONTINUED) for prompt in spread(own_prompts(), 24)]
 NEARLY_TIED = 1.0  # in logits of about 20, where a step of bfloat16 is 0.125
