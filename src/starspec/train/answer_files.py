@@ -76,17 +76,18 @@ class StoredAnswers(Sequence[Answer]):
 
 
 def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:
-    """The answers so far that have at least so many tokens."""
-    places = dict[int, _Place]()
+    """The answers so far, one a prompt; of these, those that have at least so many tokens."""
+    places = dict[int, _Place | None]()
     for path in sorted(folder.glob("worker-*.jsonl")):
         start = 0
         with path.open("rb") as file:
             for line in file:
                 answer = _answer_in(line)
-                if answer is not None and len(answer.answer_ids) >= min_tokens:
-                    places.setdefault(answer.index, _Place(answer.index, path, start, len(line)))
+                if answer is not None:
+                    place = _Place(answer.index, path, start, len(line))
+                    places.setdefault(answer.index, place if len(answer.answer_ids) >= min_tokens else None)
                 start += len(line)
-    return StoredAnswers([places[index] for index in sorted(places)])
+    return StoredAnswers([place for index in sorted(places) if (place := places[index]) is not None])
 
 
 class SaidTokens:
