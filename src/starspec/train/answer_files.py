@@ -84,10 +84,11 @@ def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:
             for line in file:
                 answer = _answer_in(line)
                 if answer is not None:
-                    place = _Place(answer.index, path, start, len(line))
-                    places.setdefault(answer.index, place if len(answer.answer_ids) >= min_tokens else None)
+                    found = _Place(answer.index, path, start, len(line))
+                    places.setdefault(answer.index, found if len(answer.answer_ids) >= min_tokens else None)
                 start += len(line)
-    return StoredAnswers([place for index in sorted(places) if (place := places[index]) is not None])
+    in_order = (places[index] for index in sorted(places))
+    return StoredAnswers([place for place in in_order if place is not None])
 
 
 class SaidTokens:
