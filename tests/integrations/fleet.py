@@ -19,7 +19,7 @@ from typing import Any, Self
 import httpx
 
 from starspec.bench.faults.star_processes import ServerProcess, free_port
-from starspec.bench.vllm.server import VllmServer
+from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import LinkError
 from starspec.speculation.stats import HubStats
 from starspec.wire.ask import HubAsker
@@ -46,13 +46,13 @@ class Fleet:
         self._hub_port = free_port()
         self.hub_endpoint = f"tcp://127.0.0.1:{self._hub_port}"
         self.start_hub()
-        environ = {"STARSPEC_HUB": self.hub_endpoint, "STARSPEC_FALLBACK": "none", "OMP_NUM_THREADS": "1"}
+        environ = {"STARSPEC_HUB": self.hub_endpoint, "STARSPEC_FALLBACK": "none"}
         self.tight = self._vllm(python, TIGHT, STAR, environ | {"STARSPEC_NAME": "tight"})
         # Eight prompts at once have their drafts before the next step, however slow the machine is, and whether or not
         # drafts pay that cost as much as the target's own tokens.
         patient = {"STARSPEC_NAME": "wide", "STARSPEC_DEADLINE_MS": "5000", "STARSPEC_ADAPTIVE": "false"}
         self.wide = self._vllm(python, WIDE, STAR, environ | patient)
-        self.plain = self._vllm(python, WIDE, None, {"OMP_NUM_THREADS": "1"})
+        self.plain = self._vllm(python, WIDE, None, {})
         words = ("--name", "spoke", "--port", "0", "--hub", self.hub_endpoint, "--max-model-len", "2048")
         self.spoke = self._server("target", "--target", model, *words)
 
@@ -102,9 +102,8 @@ class Fleet:
         return server
 
     def _vllm(self, python: str, shape: Any, speculative: Any, environ: dict[str, str]) -> VllmServer:
-        server = VllmServer(
-            python, self._model, speculative=speculative, options=[*SHAPE, *KV, *shape], environ=environ
-        )
+        options, environ = [*SHAPE, *KV, *shape], on_shared_cores(1) | environ
+        server = VllmServer(python, self._model, speculative=speculative, options=options, environ=environ)
         self._ending.callback(server.end)
         return server
 

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from starspec.config import ModelConfig
+from starspec.models import prepack
 from starspec.models.packing import make_packer
 from starspec.models.prepack import PlainLinear, PrepackedLinear, can_prepack, pack_dense
 from starspec.models.quantize import quantize_int4, quantize_int8
@@ -70,7 +71,21 @@ def test_a_dense_linear_is_the_linear(dtype, bias, num_rows):
     assert relative_gap(out, F.linear(rows, weight, shift)) < {torch.float32: 1e-6}.get(dtype, 0.01)
 
 
-def test_only_what_onednn_multiplies_natively_is_prepacked():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_dtype_without_arithmetic_is_multiplied_as_float32(monkeypatch, dtype):
+    monkeypatch.setattr(prepack, "is_native", lambda each: each == torch.float32)
+    weight, bias = random_linear(dtype=dtype, bias=True)
+    rows = random_rows(17, dtype=dtype)
+    linear = pack_dense(weight, bias)
+    out = linear(rows)
+    exact = F.linear(rows.double(), weight.double(), bias.double())
+    assert out.dtype == dtype
+    assert relative_gap(out, exact) < 1.05 * relative_gap(exact.to(dtype), exact)  # rounded once
+    assert all(torch.equal(linear(rows[:n]), out[:n]) for n in range(2, 17))
+    assert linear.num_bytes == 4 * (weight.numel() + bias.numel())
+
+
+def test_only_what_onednn_multiplies_is_prepacked():
     weight = random_linear(dtype=torch.float32)[0]
     assert isinstance(pack_dense(weight, None), PrepackedLinear)
     assert isinstance(pack_dense(weight.to("meta"), None), PlainLinear)

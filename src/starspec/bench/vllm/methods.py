@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from starspec.bench.faults.star_processes import ServerProcess
 from starspec.bench.vllm.answers import Timed, VllmAnswer, ask_all
-from starspec.bench.vllm.server import VllmServer
+from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import PeerLost
 
 PLAIN, DRAFT_MODEL, HUB, SILENT_HUB = "plain", "vLLM's draft model", "hub", "silent hub"
@@ -43,26 +43,14 @@ class VllmModels:
     def start_server(
         self, speculative: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
     ) -> VllmServer:
-        """Without waiting for it.
-
-        Threads that wait by spinning would take the cores from whoever has work, the hub above all; and vLLM would
-        leave one core unused and bind its threads to the others. Its engine, where the worker is another process,
-        spins as long as that computes.
-        """
-        threads = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process, beside the one that serves
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(self.num_threads),
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "GOMP_SPINCOUNT": "20000",
-        }
+        """Without waiting for it."""
         shape = ["--dtype", self.dtype, "--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(KV_BYTES)]
         return VllmServer(
             self.python,
             self.target,
             speculative=speculative,
             options=[*shape, *self.vllm_options],
-            environ={**threads, **(environ or {})},
+            environ={**on_shared_cores(self.num_threads), **(environ or {})},
         )
 
 

@@ -29,6 +29,22 @@ LOOPBACK: Final = "127.0.0.1"
 MODULE: Final = "vllm.entrypoints.openai.api_server"
 
 
+def on_shared_cores(num_threads: int) -> dict[str, str]:
+    """Variables for a server beside which others compute.
+
+    Threads that wait by spinning would take the cores from whoever has work, the hub above all; and vLLM would leave
+    one core unused and bind its threads to the others, those of each server to the same. Its engine, where the worker
+    is another process, spins as long as that computes.
+    """
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process, beside the one that serves
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(num_threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "20000",
+    }
+
+
 class VllmServer:
     """One server process and the workers that it starts. A context manager; leaving it ends all of them.
 
