@@ -34,12 +34,15 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Pat
     assert all(told.search(race) for race in races)
     receipt = json.loads((tmp_path / "demo.json").read_text())
     assert len(receipt["provenance"]["models"]["head"]) == 64
-    rows = [(row["drafts"], row["prompts"], row["is_identical"], row["num_tokens"]) for row in receipt["rows"]]
-    assert rows == [
-        (drafts, prompts, True, num_tokens)
-        for drafts in ("the EAGLE head", "the target itself in int4")
-        for prompts, num_tokens in (("code", 64), ("conversation", 64), ("all", 128))
-    ]
+    for drafts, *rows in zip(
+        ("the EAGLE head", "the target itself in int4"), *[iter(receipt["rows"])] * 3, strict=True
+    ):
+        assert [(row["drafts"], row["prompts"], row["is_identical"]) for row in rows] == [
+            (drafts, prompts, True) for prompts in ("code", "conversation", "all")
+        ]
+        code, conversation, both = [row["num_tokens"] for row in rows]
+        assert 32 < code <= 64 >= conversation > 32  # two answers each, that may end before their 32 tokens
+        assert both == code + conversation
     assert f"{receipt['ratios']['the EAGLE head, all']:.2f}x (" in races[0]
 
 
