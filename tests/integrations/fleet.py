@@ -69,6 +69,11 @@ class Fleet:
         finally:
             asker.close()
 
+    def last_words(self) -> str:
+        """The ends of what our own processes have printed, and whether they live, for a test that failed."""
+        ours = (self.hub, self.spoke, self.gateway)
+        return "\n".join(f"{each.arguments[0]} {each.process.poll()}: {each.output()[-2000:]}" for each in ours)
+
     async def num_tags(self) -> int:
         return (await self.hub_stats()).num_tags
 
@@ -82,8 +87,8 @@ class Fleet:
     def __enter__(self) -> Self:
         try:
             endpoint = self.spoke.wait_ready()
-            gateway = self._server("gateway", "--target", self._model, "--port", "0", "--endpoint", endpoint)
-            self.spoke_url = gateway.wait_ready().removesuffix("/v1")
+            self.gateway = self._server("gateway", "--target", self._model, "--port", "0", "--endpoint", endpoint)
+            self.spoke_url = self.gateway.wait_ready().removesuffix("/v1")
             for server in (self.tight, self.wide, self.plain):
                 server.wait_ready()
         except BaseException:

@@ -234,11 +234,11 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
     assert (await fleet.hub_stats()).num_targets == 3
 
     async def is_there() -> bool:
-        assert not running.done(), running.exception()
+        assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"
         return await fleet.num_targets() >= 0
 
     async def is_whole() -> bool:
-        assert not running.done(), running.exception()
+        assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"
         return await fleet.num_targets() == 3
 
     fleet.hub.end(signal.SIGKILL)
@@ -260,7 +260,7 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
     await drafting(fleet)
 
     async def has_preempted() -> bool:
-        assert not running.done(), running.exception()
+        assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"
         return counted(fleet.tight.url, "num_preemptions") > preempted
 
     await until(has_preempted, PREEMPTS_S)
