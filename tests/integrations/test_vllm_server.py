@@ -33,15 +33,13 @@ RECEIPT = os.environ.get("VLLM_RECEIPT", "")
 NUM_TOKENS = 32
 NUM_DRAWS = 1024  # answers of each server whose first two tokens are counted
 FALSE_ALARM = 1e-4
-HUB_LOADS_S = 400.0  # its model, beside four busy servers: five times as long as otherwise
-HUB_RETURNS_S = 120.0  # its drafts, once it is there
-HUB_FOUND_S = 30.0  # by all its targets
+HUB_RETURNS_S = 120.0  # it loads its model beside three busy servers
 PREEMPTS_S = 240.0
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.model,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON is not set"),
 ]
 
@@ -233,30 +231,24 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
     await asyncio.sleep(5.0)
     assert (await fleet.hub_stats()).num_targets == 3
 
-    async def is_there() -> bool:
-        assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"
-        return await fleet.num_targets() >= 0
-
     async def is_whole() -> bool:
         assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"
         return await fleet.num_targets() == 3
 
     fleet.hub.end(signal.SIGKILL)
     fleet.start_hub()
-    await until(is_there, HUB_LOADS_S)
-    await until(is_whole, HUB_FOUND_S)
+    await until(is_whole, HUB_RETURNS_S)
     await drafting(fleet)
 
     fleet.hub.send(signal.SIGSTOP)
     await asyncio.sleep(10.0)
     fleet.hub.send(signal.SIGCONT)
-    await until(is_whole, HUB_FOUND_S)
+    await until(is_whole, 30.0)
     await drafting(fleet)
 
     fleet.hub.end(signal.SIGTERM)
     fleet.start_hub("--draft", str(smollm2), "--draft-quantization", "int8")  # another draft, on the same port
-    await until(is_there, HUB_LOADS_S)
-    await until(is_whole, HUB_FOUND_S)
+    await until(is_whole, HUB_RETURNS_S)
     await drafting(fleet)
 
     async def has_preempted() -> bool:

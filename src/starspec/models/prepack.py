@@ -58,8 +58,8 @@ def pack_dense(weight: Tensor, bias: Tensor | None) -> PrepackedLinear | PlainLi
 
 def can_prepack(weight: Tensor) -> bool:
     """Whether oneDNN multiplies this weight on this machine, be it as float32."""
-    is_short = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return weight.device.type == "cpu" and is_short and torch._C._has_mkldnn
+    is_exact_in_float32 = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return weight.device.type == "cpu" and is_exact_in_float32 and torch._C._has_mkldnn
 
 
 def is_native(dtype: torch.dtype) -> bool:
