@@ -10,15 +10,16 @@ from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_i
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import ModelConfig
-from starspec.models import numerics
+from starspec.models import attention_numerics, numerics
 from starspec.models.attention_call import MIN_QUERY_ROWS
+from starspec.models.attention_numerics import attention_is_invariant
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.linear import StepLinear
 from starspec.models.load import load_runner
-from starspec.models.numerics import MAX_ROWS, SURE_ROWS, attention_is_invariant, invariant_rows, settle_numerics
+from starspec.models.numerics import MAX_ROWS, SURE_ROWS, invariant_rows, settle_numerics
 from starspec.models.packing import make_packer, swap_linears
 from starspec.models.prepack import pack_dense
 from starspec.models.runner import Segment
@@ -288,8 +289,29 @@ def test_kernels_that_round_otherwise_for_some_of_what_is_read_together_are_foun
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", moody)
     like = RaggedCache(1, 1, 1, 2, 32)
-    monkeypatch.setattr(numerics, "PREFIX_LENS", (3, 60))  # float32 kernels mind more slots, on some machines
+    # float32 kernels mind more slots, on some machines
+    monkeypatch.setattr(attention_numerics, "PREFIX_LENS", (3, 60))
+    monkeypatch.setattr(attention_numerics, "NEAR_BLOCK_ENDS", range(0))
     assert not attention_is_invariant(like, 8, Reading.TOGETHER)
+
+
+@pytest.mark.parametrize("odd_one", [128, 320, 1344])
+def test_kernels_that_cut_a_sum_for_one_number_of_slots_are_found_out_behind_bfloat16(monkeypatch, odd_one):
+    """They differ in float32's last bit, which one rounded output in thousands shows."""
+
+    def cutting(query, key, value, attn_mask, scale, **_):
+        weights = (query.double() @ key.double().transpose(-1, -2) * scale + attn_mask).softmax(-1)
+        halves = [
+            weights[..., part] @ value[..., part, :].double()
+            for part in (slice(odd_one // 2), slice(odd_one // 2, None))
+        ]
+        is_cut = key.shape[2] == odd_one
+        return (halves[0].float() + halves[1].float() if is_cut else (halves[0] + halves[1]).float()).to(query.dtype)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", cutting)
+    like = RaggedCache(1, 1, 1, 1, 16, dtype=torch.bfloat16)
+    assert attention_is_invariant(like, 2, Reading.BY_RUN)
+    assert not attention_is_invariant(like, 2, Reading.TOGETHER)
 
 
 def test_what_a_model_does_not_bear_together_is_tried_by_run(monkeypatch):

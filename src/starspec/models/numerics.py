@@ -4,33 +4,29 @@ A matrix product may round differently for different numbers of rows: kernels ar
 Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
 switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
 forwards and splits larger ones (`models/batch.py`). In attention (`models/attention_plan.py`) the probe looks whether
-tokens, and sequences, may share a call with the bits that a token has alone.
+tokens, and sequences, may share a call with the bits that a token has alone (`models/attention_numerics.py`).
 
 Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
-from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from starspec.cache.ragged import KEY_BLOCK, RaggedCache
-from starspec.models.attention import RaggedAttention
-from starspec.models.attention_call import MIN_QUERY_ROWS
-from starspec.models.attention_plan import MAX_QUERY_ROWS, MAX_TOGETHER, Reading, joined, plan_calls
+from starspec.cache.ragged import RaggedCache
+from starspec.models.attention_numerics import attention_is_invariant
+from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.device import is_accelerator
 from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
 from starspec.models.row_width import quickest_rows
 from starspec.models.runner import Segment
-from starspec.models.step_numerics import steps_are_invariant
 
 MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
 MAX_ROWS: Final = 64  # no forward of several sequences is wider
@@ -41,17 +37,13 @@ SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
 # longer in some hours; what is found in one of them is kept.
 PROBE_S: Final = 4.0
 NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
-
-# committed slots: inside a key block, across one, across a longer one; between them sums of other kernels
-PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
-CHAIN_LEN: Final = 5
+PROMPT_LEN: Final = 60  # of the prompt whose continuation a model is tried with
+CHAIN_LEN: Final = 5  # it crosses a key block
 READ_AS: Final = {
     Reading.TOGETHER: "; sequences of about one length attend together",
     Reading.IN_STEPS: "; forwards have fixed shapes for it, and are CUDA graphs where they can be recorded",
     Reading.BY_TOKEN: "; tokens attend one by one for it",
 }
-FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
-NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
 
 
 def settle_numerics(runner: PackedRunner) -> None:
@@ -166,80 +158,6 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s
     return lowest, highest
 
 
-@torch.inference_mode()
-def attention_is_invariant(like: RaggedCache, num_heads: int, reading: Reading) -> bool:
-    """Whether each token of a chain attends with the bits that it has as a batch entry alone.
-
-    In steps: `steps_are_invariant`. Else it tries every number of tokens that share a call, for various numbers of
-    cached slots; if sequences are to be read together, various numbers of them, and slots in vain up to any block.
-    """
-    if reading is Reading.IN_STEPS:
-        return steps_are_invariant(like, num_heads)
-    num_kv_heads, _, head_dim = like.keys[0].shape[1:]
-    num_slots = max(PREFIX_LENS) + MAX_ROWS
-    kept = RaggedCache(1, max(NUMS_TOGETHER), num_slots, num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
-    generator = torch.Generator().manual_seed(0)
-    for stored in (kept.keys[0], kept.values[0]):  # the same in each row, so a length says what is expected
-        stored.copy_(torch.randn(stored.shape[1:], generator=generator).expand_as(stored))
-    query = torch.randn(MAX_ROWS, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
-
-    @cache
-    def alone(prefix_len: int, token: int) -> Tensor:
-        return _attend_chains(kept, (prefix_len + token,), query[token : token + 1], Reading.BY_TOKEN)
-
-    def is_as_alone(prefix_lens: Sequence[int], num_tokens: int) -> bool:
-        found = _attend_chains(kept, prefix_lens, query[:num_tokens], reading)
-        return torch.equal(
-            found, torch.cat([alone(each, token) for each in prefix_lens for token in range(num_tokens)])
-        )
-
-    nums_for_each = (*range(1, FEW_TOKENS + 1), MAX_ROWS // 2)
-    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in nums_for_each]
-    in_turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_ROWS + 1))  # every number, each for one length
-    chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in in_turns]
-    return all(is_as_alone(*each) for each in (chains + _groups() if reading is Reading.TOGETHER else chains))
-
-
-def _groups() -> list[tuple[tuple[int, ...], int]]:
-    """Prefix lengths of sequences that are read together, and how many tokens each has."""
-    lengths = itertools.cycle(PREFIX_LENS)
-    mixed = [
-        (tuple(itertools.islice(lengths, num)), num_tokens)
-        for num in NUMS_TOGETHER
-        for num_tokens in range(1, MAX_ROWS // num + 1, 1 + MAX_ROWS // num // 8)
-    ]
-    longer = [
-        ((prefix_len, longest), CHAIN_LEN)
-        for prefix_len in PREFIX_LENS
-        for longest in range(prefix_len, max(PREFIX_LENS), KEY_BLOCK)
-    ]
-    return mixed + longer
-
-
-def _attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, reading: Reading) -> Tensor:
-    """What the same chain [T, Hq, D] attends to in each of the first N rows, [N T, Hq D]."""
-    num_tokens, num_heads, head_dim = query.shape
-    calls = []
-    for row, prefix_len in enumerate(prefix_lens):
-        calls += plan_calls(
-            row,
-            row * num_tokens,
-            prefix_len,
-            parents=None,
-            new_tokens=range(num_tokens),
-            is_prompt=False,
-            reading=reading,
-            group=num_heads // cache.keys[0].shape[1],
-            like=cache.keys[0],
-        )
-    if len(prefix_lens) > 1:
-        calls = joined(calls, are_calls_dear=True)  # however unlike their lengths
-    # the keys and values are there already
-    attention = RaggedAttention(cache, [], calls, num_rows=len(prefix_lens) * num_tokens, num_heads=num_heads)
-    nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
-    return attention(0, query.repeat(len(prefix_lens), 1, 1), nothing, head_dim**-0.5)
-
-
 def model_is_invariant(runner: PackedRunner) -> bool:
     """Whether a chain's tokens get the bits that they have one by one: together, in a batch, and hidden in a tree.
 
@@ -249,7 +167,7 @@ def model_is_invariant(runner: PackedRunner) -> bool:
     rows = sorted(cache.lease() for _ in range(min(3, cache.num_free_rows)))
     try:
         vocab_size = runner.info.vocab_size
-        prompt = [token * 7919 % vocab_size for token in range(PREFIX_LENS[1] + CHAIN_LEN)]
+        prompt = [token * 7919 % vocab_size for token in range(PROMPT_LEN + CHAIN_LEN)]
         prefix, chain = prompt[:-CHAIN_LEN], prompt[-CHAIN_LEN:]
         row, *others = rows
         runner.forward([Segment(row, prefix, 0)])
