@@ -76,8 +76,8 @@ def test_a_wrong_answer_to_a_request_that_arrived_late_is_not_overlooked(
 ) -> None:
     run_method = measure.run_method
 
-    def corrupting(bench, method, drafts, jobs, num_draft_tokens, arrivals_s=None):
-        run = run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s)
+    def corrupting(bench, method, drafts, jobs, num_draft_tokens, arrivals_s=None, known=None):
+        run = run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s, known)
         if arrivals_s is not None:
             run.served.answers[0].token_ids[0] += 1
         return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,24 +58,56 @@ def test_plain_answers_of_one_length_fill_every_round(bench: _Bench) -> None:
     run = bench.run(BatchMethod.named("plain", 3, BatchingConfig()), LONG)
     assert (per_round(run), run.stats.num_rounds) == (3.0, 12)
     assert run.prefill_s > 0
-    assert run.prefill_s + run.stats.total_s <= run.served.seconds
+    assert run.prefill_s + run.stats.total_s <= run.seconds
 
 
 def test_prompts_that_arrive_are_read_beside_rounds(bench: _Bench) -> None:
-    run = bench.run(BatchMethod.named("ragged", 3, BatchingConfig()), LONG, [0.0] * len(LONG))
+    run = bench.run_apart(BatchMethod.named("ragged", 3, BatchingConfig()), LONG, [0.0] * len(LONG))
     assert per_round(run) < 2.5
     assert run.draft_prefill_s == 0
 
 
-def test_a_run_does_not_gain_from_what_the_draft_has_read_in_another(bench: _Bench) -> None:
+def test_a_run_apart_does_not_gain_from_what_another_has_read(bench: _Bench) -> None:
     drafter, num_shared = bench.hub.loaded.drafter, []
     jobs = [job(number, 300, 4) for number in range(20, 29)]  # of no other test
     for name in ("ragged", "eqspec", "ragged"):
         before = drafter.num_shared_tokens
-        bench.run(BatchMethod.named(name, 3, BatchingConfig()), jobs)
+        run = bench.run_apart(BatchMethod.named(name, 3, BatchingConfig()), jobs)
         num_shared.append(drafter.num_shared_tokens - before)
+        assert run.read_before_s == 0
     assert num_shared[0] > 0, "within a run, prompts share their beginning"
     assert len(set(num_shared)) == 1
+
+
+def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    plan = BatchPlan(num_prompts=9, max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)
+    bench = _Bench(models, plan, [BatchMethod.named("ragged", 3, BatchingConfig())])
+    runner, chunk_s = bench.workbench.runner, 0.1
+    forward, num_read = runner.forward, 0
+
+    def slow(segments, feature_layers=()):
+        nonlocal num_read
+        if not segments[0].num_logits:
+            num_read += len(segments)
+            time.sleep(chunk_s)
+        return forward(segments, feature_layers)
+
+    monkeypatch.setattr(runner, "forward", slow)
+    names = ("ragged", "ragged", "plain")
+    first, again, plain = [bench.run(BatchMethod.named(name, 3, BatchingConfig()), LONG) for name in names]
+    assert num_read == 2 * len(LONG)
+    assert first.read_before_s == 0
+    assert first.draft_prefill_s == again.draft_prefill_s > plain.draft_prefill_s
+    for run in (first, again, plain):
+        assert run.prefill_s >= num_read * chunk_s
+        assert run.prefill_s + run.draft_prefill_s + run.stats.total_s <= run.seconds
+    for run in (again, plain):
+        assert run.served.seconds < num_read * chunk_s < run.seconds
 
 
 class SlowHub(NoDrafts):

@@ -62,7 +62,7 @@ def test_decoding_goes_on_from_what_is_copied(bench: Workbench, method) -> None:
     jobs, batching, known = bench.jobs(PROMPTS, GREEDY, 12), BatchingConfig(method=method), KnownPrompts()
     expected = bench.record(jobs, batch_size=4, batching=batching, known=known)
     for held in known._held.values():
-        held.neg_()
+        held.content.neg_()
     found = bench.record(jobs, batch_size=4, batching=batching, known=known)
     assert [each.token_ids for each in found.answers] != [each.token_ids for each in expected.answers]
 

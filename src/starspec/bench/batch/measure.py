@@ -13,6 +13,7 @@ from starspec.bench.batch.serving import poisson_arrivals
 from starspec.bench.compare import NEAR_TIE_STEPS
 from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.bench.decode import Job
+from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Spread
 from starspec.bench.workbench import Sampling, Workbench
@@ -22,6 +23,7 @@ from starspec.errors import ConfigError
 from starspec.length.policy import make_policy
 from starspec.local_star import LocalHub
 from starspec.speculation.stats import TargetStats
+from starspec.target.drafts import Drafts
 
 WARM_UP_TOKENS = 4  # of an answer
 GAP_BOUND = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
@@ -104,24 +106,49 @@ Advance = Callable[[str, int | None], None]
 
 
 class _Bench:
-    """Everything loaded, and how one run is made."""
+    """Everything loaded, and how one run is made.
+
+    Rounds are what is compared, and prompts take longer than all rounds. So the first run of each layout reads them for
+    the target, and the first one of each batch size for the draft; the others take copies, and are told what it took.
+    """
 
     def __init__(self, models: BatchModels, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
         num_rows = max(method.num_rows for method in methods)
         self.plan = plan
         self.workbench = Workbench(models.target_config(num_rows, plan.max_model_len))
         self.speculative = models.speculative(plan)
-        self.hub = LocalHub(
-            self.workbench.config, self.workbench.runner.info, self.speculative, self.workbench.tokenizer
-        )
+        like_target = replace(self.workbench.config, num_rows=max(num_rows, plan.num_prompts))  # to keep all prompts
+        self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
+        self._known = KnownPrompts()
+        self._drafts: dict[int, Drafts] = {}  # by batch size
+        self._draft_prefill_s: dict[int, float] = {}  # of the first run with them
 
-    def run(self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> MethodRun:
-        """As a target that the hub has not met: what it has read of these prompts in other runs is of no use here."""
-        drafts = self.hub.drafts(make_policy(self.speculative, method.batch_size), TargetStats())
+    def run(self, method: BatchMethod, jobs: Sequence[Job]) -> MethodRun:
+        """All requests at once. Call it with the same jobs always."""
+        size = method.batch_size
+        if size not in self._drafts:
+            self._drafts[size] = self._stranger(size)
+        drafts = self._drafts[size]
+        run = run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self._known)
+        if method.is_plain:
+            return run
+        first_s = self._draft_prefill_s.setdefault(size, run.draft_prefill_s)
+        saved_s = first_s - run.draft_prefill_s
+        return replace(run, draft_prefill_s=first_s, read_before_s=run.read_before_s + saved_s)
+
+    def run_apart(
+        self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None
+    ) -> MethodRun:
+        """What other runs have read is of no use here."""
+        drafts = self._stranger(method.batch_size)
         try:
             return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, arrivals_s)
         finally:
             drafts.shutdown()
+
+    def _stranger(self, batch_size: int) -> Drafts:
+        """Drafts of a target that the hub has not met."""
+        return self.hub.drafts(make_policy(self.speculative, batch_size), TargetStats())
 
 
 def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
@@ -196,7 +223,7 @@ def _run_in_turns(
     """Every method's repeats; the methods of a batch size take turns, so that a slow moment hits all alike."""
     warm_up = [Job(job.name, job.prompt_token_ids, job.law, WARM_UP_TOKENS) for job in jobs[:1]]
     for name in dict.fromkeys(method.name for method in methods):
-        bench.run(BatchMethod.named(name, 1, bench.plan.batching), warm_up)
+        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), warm_up)
     runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in methods}
     for _ in range(bench.plan.num_repeats):
         for method in methods:
@@ -215,9 +242,9 @@ def _arrive(
     arrivals = {}
     for method in runs:
         rivals = [other for other in runs if other.batch_size == method.batch_size and not other.is_plain]
-        slowest = max(run.served.seconds for other in rivals or [method] for run in runs[other])
+        slowest = max(run.seconds for other in rivals or [method] for run in runs[other])
         rate = bench.plan.load * len(jobs) / slowest
         advance(f"{method.name}, batch {method.batch_size}, Poisson arrivals", None)
-        run = bench.run(method, jobs, poisson_arrivals(len(jobs), rate, seed=method.batch_size))
+        run = bench.run_apart(method, jobs, poisson_arrivals(len(jobs), rate, seed=method.batch_size))
         arrivals[method] = (run, rate)
     return arrivals

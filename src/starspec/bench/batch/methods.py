@@ -10,6 +10,7 @@ from starspec.bench.batch.memory import peak_mib, reset_peak
 from starspec.bench.batch.reading import DraftReading, TargetReading
 from starspec.bench.batch.serving import Served, serve
 from starspec.bench.decode import Job, make_engine
+from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.workbench import Workbench
 from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, nearest
 from starspec.errors import ConfigError
@@ -64,9 +65,20 @@ class MethodRun:
 
     served: Served
     stats: BatchStats  # of its rounds
-    prefill_s: float  # the target's reading of prompts
+    prefill_s: float  # the target's reading of prompts, be it in this run or in one before
     draft_prefill_s: float  # the draft's, with first proposals; 0 with arrivals, where rounds wait for it
+    read_before_s: float  # of both, what runs before have done for this one
     peak_mib: float | None  # resident set of the process, weights included; None = unknown here
+
+    @property
+    def seconds(self) -> float:
+        """What it would have taken without the runs before it."""
+        return self.served.seconds + self.read_before_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompts included; 0 if there are no tokens: an engine that emits nothing is not fast."""
+        return self.served.num_tokens / self.seconds if self.served.num_tokens else 0.0
 
 
 def run_method(
@@ -76,13 +88,15 @@ def run_method(
     jobs: Sequence[Job],
     num_draft_tokens: int,
     arrivals_s: Sequence[float] | None = None,
+    known: KnownPrompts | None = None,
 ) -> MethodRun:
     """Answer the jobs with a fresh engine.
 
     Args:
-        drafts: nothing is known to them of any prompt; of no use to plain methods.
+        drafts: of no use to plain methods.
         num_draft_tokens: K.
         arrivals_s: None = all are there at once, and rounds wait for prompts; otherwise prompts are read beside rounds.
+        known: prompts that the target need not read again; this run's are added. None = it reads all.
     """
     runner = bench.runner
     if method.name.endswith(FAST):
@@ -93,8 +107,10 @@ def run_method(
     drafts = NoDrafts() if method.is_plain else drafts
     draft_reading = DraftReading(drafts, stats.batch)
     is_offline = arrivals_s is None
+    laid_out = lay_out(runner, method.batching, stats.batch)
+    saved_before_s = known.saved_s if known else 0.0
     engine = make_engine(
-        lay_out(runner, method.batching, stats.batch),
+        known.reading_once(laid_out) if known else laid_out,
         bench.tokenizer,
         draft_reading if is_offline else drafts,
         stats,
@@ -106,4 +122,5 @@ def run_method(
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
     served = serve(engine, asked, arrivals_s)
     draft_reading.charge_first_rounds()
-    return MethodRun(served, stats.batch, reading.seconds, draft_reading.seconds, peak_mib())
+    saved_s = known.saved_s - saved_before_s if known else 0.0
+    return MethodRun(served, stats.batch, reading.seconds + saved_s, draft_reading.seconds, saved_s, peak_mib())

@@ -43,12 +43,12 @@ class BatchRow:
     num_explained: int  # of those, answers that differ from a near-tie of the target on
     largest_gap: float | None  # in logits, between expected and found token at a divergence; None = no divergence
     first_divergence: Divergence | None
-    tokens_per_s: Spread  # prompts included
+    tokens_per_s: Spread  # prompts included, as if each run read them
     batch_scaling: float | None  # tokens_per_s over the method's own at batch 1; None = that was not measured
     ms_per_token: Spread  # of rounds
     ms_per_token_without_realign: Spread
-    prefill_s: float  # the target's reading of prompts, of one repeat; in no round's time
-    draft_prefill_s: float  # the draft's, with each answer's first proposal
+    prefill_s: float  # the target's reading of prompts, in the first run of a layout; in no round's time
+    draft_prefill_s: float  # the draft's, with each answer's first proposal, in the first run of a batch size
     num_verify_calls: int
     sequences_per_round: float  # on average: what a batch really held
     ms_per_verify: float
@@ -133,9 +133,9 @@ def batch_row(
     acceptance = AcceptanceStats()
     for answer in answers:
         acceptance.add(answer.stats.acceptance)
-    rate = Spread.of([round(run.served.tokens_per_s, 3) for run in runs])
+    rate = Spread.of([round(run.tokens_per_s, 3) for run in runs])
     gaps = [each.logit_gap for each in differing if each.logit_gap is not None]
-    rate_alone = Spread.of([run.served.tokens_per_s for run in alone]).median if alone else 0.0
+    rate_alone = Spread.of([run.tokens_per_s for run in alone]).median if alone else 0.0
     return BatchRow(
         method=method.name,
         batch_size=method.batch_size,
