@@ -5,7 +5,7 @@
 # make check    format, lint, types, import directions, public API, the wire's page
 # make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
 #               takes hours, PARTS=exact|sampled|bits|head-exact|head-bits|pair|batch|batch-pair one of them, SHARD=1/4 a
-#               quarter of the prompts
+#               quarter of the prompts, DEVICE=cuda a GPU
 # make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
 # make clean    forget the environment
 
@@ -49,7 +49,7 @@ certify: models
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.embedded)" \
 			--head src/starspec/heads/smollm2-135m \
 			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
-			$(if $(SHARD),--shard $(SHARD)) \
+			$(if $(SHARD),--shard $(SHARD)) $(if $(DEVICE),--device $(DEVICE)) \
 			--json benchmarks/results/certificate/$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
 	done
 

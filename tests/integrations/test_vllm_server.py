@@ -73,15 +73,19 @@ async def greedy(url: str, prompts: Sequence[Sequence[int]]) -> list[Sequence[in
 
 
 async def drafting(fleet: Fleet) -> None:
-    """Return once the hub's drafts reach both servers."""
-    for server in (fleet.tight, fleet.wide):
+    """Return once the hub's drafts reach both servers. Raises: AssertionError with what is known of one that gets none."""
+    for name, server in (("tight", fleet.tight), ("wide", fleet.wide)):
         before = counted(server.url, "spec_decode_num_drafts")
 
         async def has_drafts(url: str = server.url, before: float = before) -> bool:
             await ask_all(url, [[100, 200, 300]], num_tokens=PROBE_EVERY + 8, batch_size=1)
             return counted(url, "spec_decode_num_drafts") > before
 
-        await until(has_drafts, HUB_RETURNS_S)
+        try:
+            await until(has_drafts, HUB_RETURNS_S)
+        except AssertionError as error:
+            seen = f"{await fleet.hub_stats()}\n{fleet.last_words()}\n{server.output()}"
+            raise AssertionError(f"no draft reached '{name}':\n{seen}") from error
 
 
 async def nothing_left(fleet: Fleet) -> bool:

@@ -93,6 +93,7 @@ class Subjects:
     model: str  # of the parts with one model
     head: str | None = None  # an EAGLE head of `model`, for parts of its own; None = there are none
     pair: tuple[str, str] | None = None  # target and draft of further parts; None = there are none
+    device: str = "cpu"
     num_threads: int | None = None
     part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tried
     shard: Shard = Shard()
@@ -136,6 +137,7 @@ def certify(
         config = ModelConfig(
             model=target,
             dtype=part.dtype,
+            device=subjects.device,
             num_rows=part.num_rows,
             max_model_len=min(part.max_model_len, max_len_of(target) or part.max_model_len),
             num_threads=subjects.num_threads,

@@ -285,6 +285,7 @@ def certify(
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
+    device: opt.Device = opt.MODEL.device,
     num_threads: opt.NumThreads = None,
 ) -> None:
     """The losslessness certificate: drafts and batches change no token, against transformers and plain decoding.
@@ -308,6 +309,7 @@ def certify(
             model=model,
             head=head,
             pair=two,
+            device=device,
             num_threads=num_threads,
             part_names=names,
             shard=chosen,
