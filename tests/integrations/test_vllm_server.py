@@ -73,7 +73,7 @@ async def greedy(url: str, prompts: Sequence[Sequence[int]]) -> list[Sequence[in
 
 
 async def drafting(fleet: Fleet) -> None:
-    """Return once the hub's drafts reach both servers. Raises: AssertionError with what is known of one that gets none."""
+    """Return once the hub's drafts reach both servers. Raises: AssertionError, with what is known of one without."""
     for name, server in (("tight", fleet.tight), ("wide", fleet.wide)):
         before = counted(server.url, "spec_decode_num_drafts")
 
