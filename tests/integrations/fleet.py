@@ -21,8 +21,9 @@ import httpx
 from starspec.bench.faults.star_processes import ServerProcess, free_port
 from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import LinkError
-from starspec.speculation.stats import HubStats
+from starspec.ids import TargetId
 from starspec.wire.ask import HubAsker
+from starspec.wire.messages import HubStatus
 
 NUM_DRAFT_TOKENS = 4
 STAR = {
@@ -62,10 +63,11 @@ class Fleet:
         draft = words or ("--draft", self._model, "--draft-quantization", "int4")
         self.hub = self._server("draft", *draft, *port, "--num-threads", "1")
 
-    async def hub_stats(self) -> HubStats:
+    async def hub_status(self) -> HubStatus:
+        """Raises: LinkError if the hub does not answer."""
         asker = HubAsker(self.hub_endpoint)
         try:
-            return (await asker()).stats
+            return await asker()
         finally:
             asker.close()
 
@@ -75,14 +77,22 @@ class Fleet:
         return "\n".join(f"{each.arguments[0]} {each.process.poll()}: {each.output()[-2000:]}" for each in ours)
 
     async def num_tags(self) -> int:
-        return (await self.hub_stats()).num_tags
+        return (await self.hub_status()).stats.num_tags
 
     async def num_targets(self) -> int:
         """That the hub knows; -1 while it cannot be asked."""
         try:
-            return (await self.hub_stats()).num_targets
+            return (await self.hub_status()).stats.num_targets
         except LinkError:
             return -1
+
+    async def num_drafted(self) -> dict[TargetId, int]:
+        """Tokens that this hub has drafted for each of its targets; empty while it cannot be asked."""
+        try:
+            spokes = (await self.hub_status()).spokes
+        except LinkError:
+            return {}
+        return {name: spoke.num_draft_tokens for name, spoke in spokes.items()}
 
     def __enter__(self) -> Self:
         try:
