@@ -33,9 +33,10 @@ MAX_ROWS: Final = 64  # no forward of several sequences is wider
 ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
 SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
 # then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
-# taken for a slow one: where that is too short, splitting them costs little. Where memory is shared, that time is
-# longer in some hours; what is found in one of them is kept.
-PROBE_S: Final = 4.0
+# taken for a slow one. Where reading the weights is what takes long, a forward that is split takes a quarter longer (eight
+# sequences of 4 tokens with a target of 1.5 billion float32 weights: 1,258 ms instead of 1,005), so this is generous:
+# what is found is kept from start to start.
+PROBE_S: Final = 30.0
 NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
 PROMPT_LEN: Final = 60  # of the prompt whose continuation a model is tried with
 CHAIN_LEN: Final = 5  # it crosses a key block
@@ -120,8 +121,7 @@ def invariant_rows(
 ) -> RowRange | None:
     """The widest range of row counts around `ANCHOR_ROWS` for which all linears give each row the same bits.
 
-    Only one linear of each shape is tried, the cheapest first. A processor that needs long for this is bound by
-    arithmetic: two forwards of half the rows cost it about what one does.
+    Only one linear of each shape is tried, the cheapest first.
 
     Returns: None if the range holds no second row count.
     """
