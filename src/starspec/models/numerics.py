@@ -33,7 +33,7 @@ MAX_ROWS: Final = 64  # no forward of several sequences is wider
 ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
 SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
 # then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
-# taken for a slow one. Where reading the weights is what takes long, a forward that is split takes a quarter longer (eight
+# taken for a slow one. Where reading the weights is what takes long, a forward that is split takes a quarter longer (8
 # sequences of 4 tokens with a target of 1.5 billion float32 weights: 1,258 ms instead of 1,005), so this is generous:
 # what is found is kept from start to start.
 PROBE_S: Final = 30.0
