@@ -50,7 +50,7 @@ certify: models
 			--head src/starspec/heads/smollm2-135m \
 			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
 			$(if $(SHARD),--shard $(SHARD)) $(if $(DEVICE),--device $(DEVICE)) \
-			--json benchmarks/results/certificate/$$part$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
+			--json benchmarks/results/certificate/$$part$(if $(DEVICE),-$(DEVICE))$(if $(SHARD),-$(subst /,of,$(SHARD))).json || exit 1; \
 	done
 
 models: $(INSTALLED)

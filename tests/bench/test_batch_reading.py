@@ -98,9 +98,15 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
         return forward(segments, feature_layers)
 
     monkeypatch.setattr(runner, "forward", slow)
-    names = ("ragged", "ragged", "plain")
-    first, again, plain = [bench.run(BatchMethod.named(name, 3, BatchingConfig()), LONG) for name in names]
+    drafter, num_shared, runs = bench.hub.loaded.drafter, [0], []
+    for name in ("ragged", "ragged", "plain"):
+        runs.append(bench.run(BatchMethod.named(name, 3, BatchingConfig()), LONG))
+        num_shared.append(drafter.num_shared_tokens)
+    first, again, plain = runs
     assert num_read == 2 * len(LONG)
+    num_tokens = sum(len(each.prompt_token_ids) for each in LONG)
+    assert num_shared[2] - num_shared[1] > 0.9 * num_tokens  # all but the rest of a block
+    assert num_shared[1] < 0.2 * num_tokens
     assert first.read_before_s == 0
     assert first.draft_prefill_s == again.draft_prefill_s > plain.draft_prefill_s
     for run in (first, again, plain):

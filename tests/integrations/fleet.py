@@ -86,13 +86,13 @@ class Fleet:
         except LinkError:
             return -1
 
-    async def num_drafted(self) -> dict[TargetId, int]:
-        """Tokens that this hub has drafted for each of its targets; empty while it cannot be asked."""
+    async def num_verdicts(self) -> dict[TargetId, int]:
+        """On drafts of this hub, from each of its targets; empty while it cannot be asked."""
         try:
             spokes = (await self.hub_status()).spokes
         except LinkError:
             return {}
-        return {name: spoke.num_draft_tokens for name, spoke in spokes.items()}
+        return {name: spoke.num_verdicts for name, spoke in spokes.items()}
 
     def __enter__(self) -> Self:
         try:

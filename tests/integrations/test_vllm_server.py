@@ -85,19 +85,21 @@ async def drafting(fleet: Fleet) -> None:
         try:
             await until(has_drafts, HUB_RETURNS_S)
         except AssertionError as error:
-            seen = f"{await fleet.hub_status()}\n{fleet.last_words()}\n{server.output()}"
+            seen = f"{await fleet.num_verdicts()}\n{fleet.last_words()}\n{server.output()}"
             raise AssertionError(f"no draft reached '{name}':\n{seen}") from error
 
 
-async def drafted_for(fleet: Fleet) -> None:
-    """Return once the hub has drafted anew for all three; a server on so full a machine may let a draft go as late."""
-    last, growing = await fleet.num_drafted(), set[TargetId]()
+async def drafted_for(fleet: Fleet, running: asyncio.Task[None]) -> None:
+    """Return once all three told the hub anew what came of its drafts; on so full a machine many come too late."""
+    await asyncio.sleep(5.0)  # a hub that stood still works off what was sent to it meanwhile
+    last, growing = await fleet.num_verdicts(), set[TargetId]()
 
     async def are_all_growing() -> bool:
         nonlocal last
-        drafted = await fleet.num_drafted()
-        growing.update(name for name, num in drafted.items() if num > last.get(name, num))
-        last = drafted
+        assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"
+        verdicts = await fleet.num_verdicts()
+        growing.update(name for name, num in verdicts.items() if num > last.get(name, num))
+        last = verdicts
         return len(growing) == 3
 
     await until(are_all_growing, HUB_RETURNS_S)
@@ -257,18 +259,18 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
     fleet.hub.end(signal.SIGKILL)
     fleet.start_hub()
     await until(is_whole, HUB_RETURNS_S)
-    await drafted_for(fleet)
+    await drafted_for(fleet, running)
 
     fleet.hub.send(signal.SIGSTOP)
     await asyncio.sleep(10.0)
     fleet.hub.send(signal.SIGCONT)
     await until(is_whole, 30.0)
-    await drafted_for(fleet)
+    await drafted_for(fleet, running)
 
     fleet.hub.end(signal.SIGTERM)
     fleet.start_hub("--draft", str(smollm2), "--draft-quantization", "int8")  # another draft, on the same port
     await until(is_whole, HUB_RETURNS_S)
-    await drafted_for(fleet)
+    await drafted_for(fleet, running)
 
     async def has_preempted() -> bool:
         assert not running.done(), f"{running.exception()!r}\n{fleet.last_words()}"

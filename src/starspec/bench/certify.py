@@ -66,6 +66,7 @@ class PartResult:
     name: str
     claim: str
     dtype: str
+    device: str  # of target and draft; transformers' own `generate` runs on the CPU
     target: str
     draft: str
     numerics: str  # what the probe found
@@ -209,6 +210,7 @@ def try_part(
         name=part.name,
         claim=part.claim,
         dtype=part.dtype,
+        device=target.device,
         target=bench.runner.info.name,
         draft=draft.rpartition("/")[2],
         numerics=bench.numerics_report,

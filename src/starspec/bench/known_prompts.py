@@ -32,6 +32,11 @@ class KnownPrompts:
         self.saved_s = 0.0  # what copies instead of forwards have saved so far
         self._held: dict[ChunkKey, _Chunk] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """What is held."""
+        return sum(chunk.content.numel() * chunk.content.element_size() for chunk in self._held.values())
+
     def reading_once(self, runner: BatchRunner) -> BatchRunner:
         """The runner, but for chunks of prompts that another runner of the same model and layout has read.
 

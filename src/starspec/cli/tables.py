@@ -162,8 +162,8 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
 def batch_time_table(rows: Sequence[BatchRow]) -> Table:
     """Where the time goes: one row for each method and batch size."""
     table = new_table(
-        "prompts s: what target and draft read before a sequence's rounds, of one repeat; ms/token and shares are of "
-        "rounds alone",
+        "prompts s: what target and draft read before a sequence's rounds, once for all repeats; ms/token and shares "
+        "are of rounds alone",
         "method",
         "batch",
         *("prompts s", "ms/token", "verify", "draft", "overhead", "pad + KV ms", "grouped", "wait s"),

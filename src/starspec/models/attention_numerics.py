@@ -13,17 +13,18 @@ from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 from starspec.models.attention import RaggedAttention
 from starspec.models.attention_call import MIN_QUERY_ROWS
 from starspec.models.attention_plan import MAX_QUERY_ROWS, MAX_TOGETHER, Reading, joined, plan_calls
+from starspec.models.probe_values import TellingValues, half_blind
 from starspec.models.step_numerics import steps_are_invariant
 
 # committed slots: inside a key block, across one, across a longer one; between them sums of other kernels
 PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
-# ... and near the end of every block: kernels cut sums at places of their own, and only some numbers of blocks show it
+# ... and near the end of every block up to there: kernels cut sums at places of their own, which only some numbers of
+# blocks show. Torch's CPU kernel takes 512 slots at a time, so longer prefixes are more of the same.
 NEAR_BLOCK_ENDS: Final = range(KEY_BLOCK - 9, max(PREFIX_LENS), KEY_BLOCK)
 CHAIN_LEN: Final = 5
-MAX_TOKENS: Final = 64  # tried together
+MAX_TOKENS: Final = 64  # tried together; no forward of several sequences is wider
 FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
 NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
-TINY: Final = 2.0**-9  # beside other values: about a rounding step of bfloat16
 
 
 @torch.inference_mode()
@@ -62,13 +63,7 @@ def _groups() -> list[tuple[tuple[int, ...], int]]:
 
 
 class _Trial:
-    """Chains behind prefixes, whose sums over slots are such that another order of summation shows.
-
-    Outputs are rounded to the model's dtype, so two kernels that sum in another order mostly agree all the same: of
-    random values 1 output in 30,000 differed in bfloat16. Here large values add up and the chain's first takes them
-    all away, so what is left is mostly rounding: 1 in 50. Every other query sees all slots alike, for the weights
-    would spoil that; for the others it is another random sum.
-    """
+    """Chains behind prefixes, in rows that hold the same but for a chain's values (`probe_values.py`)."""
 
     def __init__(self, like: RaggedCache, num_heads: int, reading: Reading) -> None:
         num_kv_heads, _, head_dim = like.keys[0].shape[1:]
@@ -81,18 +76,17 @@ class _Trial:
             dtype=like.dtype,
             device=like.device,
         )
-        shape = self._cache.keys[0].shape[1:]
+        keys, values = self._cache.keys[0], self._cache.values[0]
+        shape = (num_kv_heads, keys.shape[2], head_dim)
         generator = torch.Generator().manual_seed(0)
-        # the same in each row, so a length says what is expected
-        self._cache.keys[0].copy_(torch.randn(shape, generator=generator).expand_as(self._cache.keys[0]))
-        # cubed: a few entries dominate. As the cache rounds them, so that their sum is what the cache's is
-        self._values = torch.randn(shape, generator=generator).pow(3).to(like.dtype).double()
+        keys.copy_(torch.randn(shape, generator=generator).expand_as(keys))
+        self._values = TellingValues(shape, like.dtype, generator)
+        values.copy_(self._values.of_prefix.expand_as(values))
         query = torch.randn(MAX_TOKENS, num_heads, head_dim, generator=generator)
-        is_blind = (torch.arange(MAX_TOKENS)[:, None] + torch.arange(num_heads)) % 2 == 0
-        self._query = query.masked_fill(is_blind[..., None], 0.0).to(like.device, like.dtype)
+        self._query = half_blind(query).to(like.device, like.dtype)
         self._reading = reading
         self._alone: dict[tuple[int, int], Tensor] = {}  # by prefix and token
-        self._laid: dict[int, int] = {}  # row -> the prefix that its values are for
+        self._laid: dict[int, int] = {}  # row -> the prefix that a chain's values are behind
 
     def is_as_alone(self, prefix_lens: Sequence[int], num_tokens: int) -> bool:
         """Whether `num_tokens` behind each of the prefixes attend together as each does alone."""
@@ -115,14 +109,16 @@ class _Trial:
         return attend_chains(self._cache, behind, query, reading)
 
     def _lay(self, row: int, prefix_len: int) -> None:
-        """Effects: the row's values are those for a chain behind this prefix."""
-        if self._laid.get(row) == prefix_len:
+        """Effects: the row's values are those of a chain behind this prefix."""
+        before = self._laid.get(row)
+        if before == prefix_len:
             return
+        stored = self._cache.values[0][row]
+        if before is not None:
+            chain = slice(before, before + MAX_TOKENS)
+            stored[:, chain].copy_(self._values.of_prefix[:, chain])
+        stored[:, prefix_len : prefix_len + MAX_TOKENS].copy_(self._values.of_chain(prefix_len, MAX_TOKENS))
         self._laid[row] = prefix_len
-        values = self._values.clone()
-        values[:, prefix_len] = -values[:, :prefix_len].sum(1)
-        values[:, prefix_len + 1 : prefix_len + MAX_TOKENS] *= TINY
-        self._cache.values[0][row].copy_(values)
 
 
 def attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, reading: Reading) -> Tensor:

@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention_numerics import attention_is_invariant
+from starspec.models.attention_numerics import MAX_TOKENS, attention_is_invariant
 from starspec.models.attention_plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.device import is_accelerator
 from starspec.models.linear import StepLinear
 from starspec.models.packed import PackedRunner
+from starspec.models.prepack import PrepackedLinear
 from starspec.models.row_width import quickest_rows
 from starspec.models.runner import Segment
 
 MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
-MAX_ROWS: Final = 64  # no forward of several sequences is wider
+MAX_ROWS: Final = MAX_TOKENS  # no forward of several sequences is wider
 ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
 SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
 # then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
@@ -131,7 +132,10 @@ def invariant_rows(
     for linear in sorted(of_each_shape.values(), key=lambda linear: linear.num_bytes):
         # cubed: like real activations a few entries dominate, so that another order of summation shows
         x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
-        lowest, highest = _narrow(linear, x.to(device, dtype), lowest, highest, deadline_s)
+        given = x.to(device, dtype)
+        if isinstance(linear.call, PrepackedLinear):  # where it sums in float32, see results before they are rounded
+            given = given.float()
+        lowest, highest = _narrow(linear, given, lowest, highest, deadline_s)
     return RowRange(lowest, highest) if lowest < highest else None
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.models.batch import Piece
+from starspec.models.probe_values import TellingValues, half_blind
 from starspec.models.runner import Segment
 from starspec.models.step_batch import MAX_READ_BYTES, MIN_SLOTS, StepBatch, StepShape, num_slot_bytes
 
@@ -30,16 +31,19 @@ def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
     num_kv_heads, row_len, head_dim = like.keys[0].shape[1:]
     cache = RaggedCache(1, 2, max(*SLOTS, row_len), num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
     generator = torch.Generator().manual_seed(0)
-    content = torch.randn(2, num_kv_heads, SLOTS[-1], head_dim, generator=generator)  # the same in both rows
-    query = torch.randn(MAX_ENTRIES, num_heads, head_dim, generator=generator).to(like.device, like.dtype)
-    new = torch.randn(MAX_ENTRIES, 2, num_kv_heads, head_dim, generator=generator).to(like.device, like.dtype)
+    keys = torch.randn(num_kv_heads, SLOTS[-1], head_dim, generator=generator)  # the same in both rows
+    values = TellingValues((num_kv_heads, SLOTS[-1], head_dim), like.dtype, generator)
+    query = half_blind(torch.randn(MAX_ENTRIES, num_heads, head_dim, generator=generator)).to(like.device, like.dtype)
+    new_keys = torch.randn(MAX_ENTRIES, num_kv_heads, head_dim, generator=generator)
     rows = [cache.lease(), cache.lease()]
     for prefix_len in PREFIX_LENS:
-        for kind, stored in enumerate((cache.keys[0], cache.values[0])):
-            stored[:, :, : SLOTS[-1]].copy_(content[kind])
+        for stored, content in ((cache.keys[0], keys), (cache.values[0], values.of_prefix)):
+            stored[:, :, : SLOTS[-1]].copy_(content)
         for row in rows:
             cache.truncate(row, 0)
             cache.append(row, prefix_len)
+        new_values = values.of_chain(prefix_len, MAX_ENTRIES).transpose(0, 1)
+        new = torch.stack((new_keys, new_values.float()), dim=1).to(like.device, like.dtype)
         if not _is_as_alone(cache, rows, prefix_len, query, new):
             return False
     return True

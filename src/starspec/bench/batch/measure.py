@@ -108,8 +108,9 @@ Advance = Callable[[str, int | None], None]
 class _Bench:
     """Everything loaded, and how one run is made.
 
-    Rounds are what is compared, and prompts take longer than all rounds. So the first run of each layout reads them for
-    the target, and the first one of each batch size for the draft; the others take copies, and are told what it took.
+    Rounds are what is compared, and prompts take longer than all rounds. So the target reads them in the first run of
+    each layout (with an EAGLE head as draft in every run, for its hidden states), the draft in the first one of each
+    batch size; others take copies, of the draft's as far as its cache still has them, and are told what it took.
     """
 
     def __init__(self, models: BatchModels, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
@@ -117,7 +118,8 @@ class _Bench:
         self.plan = plan
         self.workbench = Workbench(models.target_config(num_rows, plan.max_model_len))
         self.speculative = models.speculative(plan)
-        like_target = replace(self.workbench.config, num_rows=max(num_rows, plan.num_prompts))  # to keep all prompts
+        # a prompt that is read goes on in its own row, and another that ends first must not take the next one's
+        like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
         self._known = KnownPrompts()
         self._drafts: dict[int, Drafts] = {}  # by batch size
@@ -162,6 +164,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     bench = _Bench(models, plan, methods)
     chosen, jobs = _jobs(bench.workbench, prompts, plan)
     advance("decoding", 1 + len(methods) * (plan.num_repeats + (plan.load > 0)))
+    _warm_up(bench, methods, jobs)
     advance("plain, alone", None)
     reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
     runs = _run_in_turns(bench, methods, jobs, advance)
@@ -217,13 +220,17 @@ def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple
     return chosen, of_one_length(jobs) if plan.is_one_length else jobs
 
 
+def _warm_up(bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job]) -> None:
+    """One short answer by each."""
+    first = [Job(job.name, job.prompt_token_ids, job.law, WARM_UP_TOKENS) for job in jobs[:1]]
+    for name in dict.fromkeys(method.name for method in methods):
+        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), first)
+
+
 def _run_in_turns(
     bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance
 ) -> dict[BatchMethod, list[MethodRun]]:
     """Every method's repeats; the methods of a batch size take turns, so that a slow moment hits all alike."""
-    warm_up = [Job(job.name, job.prompt_token_ids, job.law, WARM_UP_TOKENS) for job in jobs[:1]]
-    for name in dict.fromkeys(method.name for method in methods):
-        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), warm_up)
     runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in methods}
     for _ in range(bench.plan.num_repeats):
         for method in methods:

@@ -18,11 +18,15 @@ def reset_peak() -> None:
         return
 
 
-def peak_mib() -> float | None:
-    """The peak resident set since `reset_peak`, or since the process began where that cannot be reset."""
+def peak_mib(without: int = 0) -> float | None:
+    """The peak resident set since `reset_peak`, or since the process began where that cannot be reset.
+
+    Args:
+        without: bytes that were held all the time and are not to be counted.
+    """
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
         return None
     kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    return round(kib[0] / 1024, 1) if kib else None
+    return round((kib[0] - without / 1024) / 1024, 1) if kib else None

@@ -68,7 +68,7 @@ class MethodRun:
     prefill_s: float  # the target's reading of prompts, be it in this run or in one before
     draft_prefill_s: float  # the draft's, with first proposals; 0 with arrivals, where rounds wait for it
     read_before_s: float  # of both, what runs before have done for this one
-    peak_mib: float | None  # resident set of the process, weights included; None = unknown here
+    peak_mib: float | None  # resident set of the process, weights included, known prompts not; None = unknown here
 
     @property
     def seconds(self) -> float:
@@ -96,13 +96,14 @@ def run_method(
         drafts: of no use to plain methods.
         num_draft_tokens: K.
         arrivals_s: None = all are there at once, and rounds wait for prompts; otherwise prompts are read beside rounds.
-        known: prompts that the target need not read again; this run's are added. None = it reads all.
+        known: prompts that the target need not read again; this run's are added. None = it reads all, as a fast
+            method always does: what it would have read itself may have other bits.
     """
     runner = bench.runner
     if method.name.endswith(FAST):
         if not isinstance(runner, PackedRunner):
             raise ConfigError(f"method '{method.name}' needs a model with weights")
-        runner = runner.with_fast_numerics()
+        runner, known = runner.with_fast_numerics(), None
     stats, reading = TargetStats(), TargetReading()
     drafts = NoDrafts() if method.is_plain else drafts
     draft_reading = DraftReading(drafts, stats.batch)
@@ -123,4 +124,5 @@ def run_method(
     served = serve(engine, asked, arrivals_s)
     draft_reading.charge_first_rounds()
     saved_s = known.saved_s - saved_before_s if known else 0.0
-    return MethodRun(served, stats.batch, reading.seconds + saved_s, draft_reading.seconds, saved_s, peak_mib())
+    peak = peak_mib(without=known.num_bytes if known else 0)
+    return MethodRun(served, stats.batch, reading.seconds + saved_s, draft_reading.seconds, saved_s, peak)

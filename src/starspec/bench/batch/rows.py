@@ -43,7 +43,7 @@ class BatchRow:
     num_explained: int  # of those, answers that differ from a near-tie of the target on
     largest_gap: float | None  # in logits, between expected and found token at a divergence; None = no divergence
     first_divergence: Divergence | None
-    tokens_per_s: Spread  # prompts included, as if each run read them
+    tokens_per_s: Spread  # prompts included, as if each run read them; the spread is that of rounds
     batch_scaling: float | None  # tokens_per_s over the method's own at batch 1; None = that was not measured
     ms_per_token: Spread  # of rounds
     ms_per_token_without_realign: Spread
@@ -66,7 +66,7 @@ class BatchRow:
     longest_wait_rounds: int
     acceptance_length: float | None
     completion: Completion | None
-    peak_mib: float | None  # resident set of the process; what earlier methods used of the ragged cache stays in it
+    peak_mib: float | None  # resident set of the process without copies of prompts; includes what earlier methods used
     output_sha256: str
 
 
