@@ -105,8 +105,8 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
     first, again, plain = runs
     assert num_read == 2 * len(LONG)
     num_tokens = sum(len(each.prompt_token_ids) for each in LONG)
-    assert num_shared[2] - num_shared[1] > 0.9 * num_tokens  # all but the rest of a block
-    assert num_shared[1] < 0.2 * num_tokens
+    for before, after in ((0, 1), (1, 2)):
+        assert 0.9 * num_tokens < num_shared[after] - num_shared[before] < 1.2 * num_tokens  # all but rests of blocks
     assert first.read_before_s == 0
     assert first.draft_prefill_s == again.draft_prefill_s > plain.draft_prefill_s
     for run in (first, again, plain):

@@ -23,7 +23,7 @@ from starspec.errors import ConfigError
 from starspec.length.policy import make_policy
 from starspec.local_star import LocalHub
 from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import Drafts
+from starspec.target.drafts import Drafts, NoDrafts
 
 WARM_UP_TOKENS = 4  # of an answer
 GAP_BOUND = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
@@ -109,8 +109,8 @@ class _Bench:
     """Everything loaded, and how one run is made.
 
     Rounds are what is compared, and prompts take longer than all rounds. So the target reads them in the first run of
-    each layout (with an EAGLE head as draft in every run, for its hidden states), the draft in the first one of each
-    batch size; others take copies, of the draft's as far as its cache still has them, and are told what it took.
+    each layout (with an EAGLE head as draft in every run, for its hidden states), the draft before the first run of
+    each batch size; others take copies, of the draft's as far as its cache still has them, and are told what it took.
     """
 
     def __init__(self, models: BatchModels, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
@@ -127,16 +127,21 @@ class _Bench:
 
     def run(self, method: BatchMethod, jobs: Sequence[Job]) -> MethodRun:
         """All requests at once. Call it with the same jobs always."""
+        if method.is_plain:
+            return self._run(method, NoDrafts(), jobs)
         size = method.batch_size
         if size not in self._drafts:
             self._drafts[size] = self._stranger(size)
-        drafts = self._drafts[size]
-        run = run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self._known)
-        if method.is_plain:
-            return run
-        first_s = self._draft_prefill_s.setdefault(size, run.draft_prefill_s)
-        saved_s = first_s - run.draft_prefill_s
-        return replace(run, draft_prefill_s=first_s, read_before_s=run.read_before_s + saved_s)
+            # apart from any round that is timed: some of it would be that round's
+            read = self._run(method, self._drafts[size], _shortened(jobs))
+            self._draft_prefill_s[size] = read.draft_prefill_s
+        run = self._run(method, self._drafts[size], jobs)
+        read_s = self._draft_prefill_s[size]
+        saved_s = read_s - run.draft_prefill_s
+        return replace(run, draft_prefill_s=read_s, read_before_s=run.read_before_s + saved_s)
+
+    def _run(self, method: BatchMethod, drafts: Drafts, jobs: Sequence[Job]) -> MethodRun:
+        return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self._known)
 
     def run_apart(
         self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None
@@ -222,9 +227,12 @@ def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple
 
 def _warm_up(bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job]) -> None:
     """One short answer by each."""
-    first = [Job(job.name, job.prompt_token_ids, job.law, WARM_UP_TOKENS) for job in jobs[:1]]
     for name in dict.fromkeys(method.name for method in methods):
-        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), first)
+        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), _shortened(jobs[:1]))
+
+
+def _shortened(jobs: Sequence[Job]) -> list[Job]:
+    return [replace(job, max_tokens=WARM_UP_TOKENS) for job in jobs]
 
 
 def _run_in_turns(

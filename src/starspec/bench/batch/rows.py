@@ -48,7 +48,7 @@ class BatchRow:
     ms_per_token: Spread  # of rounds
     ms_per_token_without_realign: Spread
     prefill_s: float  # the target's reading of prompts, in the first run of a layout; in no round's time
-    draft_prefill_s: float  # the draft's, with each answer's first proposal, in the first run of a batch size
+    draft_prefill_s: float  # the draft's, with each answer's first proposal, before the first run of a batch size
     num_verify_calls: int
     sequences_per_round: float  # on average: what a batch really held
     ms_per_verify: float
