@@ -107,12 +107,10 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
     num_tokens = sum(len(each.prompt_token_ids) for each in LONG)
     for before, after in ((0, 1), (1, 2)):
         assert 0.9 * num_tokens < num_shared[after] - num_shared[before] < 1.2 * num_tokens  # all but rests of blocks
-    assert first.read_before_s == 0
     assert first.draft_prefill_s == again.draft_prefill_s > plain.draft_prefill_s
     for run in (first, again, plain):
         assert run.prefill_s >= num_read * chunk_s
         assert run.prefill_s + run.draft_prefill_s + run.stats.total_s <= run.seconds
-    for run in (again, plain):
         assert run.served.seconds < num_read * chunk_s < run.seconds
 
 
