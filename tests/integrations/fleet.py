@@ -26,6 +26,7 @@ from starspec.wire.ask import HubAsker
 from starspec.wire.messages import HubStatus
 
 NUM_DRAFT_TOKENS = 4
+ANSWERS_S = 30.0  # a hub: between two layers, which take seconds when they read prompts beside busy servers
 STAR = {
     "method": "custom_class",
     "model": "starspec.integrations.vllm.StarProposer",
@@ -65,7 +66,7 @@ class Fleet:
 
     async def hub_status(self) -> HubStatus:
         """Raises: LinkError if the hub does not answer."""
-        asker = HubAsker(self.hub_endpoint)
+        asker = HubAsker(self.hub_endpoint, timeout_s=ANSWERS_S)
         try:
             return await asker()
         finally:

@@ -18,6 +18,9 @@ from starspec.wire.messages import GatewayToTarget, TargetToGateway
 from starspec.wire.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
+# A target that ends resets its connection. One that is silent may be stopped, or on a machine too busy to let anybody
+# speak in time; its requests are lost with the connection, so it gets as long as it gives gateways (`lease_s`).
+SILENCE_MS: Final = 10_000
 
 log = structlog.get_logger()
 
@@ -37,6 +40,7 @@ class ServingClient:
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
+        self._socket.heartbeat_timeout = self._socket.heartbeat_ttl = SILENCE_MS
         self._socket.immediate = 0  # else libzmq drops what had come of a connection that ends; see `_renew`
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
         if keys is not None:
