@@ -124,10 +124,13 @@ class Fleet:
         return server
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+async def until(
+    condition: Callable[[], Awaitable[bool]], timeout_s: float, seen: Callable[[], str] = lambda: "nothing"
+) -> None:
+    """Args: seen: what else is known when the time is over."""
     deadline_s = time.monotonic() + timeout_s
     while not await condition():
-        assert time.monotonic() < deadline_s, f"{condition} is not so after {timeout_s:g} s"
+        assert time.monotonic() < deadline_s, f"{condition} is not so after {timeout_s:g} s; seen: {seen()}"
         await asyncio.sleep(0.1)
 
 

@@ -102,7 +102,7 @@ async def drafted_for(fleet: Fleet, running: asyncio.Task[None]) -> None:
         last = verdicts
         return len(growing) == 3
 
-    await until(are_all_growing, HUB_RETURNS_S)
+    await until(are_all_growing, HUB_RETURNS_S, lambda: f"{growing} of {last}\n{fleet.last_words()}")
 
 
 async def nothing_left(fleet: Fleet) -> bool:
@@ -258,18 +258,18 @@ async def test_a_fleet_of_two_vllm_servers_and_a_target_outlives_whatever_befall
 
     fleet.hub.end(signal.SIGKILL)
     fleet.start_hub()
-    await until(is_whole, HUB_RETURNS_S)
+    await until(is_whole, HUB_RETURNS_S, fleet.last_words)
     await drafted_for(fleet, running)
 
     fleet.hub.send(signal.SIGSTOP)
     await asyncio.sleep(10.0)
     fleet.hub.send(signal.SIGCONT)
-    await until(is_whole, 30.0)
+    await until(is_whole, 30.0, fleet.last_words)
     await drafted_for(fleet, running)
 
     fleet.hub.end(signal.SIGTERM)
     fleet.start_hub("--draft", str(smollm2), "--draft-quantization", "int8")  # another draft, on the same port
-    await until(is_whole, HUB_RETURNS_S)
+    await until(is_whole, HUB_RETURNS_S, fleet.last_words)
     await drafted_for(fleet, running)
 
     async def has_preempted() -> bool:
