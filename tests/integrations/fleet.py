@@ -21,12 +21,10 @@ import httpx
 from starspec.bench.faults.star_processes import ServerProcess, free_port
 from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import LinkError
-from starspec.ids import TargetId
+from starspec.speculation.stats import HubStats
 from starspec.wire.ask import HubAsker
-from starspec.wire.messages import HubStatus
 
 NUM_DRAFT_TOKENS = 4
-ANSWERS_S = 30.0  # a hub: between two layers, which take seconds when they read prompts beside busy servers
 STAR = {
     "method": "custom_class",
     "model": "starspec.integrations.vllm.StarProposer",
@@ -64,11 +62,10 @@ class Fleet:
         draft = words or ("--draft", self._model, "--draft-quantization", "int4")
         self.hub = self._server("draft", *draft, *port, "--num-threads", "1")
 
-    async def hub_status(self) -> HubStatus:
-        """Raises: LinkError if the hub does not answer."""
-        asker = HubAsker(self.hub_endpoint, timeout_s=ANSWERS_S)
+    async def hub_stats(self) -> HubStats:
+        asker = HubAsker(self.hub_endpoint)
         try:
-            return await asker()
+            return (await asker()).stats
         finally:
             asker.close()
 
@@ -78,22 +75,14 @@ class Fleet:
         return "\n".join(f"{each.arguments[0]} {each.process.poll()}: {each.output()[-2000:]}" for each in ours)
 
     async def num_tags(self) -> int:
-        return (await self.hub_status()).stats.num_tags
+        return (await self.hub_stats()).num_tags
 
     async def num_targets(self) -> int:
         """That the hub knows; -1 while it cannot be asked."""
         try:
-            return (await self.hub_status()).stats.num_targets
+            return (await self.hub_stats()).num_targets
         except LinkError:
             return -1
-
-    async def num_verdicts(self) -> dict[TargetId, int]:
-        """On drafts of this hub, from each of its targets; empty while it cannot be asked."""
-        try:
-            spokes = (await self.hub_status()).spokes
-        except LinkError:
-            return {}
-        return {name: spoke.num_verdicts for name, spoke in spokes.items()}
 
     def __enter__(self) -> Self:
         try:

@@ -21,7 +21,7 @@ from starspec.models.linear import StepLinear
 from starspec.models.load import load_runner
 from starspec.models.numerics import MAX_ROWS, SURE_ROWS, invariant_rows, settle_numerics
 from starspec.models.packing import make_packer, swap_linears
-from starspec.models.prepack import pack_dense
+from starspec.models.prepack import PrepackedLinear, pack_dense
 from starspec.models.runner import Segment
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -193,6 +193,20 @@ def test_the_probe_intersects_the_ranges_of_all_linears():
         StepLinear(Moody(mood), 16, shape) for shape, mood in enumerate((lambda rows: rows < 5, lambda rows: rows > 20))
     ]
     assert invariant_rows(linears, torch.float32, torch.device("cpu"), probe_s=60.0) == RowRange(5, 20)
+
+
+def test_sums_in_float32_are_compared_before_they_are_rounded():
+    """Rounded to bfloat16, results that differ by a millionth are mostly the same."""
+
+    class Subtle(PrepackedLinear):
+        def __call__(self, x):
+            return Moody(lambda rows: rows > 10)(x).to(x.dtype)
+
+    subtle = StepLinear(Subtle(torch.randn(40, 16), None), 16, 0)
+    rounded = StepLinear(lambda x: subtle.call(x), 16, 0)  # noqa: PLW0108 (what is no PrepackedLinear is asked as it is)
+    dtype, device = torch.bfloat16, torch.device("cpu")
+    assert invariant_rows([subtle], dtype, device, probe_s=60.0) == RowRange(2, 10)
+    assert invariant_rows([rounded], dtype, device, probe_s=60.0) == RowRange(2, MAX_ROWS)
 
 
 def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -232,6 +233,49 @@ def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_
             assert "this target speaks protocol version 1, the gateway 2: install the same" in refused.reason
     assert [each["event"] for each in logs] == ["a gateway is refused"]
     assert server.num_frames_rejected == 0
+
+
+ANSWERING = """
+from starspec.wire.messages import Emission, Submit
+from starspec.wire.serving import ServingServer
+
+server = ServingServer("127.0.0.1", 0)
+print(server.port, flush=True)
+while True:
+    for gateway, message in server.receive(1.0):
+        if isinstance(message, Submit):
+            server.send(gateway, [Emission(message.request_id, [1], "1")])
+"""
+
+
+@pytest.fixture
+def stoppable() -> Iterator[subprocess.Popen[str]]:
+    """A target that answers each request with a token, in a process of its own; its first line is its port."""
+    with subprocess.Popen([sys.executable, "-c", ANSWERING], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.system
+async def test_a_target_that_stands_still_for_a_while_keeps_its_requests_and_one_that_does_not_go_on_is_lost(
+    stoppable: subprocess.Popen[str],
+) -> None:
+    assert stoppable.stdout is not None
+    client = ServingClient(f"tcp://127.0.0.1:{int(stoppable.stdout.readline())}")
+    try:
+        await connected(client)
+        stoppable.send_signal(signal.SIGSTOP)
+        client.send(SUBMIT)
+        await asyncio.sleep(2 * sockets.HEARTBEAT_TIMEOUT_MS / 1e3)  # longer than a hub may be silent
+        stoppable.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await client.receive() == emission(1)
+        stoppable.send_signal(signal.SIGSTOP)
+        with pytest.raises(PeerLost, match="broke"):
+            async with asyncio.timeout(PATIENCE_S):
+                await client.receive()
+    finally:
+        client.close()
 
 
 FLOOD = """

@@ -39,8 +39,7 @@ class ServingClient:
         require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would speak to the target at")
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
-        self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
-        self._socket.heartbeat_timeout = self._socket.heartbeat_ttl = SILENCE_MS
+        self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES, SILENCE_MS)
         self._socket.immediate = 0  # else libzmq drops what had come of a connection that ends; see `_renew`
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
         if keys is not None:

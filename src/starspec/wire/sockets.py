@@ -35,7 +35,7 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
     return set_limits(context.socket(kind), max_frame_bytes)
 
 
-def set_limits(socket: S, max_frame_bytes: int) -> S:
+def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIMEOUT_MS) -> S:
     """Let a ROUTER or DEALER socket neither block, nor queue, nor wait without bound.
 
     DEALERs alone send heartbeats, and each tells the ROUTER after what silence it is gone: libzmq 4.3.5 aborts a
@@ -43,6 +43,7 @@ def set_limits(socket: S, max_frame_bytes: int) -> S:
 
     Args:
         max_frame_bytes: a peer that sends a longer frame is cut off before it is read.
+        silence_ms: of a DEALER's connection, after which either end drops it.
     Returns: the socket.
     """
     socket.linger = 0
@@ -54,7 +55,7 @@ def set_limits(socket: S, max_frame_bytes: int) -> S:
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
         socket.heartbeat_ivl = HEARTBEAT_MS
-        socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS
+        socket.heartbeat_timeout = socket.heartbeat_ttl = silence_ms
         socket.immediate = 1  # messages wait for a peer at the sender, not in a connection that may never be
     return socket
 

@@ -122,21 +122,19 @@ class _Bench:
         like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
         self._known = KnownPrompts()
-        self._drafts: dict[int, Drafts] = {}  # by batch size
-        self._draft_prefill_s: dict[int, float] = {}  # of the first run with them
+        self._readers: dict[int, tuple[Drafts, float]] = {}  # by batch size; and the seconds of their reading
 
     def run(self, method: BatchMethod, jobs: Sequence[Job]) -> MethodRun:
         """All requests at once. Call it with the same jobs always."""
         if method.is_plain:
             return self._run(method, NoDrafts(), jobs)
         size = method.batch_size
-        if size not in self._drafts:
-            self._drafts[size] = self._stranger(size)
+        if size not in self._readers:
+            drafts = self._stranger(size)
             # apart from any round that is timed: some of it would be that round's
-            read = self._run(method, self._drafts[size], _shortened(jobs))
-            self._draft_prefill_s[size] = read.draft_prefill_s
-        run = self._run(method, self._drafts[size], jobs)
-        read_s = self._draft_prefill_s[size]
+            self._readers[size] = drafts, self._run(method, drafts, _shortened(jobs)).draft_prefill_s
+        drafts, read_s = self._readers[size]
+        run = self._run(method, drafts, jobs)
         saved_s = read_s - run.draft_prefill_s
         return replace(run, draft_prefill_s=read_s, read_before_s=run.read_before_s + saved_s)
 
