@@ -36,7 +36,7 @@ def make_packer(config: ModelConfig, vocab_size: int | None) -> Packer:
         if weight.shape[0] == vocab_size:
             narrow = RefinedHead(narrow, weight, bias)
         is_fast = config.numerics == "fast"
-        return NarrowOrWide(narrow, pack_dense(weight, bias), kind.max_rows) if is_fast else narrow
+        return NarrowOrWide(narrow, pack_dense(weight, bias), kind.max_rows(weight)) if is_fast else narrow
 
     return pack
 
@@ -96,14 +96,16 @@ class _Kind:
 
     linear: Packer
     fits: Callable[[Tensor], bool]  # whether its kernel takes a weight [N, K]
-    max_rows: int  # above, dense weights are faster
+    max_rows: Callable[[Tensor], int]  # more of them are faster with a dense weight [N, K]
 
 
 KINDS: Final[Mapping[tuple[str, str], _Kind]] = {
-    ("cpu", "int8"): _Kind(weight_only.Int8Linear, weight_only.fits_int8, weight_only.MAX_QUANTIZED_ROWS),
-    ("cpu", "int4"): _Kind(weight_only.Int4Linear, weight_only.fits_int4, weight_only.MAX_QUANTIZED_ROWS),
-    ("cuda", "int8"): _Kind(quantized_cuda.CompiledInt8Linear, lambda _: True, quantized_cuda.MAX_INT8_ROWS),
-    ("cuda", "int4"): _Kind(quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, quantized_cuda.MAX_INT4_ROWS),
+    ("cpu", "int8"): _Kind(weight_only.Int8Linear, weight_only.fits_int8, weight_only.max_rows),
+    ("cpu", "int4"): _Kind(weight_only.Int4Linear, weight_only.fits_int4, weight_only.max_rows),
+    ("cuda", "int8"): _Kind(quantized_cuda.CompiledInt8Linear, lambda _: True, lambda _: quantized_cuda.MAX_INT8_ROWS),
+    ("cuda", "int4"): _Kind(
+        quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, lambda _: quantized_cuda.MAX_INT4_ROWS
+    ),
 }
 
 

@@ -63,35 +63,53 @@ def quantize_int4(weight: Tensor) -> Int4Groups:
 
 
 def _quantize_int4_rows(weight: Tensor) -> Int4Groups:
-    groups = _in_groups(weight.float())
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    fits = [_fit(groups, low, high, shrink) for shrink in SHRINKS]
-    gain, scale, zero = (torch.stack(each) for each in zip(*fits, strict=True))
-    best = gain.argmax(0, keepdim=True)
+    # [32, groups]: sums over a group are then sums of whole vectors
+    groups = weight.reshape(-1, INT4_GROUP).t().float().contiguous()
+    low, high, mean = groups.amin(0), groups.amax(0), groups.mean(0)
+    best = _fit(groups, low, high, mean, SHRINKS[0])
+    for shrink in SHRINKS[1:]:
+        best = best.or_better(_fit(groups, low, high, mean, shrink))
     # rounded before the codes are chosen, so that they make up for it
-    scale, zero = (each.gather(0, best)[0].to(weight.dtype) for each in (scale, zero))
+    scale, zero = best.scale.to(weight.dtype), best.zero.to(weight.dtype)
     codes = _codes(groups, scale.float(), zero.float())
-    return Int4Groups(codes.to(torch.uint8).flatten(1), scale.squeeze(-1), zero.squeeze(-1))
+    by_row = (weight.shape[0], -1)
+    return Int4Groups(codes.to(torch.uint8).t().reshape(weight.shape), scale.view(by_row), zero.view(by_row))
 
 
-def _fit(groups: Tensor, low: Tensor, high: Tensor, shrink: float) -> tuple[Tensor, Tensor, Tensor]:
+class _Fit(NamedTuple):
+    """A scale and a zero for each group; all float32 [groups]."""
+
+    gain: Tensor  # how much of the group's squared deviation they explain
+    scale: Tensor
+    zero: Tensor
+
+    def or_better(self, other: _Fit) -> _Fit:
+        is_better = other.gain > self.gain
+        return _Fit(*(torch.where(is_better, *each) for each in zip(other, self, strict=True)))
+
+
+def _fit(groups: Tensor, low: Tensor, high: Tensor, mean: Tensor, shrink: float) -> _Fit:
     """The least-squares scale and zero for the codes of a range shrunk about its middle.
 
-    Returns: gain (how much of the group's squared deviation they explain), scale and zero, each [N, K / 32, 1].
+    Args:
+        groups: [32, groups].
+        low, high, mean: of each group, [groups].
     """
     middle, reach = (low + high) / 2, (high - low) / 2 * shrink
     scale = (2 * reach / (INT4_LEVELS - 1)).clamp_min_(TINY)
     codes = _codes(groups, scale, middle - reach + INT4_LEVELS / 2 * scale)
-    mean_code = codes.mean(-1, keepdim=True)
+    mean_code = codes.mean(0)
     codes -= mean_code
-    along = (codes * groups).sum(-1, keepdim=True)
-    spread = codes.square_().sum(-1, keepdim=True).clamp_min_(TINY)
+    along = (codes * groups).sum(0)
+    spread = codes.square_().sum(0).clamp_min_(TINY)
     scale = (along / spread).clamp_min_(TINY)
-    return along * scale, scale, groups.mean(-1, keepdim=True) - scale * (mean_code - INT4_LEVELS / 2)
+    return _Fit(along * scale, scale, mean - scale * (mean_code - INT4_LEVELS / 2))
 
 
 def _codes(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    return (groups - zero).div_(scale).add_(INT4_LEVELS / 2).round_().clamp_(0, INT4_LEVELS - 1)
+    """Of groups [32, groups], the nearest levels, float32."""
+    inverse = scale.reciprocal()
+    return torch.addcmul(INT4_LEVELS / 2 - zero * inverse, groups, inverse).round_().clamp_(0, INT4_LEVELS - 1)
 
 
 def _in_groups(weight: Tensor) -> Tensor:

@@ -8,6 +8,14 @@ time against prepacked bfloat16:
     rows      1     2     4     8     16    256
     int8     0.63  0.84  0.90  1.6   2.1   3.0
     int4     0.38  0.58  0.73  1.2   1.7   2.7
+
+Dense weights that are multiplied as float32 take twice the bytes, and it pays for longer. The same, without bf16
+arithmetic (AMD Zen 3; and by one thread, int4):
+
+    rows      1     2     4     5     8     12    16    32
+    int8     0.40  0.41  0.43  0.57  0.62  0.84  1.0   1.4
+    int4     0.28  0.35  0.32  0.53  0.48  0.70  0.85  1.3
+    int4, 1  0.38  0.38  0.46  0.70  0.82  1.05  1.2   1.3
 """
 
 from __future__ import annotations
@@ -16,9 +24,11 @@ import torch
 from torch import Tensor
 
 from starspec.models.linear import PackedLinear
+from starspec.models.prepack import is_native
 from starspec.models.quantize import INT4_GROUP, quantize_int4, quantize_int8
 
-MAX_QUANTIZED_ROWS = 4  # the kernels take rows by fours: a fifth costs as much as four, and dense weights less
+MAX_ROWS = 4  # the kernels take rows by fours: a fifth costs as much as four, and dense weights less
+MAX_ROWS_BESIDE_FLOAT32 = 8
 MIN_OUTPUTS = 16  # the int4 kernel takes outputs in blocks of 16
 MIN_INPUTS = 16  # the int8 kernel reads past the end of rows that are no multiple of 16
 ALIGNMENT = 32  # bytes: the int8 kernel loads its input so; torch's own memory is aligned to 64
@@ -35,6 +45,11 @@ def fits_int8(weight: Tensor) -> bool:
 def fits_int4(weight: Tensor) -> bool:
     """Whether the int4 kernel takes a weight [N, K]."""
     return weight.shape[0] % MIN_OUTPUTS == 0 and weight.shape[1] % INT4_GROUP == 0
+
+
+def max_rows(weight: Tensor) -> int:
+    """How many rows a quantized linear takes in less time than its dense form, `pack_dense(weight)`."""
+    return MAX_ROWS if weight.dtype != torch.float32 and is_native(weight.dtype) else MAX_ROWS_BESIDE_FLOAT32
 
 
 class Int8Linear:

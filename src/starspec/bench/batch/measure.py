@@ -236,10 +236,15 @@ def _shortened(jobs: Sequence[Job]) -> list[Job]:
 def _run_in_turns(
     bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance
 ) -> dict[BatchMethod, list[MethodRun]]:
-    """Every method's repeats; the methods of a batch size take turns, so that a slow moment hits all alike."""
+    """Every method's repeats.
+
+    Methods take turns, so that a slow moment hits all alike, and each repeat begins with another of them, so that none
+    always comes after the same.
+    """
     runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in methods}
-    for _ in range(bench.plan.num_repeats):
-        for method in methods:
+    for repeat in range(bench.plan.num_repeats):
+        first = repeat % len(methods)
+        for method in (*methods[first:], *methods[:first]):
             advance(f"{method.name}, batch {method.batch_size}", None)
             runs[method].append(bench.run(method, jobs))
     return runs
