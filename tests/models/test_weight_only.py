@@ -127,7 +127,7 @@ def test_with_fast_numerics_many_rows_are_dense_and_few_are_not():
 
 @pytest.mark.parametrize(
     ("dtype", "has_bfloat16", "expected"),
-    [(torch.bfloat16, True, 4), (torch.bfloat16, False, 8), (torch.float32, True, 8), (torch.float32, False, 8)],
+    [(torch.bfloat16, True, 4), (torch.bfloat16, False, 12), (torch.float32, True, 12), (torch.float32, False, 12)],
 )
 def test_quantized_weights_serve_more_rows_where_dense_ones_take_four_bytes(monkeypatch, dtype, has_bfloat16, expected):
     monkeypatch.setattr(weight_only, "is_native", lambda dtype: has_bfloat16 or dtype == torch.float32)

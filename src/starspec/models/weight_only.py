@@ -28,7 +28,7 @@ from starspec.models.prepack import is_native
 from starspec.models.quantize import INT4_GROUP, quantize_int4, quantize_int8
 
 MAX_ROWS = 4  # the kernels take rows by fours: a fifth costs as much as four, and dense weights less
-MAX_ROWS_BESIDE_FLOAT32 = 8
+MAX_ROWS_BESIDE_FLOAT32 = 12
 MIN_OUTPUTS = 16  # the int4 kernel takes outputs in blocks of 16
 MIN_INPUTS = 16  # the int8 kernel reads past the end of rows that are no multiple of 16
 ALIGNMENT = 32  # bytes: the int8 kernel loads its input so; torch's own memory is aligned to 64
