@@ -10,7 +10,7 @@ import pytest
 
 from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure
-from starspec.bench.batch.divergences import divergences
+from starspec.bench.batch.divergences import divergences, looking_once
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod
 from starspec.bench.batch.picture import draw
@@ -135,16 +135,19 @@ def test_a_ratio_needs_ragged_at_the_same_batch_size(report) -> None:
     assert ratios_of([row for row in report.rows if row.method != "ragged"]) == {}
 
 
-def test_a_divergence_is_found_with_its_gap(tiny_folder: Path) -> None:
+def test_a_divergence_is_found_with_its_gap(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Workbench(ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=1, max_model_len=128))
     jobs = bench.jobs(own_prompts()[:2], GREEDY, 4)
     expected = bench.record(jobs).answers
     changed = list(expected[1].token_ids)
     changed[2] = (changed[2] + 1) % 128
-    (found,) = divergences(bench.runner, jobs, expected, [expected[0], Answer(changed)])
+    logits_after = looking_once(bench.runner)
+    (found,) = divergences(logits_after, jobs, expected, [expected[0], Answer(changed)])
     assert (found.position, found.expected, found.found) == (2, expected[1].token_ids[2], changed[2])
     assert found.logit_gap > 0
     assert bench.runner.cache.num_free_rows == 1
+    monkeypatch.setattr(bench.runner, "forward", None)  # another run that parts there: its logits are remembered
+    assert divergences(logits_after, jobs, expected, [expected[0], Answer(changed)]) == [found]
 
 
 def test_partial_match_is_the_share_before_the_first_divergence() -> None:

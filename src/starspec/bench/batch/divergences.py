@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from torch import Tensor
 
@@ -13,12 +14,24 @@ from starspec.models.runner import ModelRunner, Segment
 CHUNK = 256  # tokens of a prompt's forward, as the engine reads them
 
 
+LogitsAfter = Callable[[tuple[int, ...]], Tensor]
+"""The target's logits [V] after some tokens."""
+
+
+def looking_once(runner: ModelRunner) -> LogitsAfter:
+    """As `next_logits`, from memory for tokens that were asked for before: runs part at the same few places.
+
+    Effects: holds the logits of every place.
+    """
+    return cache(partial(next_logits, runner))
+
+
 def divergences(
-    runner: ModelRunner, jobs: Sequence[Job], expected: Sequence[Answer], found: Sequence[Answer]
+    logits_after: LogitsAfter, jobs: Sequence[Job], expected: Sequence[Answer], found: Sequence[Answer]
 ) -> list[Divergence]:
     """One for each answer that is not its reference.
 
-    Effects: a forward of prompt and answer for each; leases and frees a row.
+    Effects: what `logits_after` does, for each.
     """
     differing = []
     for job, reference, answer in zip(jobs, expected, found, strict=True):
@@ -26,7 +39,7 @@ def divergences(
         if at is not None:
             logits = None
             if at < len(reference.token_ids):
-                logits = next_logits(runner, [*job.prompt_token_ids, *reference.token_ids[:at]])
+                logits = logits_after((*job.prompt_token_ids, *reference.token_ids[:at]))
             differing.append(divergence(job, reference, answer, at, logits))
     return differing
 

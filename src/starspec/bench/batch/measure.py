@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from starspec.bench.batch.divergences import divergences
+from starspec.bench.batch.divergences import divergences, looking_once
 from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
@@ -166,7 +166,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     methods = plan.of_all_sizes()
     bench = _Bench(models, plan, methods)
     chosen, jobs = _jobs(bench.workbench, prompts, plan)
-    advance("decoding", 1 + len(methods) * (plan.num_repeats + (plan.load > 0)))
+    advance("decoding", 2 + len(methods) * (plan.num_repeats + (plan.load > 0)))
     _warm_up(bench, methods, jobs)
     advance("plain, alone", None)
     reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
@@ -175,6 +175,8 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     answered = {method: [run.served.answers for run in runs[method]] for method in methods}
     for method, (run, _) in arrivals.items():
         answered[method].append(run.served.answers)
+    advance("why answers differ", None)
+    logits_after = looking_once(bench.workbench.runner)
     rows = [
         batch_row(
             method,
@@ -182,11 +184,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
             next((each for other, each in runs.items() if (other.name, other.batch_size) == (method.name, 1)), []),
             reference,
             answered[method],
-            [
-                each
-                for found in answered[method]
-                for each in divergences(bench.workbench.runner, jobs, reference, found)
-            ],
+            [each for found in answered[method] for each in divergences(logits_after, jobs, reference, found)],
             completion_of(*arrivals[method]) if method in arrivals else None,
         )
         for method in methods

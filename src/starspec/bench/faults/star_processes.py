@@ -25,6 +25,9 @@ LOG_BYTES = 1 << 20
 class ServerProcess:
     """One `starspec` server command, with one thread, as several processes share the machine.
 
+    It has a session of its own, as a service has: Linux shares the cores among sessions first, and all of a star and of
+    the test that runs it would get as much as each one of the servers beside them.
+
     Args:
         arguments: of the command line.
     """
@@ -39,6 +42,7 @@ class ServerProcess:
             stdout=self.log,
             stderr=self.log,
             env=environ,
+            start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 (it takes no lock)
         )
 
