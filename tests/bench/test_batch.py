@@ -10,7 +10,7 @@ import pytest
 
 from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure
-from starspec.bench.batch.divergences import divergences, looking_once
+from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod
 from starspec.bench.batch.picture import draw
@@ -19,6 +19,7 @@ from starspec.bench.batch.rows import partial_match, percentile, ratios_of, sum_
 from starspec.bench.batch.serving import poisson_arrivals
 from starspec.bench.datasets import own_prompts
 from starspec.bench.decode import Answer, Job
+from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.report import write_report
 from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import BatchingConfig, ModelConfig
@@ -141,13 +142,15 @@ def test_a_divergence_is_found_with_its_gap(tiny_folder: Path, monkeypatch: pyte
     expected = bench.record(jobs).answers
     changed = list(expected[1].token_ids)
     changed[2] = (changed[2] + 1) % 128
-    logits_after = looking_once(bench.runner)
-    (found,) = divergences(logits_after, jobs, expected, [expected[0], Answer(changed)])
+    runner = KnownPrompts().reading_once(bench.runner)
+    (found,) = divergences(runner, jobs, expected, [expected[0], Answer(changed)])
     assert (found.position, found.expected, found.found) == (2, expected[1].token_ids[2], changed[2])
     assert found.logit_gap > 0
     assert bench.runner.cache.num_free_rows == 1
-    monkeypatch.setattr(bench.runner, "forward", None)  # another run that parts there: its logits are remembered
-    assert divergences(logits_after, jobs, expected, [expected[0], Answer(changed)]) == [found]
+    widths, forward = [], bench.runner.forward
+    monkeypatch.setattr(bench.runner, "forward", lambda each, _: widths.append(each[0].num_new) or forward(each))
+    assert divergences(runner, jobs, expected, [expected[0], Answer(changed)]) == [found]
+    assert widths == [1]  # another run that parts there: its prompt is remembered
 
 
 def test_partial_match_is_the_share_before_the_first_divergence() -> None:

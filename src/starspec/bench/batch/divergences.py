@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from starspec.bench.compare import Divergence, divergence, first_difference
 from starspec.bench.decode import Answer, Job
-from starspec.models.runner import ModelRunner, Segment
+from starspec.models.runner import BatchRunner, Segment
 
 CHUNK = 256  # tokens of a prompt's forward, as the engine reads them
 
 
-LogitsAfter = Callable[[tuple[int, ...]], Tensor]
-"""The target's logits [V] after some tokens."""
-
-
-def looking_once(runner: ModelRunner) -> LogitsAfter:
-    """As `next_logits`, from memory for tokens that were asked for before: runs part at the same few places.
-
-    Effects: holds the logits of every place.
-    """
-    return cache(partial(next_logits, runner))
-
-
 def divergences(
-    logits_after: LogitsAfter, jobs: Sequence[Job], expected: Sequence[Answer], found: Sequence[Answer]
+    runner: BatchRunner, jobs: Sequence[Job], expected: Sequence[Answer], found: Sequence[Answer]
 ) -> list[Divergence]:
     """One for each answer that is not its reference.
 
-    Effects: what `logits_after` does, for each.
+    Args:
+        runner: of the target. One that reads chunks once looks at a place anew in a forward of one token.
+    Effects: a forward of prompt and answer for each; leases and frees a row.
     """
     differing = []
     for job, reference, answer in zip(jobs, expected, found, strict=True):
@@ -39,12 +28,12 @@ def divergences(
         if at is not None:
             logits = None
             if at < len(reference.token_ids):
-                logits = logits_after((*job.prompt_token_ids, *reference.token_ids[:at]))
+                logits = next_logits(runner, [*job.prompt_token_ids, *reference.token_ids[:at]])
             differing.append(divergence(job, reference, answer, at, logits))
     return differing
 
 
-def next_logits(runner: ModelRunner, token_ids: Sequence[int]) -> Tensor:
+def next_logits(runner: BatchRunner, token_ids: Sequence[int]) -> Tensor:
     """The target's logits [V] after some tokens, read alone. Effects: leases and frees a row."""
     row = runner.cache.lease()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from starspec.bench.batch.divergences import divergences, looking_once
+from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
@@ -121,7 +121,7 @@ class _Bench:
         # a prompt that is read goes on in its own row, and another that ends first must not take the next one's
         like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
-        self._known = KnownPrompts()
+        self.known = KnownPrompts()
         self._readers: dict[int, tuple[Drafts, float]] = {}  # by batch size; and the seconds of their reading
 
     def run(self, method: BatchMethod, jobs: Sequence[Job]) -> MethodRun:
@@ -139,7 +139,7 @@ class _Bench:
         return replace(run, draft_prefill_s=read_s, read_before_s=run.read_before_s + saved_s)
 
     def _run(self, method: BatchMethod, drafts: Drafts, jobs: Sequence[Job]) -> MethodRun:
-        return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self._known)
+        return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self.known)
 
     def run_apart(
         self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None
@@ -176,7 +176,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     for method, (run, _) in arrivals.items():
         answered[method].append(run.served.answers)
     advance("why answers differ", None)
-    logits_after = looking_once(bench.workbench.runner)
+    runner = bench.known.reading_once(bench.workbench.runner)  # runs part at the same few places, behind these prompts
     rows = [
         batch_row(
             method,
@@ -184,7 +184,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
             next((each for other, each in runs.items() if (other.name, other.batch_size) == (method.name, 1)), []),
             reference,
             answered[method],
-            [each for found in answered[method] for each in divergences(logits_after, jobs, reference, found)],
+            [each for found in answered[method] for each in divergences(runner, jobs, reference, found)],
             completion_of(*arrivals[method]) if method in arrivals else None,
         )
         for method in methods
