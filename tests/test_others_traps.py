@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from starspec import config
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest
 
 SOURCE = Path(starspec.__file__).parent
+PROJECT = Path(__file__).parent.parent
 RUNS_CODE = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}  # what reading may run
 
 
@@ -38,6 +40,16 @@ def test_nothing_that_is_read_or_received_is_unpickled_or_run() -> None:
                 assert {each.arg: ast.unparse(each.value) for each in keywords}.get("weights_only") == "True", path
             case ast.Attribute(attr=name):
                 assert name not in ("recv_pyobj", "send_pyobj"), path
+
+
+def test_every_trap_of_the_page_has_its_test() -> None:
+    rows = [line for line in (PROJECT / "docs/traps.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+    assert len(rows) == 20
+    for row in rows:
+        named = re.findall(r"`(tests/\S+\.py)::(\w+)`", row)
+        assert named, row
+        for file, name in named:
+            assert re.search(rf"^(async )?(def {name}\(|{name} = )", (PROJECT / file).read_text(), re.MULTILINE), name
 
 
 def attributes_read(*parts: str) -> set[str]:

@@ -267,7 +267,10 @@ class HubConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingConfig:
-    """How the sequences of a target share forwards. All methods emit the same tokens; `ragged` costs least."""
+    """How the sequences of a target share forwards.
+
+    `ragged` keeps the target's tokens in any dtype, the others in float32, and in bfloat16 but for near-ties.
+    """
 
     method: BatchingMethod = "ragged"
     admission: Literal["continuous", "fixed"] = "continuous"  # fixed: nobody joins a batch until all of it have ended

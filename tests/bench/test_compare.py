@@ -121,6 +121,18 @@ def test_a_wrong_token_is_explained_by_its_own_gap_and_not_by_that_of_another() 
     assert not is_explained(None)  # it stopped, where nothing said so
 
 
+@pytest.mark.parametrize(("expected", "found"), [(2, 0), (0, 2), (2, 1)])
+def test_a_difference_is_not_explained_by_one_token_alone(expected: int, found: int) -> None:
+    """Logits that are computed anew may prefer the found token; the expected one must be as likely."""
+    logits = torch.tensor([10.0, 10.0 - 1e-7, -20.0])
+    job = Job("a", (1, 2), GREEDY, 4)
+    assert divergence(job, Answer([expected]), Answer([found]), 0, logits).is_near_tie is False
+
+
+def test_a_token_behind_the_references_end_is_not_explained() -> None:
+    assert not divergence(Job("a", (1, 2), GREEDY, 4), Answer([0]), Answer([0, 1]), 1, None).is_near_tie
+
+
 def test_the_gap_of_a_sampled_token_is_that_of_its_draw() -> None:
     logits = torch.linspace(0.0, 3.0, 40)
     law = TokenLaw(temperature=0.7, top_k=20, seed=11)

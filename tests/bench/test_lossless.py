@@ -141,7 +141,7 @@ def test_verify_keeps_a_promise_with_a_real_model_in_bfloat16(tiny_folder: Path)
     draft = SpeculativeConfig(model=str(tiny_folder), quantization="int8", max_model_len=256)
     report = verify_pair(target, draft, PROMPTS, 8, 4)
     assert [(row.contender, row.batch_size) for row in report.rows[:3]] == [("draft", 1), ("off", 4), ("draft", 4)]
-    assert not report.is_broken
+    assert not report.mistakes
     assert report.is_identical >= report.is_promised
     assert report.provenance.models.keys() == {"target", "draft"}
 
@@ -161,11 +161,12 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
         contender="draft",
         batching="eqspec",
         batch_size=4,
+        sequences_per_round=2.0,
         num_prompts=2,
         num_identical=1,
         exact_match_rate=0.5,
         partial_match_rate=0.5,
-        num_explained=0,
+        num_explained=1,
         num_tokens=8,
         num_compared_tokens=4,
         num_bitwise_tokens=4,
@@ -187,8 +188,11 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
         prompts_sha256="",
     )
     assert report.promised == rows[:num_promised]
-    assert report.is_broken == (dtype == "float32")
-    assert not replace(report, is_promised=False).is_broken
+    broken = ["1 answers differ although these settings promise that none does"]
+    assert report.mistakes == (broken if dtype == "float32" else [])
+    assert not replace(report, is_promised=False).mistakes
+    (sentence,) = replace(report, is_promised=False, rows=[replace(row, num_explained=0)]).mistakes
+    assert sentence.startswith("1 answers differ at tokens that are no near-tie: within 4 rounding steps")
 
 
 def test_verify_promises_nothing_with_fast_numerics(tiny_folder: Path) -> None:

@@ -7,11 +7,12 @@
     head-exact, head-bits    as exact and bits, with an EAGLE head as draft
     batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out.
               Each prompt is answered in each layout, in batches of sizes that take turns: each has a fifth of them
-    batch-pair    as batch, for a target and a draft that are different models
+    batch-pair    as batch, for a target and a draft that are different models; shorter prompts and answers
 
 Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the parts of one model
 its own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
-that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave.
+that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave. Rounds wait while
+prompts are read, else answers of a few rounds would be over before a batch is full.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from starspec.bench.workbench import GREEDY, SAMPLED, Sampling
-from starspec.config import WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
 
 PartName = Literal["exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"]
 DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
@@ -31,7 +32,8 @@ QUICK_PROMPTS = 2  # of each part, by `--quick`
 QUICK_TOKENS = 6  # of each answer
 NUM_ROWS = 8
 NUM_DRAFT_TOKENS = 4
-ALL_BATCHINGS = tuple(BatchingConfig(method=method) for method in ("ragged", "eqspec", "exspec", "rollback"))
+FULL = BatchingConfig(prompts="first")
+ALL_BATCHINGS = tuple(replace(FULL, method=method) for method in BATCHINGS)
 CHAIN = SpeculativeConfig(quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN)
 TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 nodes: the root counts here
 
@@ -47,7 +49,7 @@ class Part:
     max_tokens: int
     samplings: tuple[Sampling, ...]
     contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
-    batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
+    batchings: tuple[BatchingConfig, ...] = (FULL,)  # each contender is tried with each
     num_rows: int = NUM_ROWS
     max_model_len: int = MAX_MODEL_LEN  # or the model's own, if that is less
     max_prompt_tokens: int = MAX_PROMPT_TOKENS
@@ -62,7 +64,7 @@ class Part:
         return len(self.contenders) if self.takes_turns else 1
 
     def in_small(self) -> Part:
-        """As `--quick` tries it: greedy and one way of sampling, every other contender, short answers."""
+        """As `--quick` tries it: two ways of sampling, every other contender, short answers."""
         return replace(
             self,
             samplings=self.samplings[:2],
@@ -171,4 +173,13 @@ BATCH = Part(
     reads_prompts_once=True,  # else nine tenths of these forwards would read the same prompts again
     takes_turns=True,  # every prompt in every way of batching, a fifth of them in batches of each size: else days
 )
-BATCH_PAIR = replace(BATCH, name="batch-pair", num_prompts=100)
+MAX_PAIR_PROMPT_TOKENS = 512  # a float32 target of billions of bytes reads so long a prompt in half a minute on a CPU,
+PAIR_TOKENS = 24  # and says one token a second
+BATCH_PAIR = replace(
+    BATCH,
+    name="batch-pair",
+    num_prompts=100,
+    max_tokens=PAIR_TOKENS,
+    max_model_len=MAX_PAIR_PROMPT_TOKENS + PAIR_TOKENS,
+    max_prompt_tokens=MAX_PAIR_PROMPT_TOKENS,
+)

@@ -15,6 +15,7 @@ from starspec.speculation.noise import gumbel
 from starspec.speculation.sampling import support
 
 NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
+NEAR_TIE = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
 NUM_CONTENDERS = 64  # likeliest tokens among which the runner-up of a draw is looked for
 
 
@@ -27,7 +28,7 @@ class Divergence:
     expected: int | None  # token ids; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
-    is_near_tie: bool | None  # whether a few rounding steps could have brought the found token; None if not recorded
+    is_near_tie: bool | None  # whether a few rounding steps decide between the two; None if not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,11 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
     gap = is_tie = None
     if logits is not None:
         position = len(job.prompt_token_ids) + at
-        is_tie = found is not None and gap_to(logits, job.law, position, found) <= _few_steps(logits)
+        bound = _few_steps(logits)
+        # of both: where these logits were computed anew it may be the other token that they prefer
+        is_tie = all(
+            each is not None and gap_to(logits, job.law, position, each) <= bound for each in (expected, found)
+        )
         if expected is not None and found is not None:
             gap = float(logits[expected].double() - logits[found].double())
     return Divergence(job.name, at, expected, found, gap, is_tie)

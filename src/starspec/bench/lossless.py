@@ -12,7 +12,7 @@ from starspec.bench.decode import Answer, Job
 from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.provenance import hash_token_ids
 from starspec.bench.workbench import Recorded, Sampling, Workbench
-from starspec.config import BatchingConfig
+from starspec.config import BatchingConfig, BatchingMethod, Dtype
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import AcceptanceStats
 from starspec.target.drafts import Drafts, NoDrafts
@@ -45,8 +45,9 @@ class LosslessRow:
 
     sampling: str
     contender: str
-    batching: str
+    batching: BatchingMethod
     batch_size: int
+    sequences_per_round: float  # on average: what batches really held
     num_prompts: int
     num_identical: int
     exact_match_rate: float
@@ -67,8 +68,21 @@ class LosslessRow:
         return self.num_identical == self.num_prompts
 
     @property
+    def is_explained(self) -> bool:
+        """Whether every difference is a near-tie."""
+        return self.num_identical + self.num_explained == self.num_prompts
+
+    @property
     def is_bitwise(self) -> bool:
         return self.num_bitwise_tokens == self.num_compared_tokens
+
+
+def promises_tokens(layout: BatchingMethod, dtype: Dtype) -> bool:
+    """Whether tokens are promised to be those of plain decoding alone, on a machine whose kernels keep bits.
+
+    In ragged batches, and in float32 however a batch is laid out.
+    """
+    return layout == "ragged" or dtype == "float32"
 
 
 class Truths:
@@ -99,6 +113,8 @@ class _Tally:
 
     comparison: Comparison | None = None
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    num_rounds: int = 0
+    num_sequence_rounds: int = 0
     num_near_ties: int = 0
     seconds: float = 0.0
     outputs: list[list[int]] = field(default_factory=list)
@@ -184,7 +200,7 @@ def num_turns(num_prompts: int, num_samplings: int, num_rows: int) -> int:
 def _jobs(
     bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int
 ) -> list[Job]:
-    """The requests; every third one ends earlier than the one before it."""
+    """The requests; of three neighbours one may say `max_tokens`, the next five sixths of them, the last two thirds."""
     jobs = bench.jobs(prompts, sampling, max_tokens, first_seed)
     return [
         Job(job.name, job.prompt_token_ids, job.law, max(1, max_tokens - index % 3 * max_tokens // 6))
@@ -203,6 +219,8 @@ def _count_near_ties(jobs: Sequence[Job], plain: Recorded) -> int:
 def _add(tally: _Tally, comparison: Comparison, found: Recorded, num_near_ties: int) -> None:
     tally.comparison = comparison if tally.comparison is None else tally.comparison.plus(comparison)
     tally.acceptance.add(found.acceptance)
+    tally.num_rounds += found.rounds.num_rounds
+    tally.num_sequence_rounds += found.rounds.num_sequence_rounds
     tally.num_near_ties += num_near_ties
     tally.outputs += [answer.token_ids for answer in found.answers]
 
@@ -215,6 +233,7 @@ def _row(sampling: str, contender: Contender, tally: _Tally) -> LosslessRow:
         contender=contender.name,
         batching=contender.batching.method,
         batch_size=contender.batch_size,
+        sequences_per_round=round(tally.num_sequence_rounds / max(1, tally.num_rounds), 2),
         num_prompts=comparison.num_answers,
         num_identical=comparison.num_identical,
         exact_match_rate=comparison.exact_match_rate,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from starspec.bench.compare import NEAR_TIE
 from starspec.bench.datasets import Prompt, hash_prompts
-from starspec.bench.lossless import Advance, Contender, LosslessRow, compare_with_plain, no_progress
+from starspec.bench.lossless import (
+    Advance,
+    Contender,
+    LosslessRow,
+    compare_with_plain,
+    no_progress,
+    promises_tokens,
+)
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
-from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.config import BatchingConfig, Dtype, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
@@ -22,20 +30,26 @@ class VerifyReport:
     provenance: Provenance
     rows: list[LosslessRow]
     numerics: str  # what the probe found when the target was loaded
-    dtype: str
+    dtype: Dtype
     is_promised: bool  # whether these settings promise the same tokens; padded batches never do in bfloat16
     is_identical: bool
     prompts_sha256: str
 
     @property
     def promised(self) -> list[LosslessRow]:
-        """Those that must be identical: ragged batches, and in float32 whatever a batch looks like."""
-        return [row for row in self.rows if self.is_promised and (row.batching == "ragged" or self.dtype == "float32")]
+        """Those that must be identical."""
+        return [row for row in self.rows if self.is_promised and promises_tokens(row.batching, self.dtype)]
 
     @property
-    def is_broken(self) -> bool:
-        """A promise was not kept."""
-        return not all(row.is_identical for row in self.promised)
+    def mistakes(self) -> list[str]:
+        """A sentence for each kind of difference that may not be."""
+        num_broken = sum(row.num_prompts - row.num_identical for row in self.promised)
+        num_unexplained = sum(row.num_prompts - row.num_identical - row.num_explained for row in self.rows)
+        sentences = {
+            f"{num_broken} answers differ although these settings promise that none does": num_broken,
+            f"{num_unexplained} answers differ at tokens that are no {NEAR_TIE}": num_unexplained,
+        }
+        return [sentence for sentence, num in sentences.items() if num]
 
 
 def verify_pair(
@@ -67,9 +81,9 @@ def verify_pair(
     contenders = [Contender(name, 1, drafts)]
     if batch_size == 1:
         contenders = [Contender(name, 1, drafts, each) for each in batchings]
-    else:
-        contenders.append(Contender("off", batch_size))
-        contenders += [Contender(name, batch_size, drafts, each) for each in batchings]
+    else:  # rounds wait for prompts: else short answers are over before a batch is full
+        contenders.append(Contender("off", batch_size, batching=BatchingConfig(prompts="first")))
+        contenders += [Contender(name, batch_size, drafts, replace(each, prompts="first")) for each in batchings]
     rows = compare_with_plain(bench, prompts, SAMPLINGS, contenders, max_tokens, advance=advance)
     models = {"target": target.model} | ({"draft": speculative.model} if speculative.model else {})
     return VerifyReport(

@@ -18,7 +18,7 @@ from starspec.local_star import local_drafts
 from starspec.models.load import load_runner
 from starspec.models.vocabulary import load_tokenizer
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import AcceptanceStats, TargetStats
+from starspec.speculation.stats import AcceptanceStats, BatchStats, TargetStats
 from starspec.target.batching import lay_out
 from starspec.target.drafts import Drafts, NoDrafts
 
@@ -47,6 +47,7 @@ class Recorded:
 
     answers: list[Answer]
     logits: list[list[Tensor]]
+    rounds: BatchStats
 
     @property
     def acceptance(self) -> AcceptanceStats:
@@ -117,11 +118,15 @@ class Workbench:
         batching, stats = batching or BatchingConfig(), TargetStats()
         num_rows = batching.num_rows(batch_size)
         if num_rows > self.runner.cache.num_rows:
-            raise ConfigError(f"batching '{batching.method}' needs {num_rows} rows, and the target has fewer")
+            raise ConfigError(
+                f"batching '{batching.method}' in batches of {batch_size} needs {num_rows} cache rows, and the target "
+                f"was loaded with {self.runner.cache.num_rows}: give it num_rows={num_rows}"
+            )
         runner = lay_out(self.runner, batching, stats.batch)
         recorder = DecisionRecorder(known.reading_once(runner) if known else runner, drafts or NoDrafts())
         engine = make_engine(
             recorder.runner, self.tokenizer, recorder.drafts, stats, batching=batching, max_num_seqs=batch_size
         )
         answers = decode(engine, jobs, batch_size=num_rows)
-        return Recorded(answers, [recorder.take(RequestId(f"job-{index}")) for index in range(len(jobs))])
+        logits = [recorder.take(RequestId(f"job-{index}")) for index in range(len(jobs))]
+        return Recorded(answers, logits, stats.batch)

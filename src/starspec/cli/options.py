@@ -206,7 +206,7 @@ MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences decoded at once 
 Batching = Annotated[
     BatchingMethod,
     typer.Option(
-        help="How sequences share forwards. The others are for comparison: the same tokens, slower.",
+        help="How sequences share forwards. The others are for comparison; in bfloat16 their near-ties may turn.",
         rich_help_panel=LIMITS,
     ),
 ]

@@ -55,6 +55,7 @@ def lossless_table(rows: Sequence[LosslessRow], title: str) -> Table:
         "drafts",
         "batching",
         "batch",
+        "seq/round",
         "identical",
         "partial match",
         "tokens",
@@ -69,6 +70,7 @@ def lossless_table(rows: Sequence[LosslessRow], title: str) -> Table:
             row.contender,
             row.batching,
             str(row.batch_size),
+            f"{row.sequences_per_round:.1f}",
             f"{row.num_identical}/{row.num_prompts}",
             f"{row.partial_match_rate:.1%}",
             str(row.num_tokens),
@@ -163,10 +165,11 @@ def batch_time_table(rows: Sequence[BatchRow]) -> Table:
     """Where the time goes: one row for each method and batch size."""
     table = new_table(
         "prompts s: what target and draft read before a sequence's rounds, once for all repeats; ms/token and shares "
-        "are of rounds alone",
+        "are of rounds alone; draft to sched.: ms a round",
         "method",
         "batch",
-        *("prompts s", "ms/token", "verify", "draft", "overhead", "pad + KV ms", "grouped", "wait s"),
+        *("prompts s", "ms/token", "verify", "draft", "overhead"),
+        *("draft ms", "pad + KV", "copy", "sched.", "grouped", "wait s"),
     )
     for row in rows:
         table.add_row(
@@ -177,7 +180,10 @@ def batch_time_table(rows: Sequence[BatchRow]) -> Table:
             f"{row.verify_share:.1%}",
             f"{row.draft_share:.1%}",
             f"{row.overhead_share:.1%}",
+            f"{row.ms_draft:.1f}",
             f"{row.ms_realign_pad:.2f} + {row.ms_realign_kv:.2f}",
+            f"{row.ms_copy:.2f}",
+            f"{row.ms_schedule:.2f}",
             f"{row.grouping_rate:.1%}",
             f"{row.grouping_wait_s:.2f}",
         )

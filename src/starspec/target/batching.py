@@ -47,6 +47,11 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
     return PromptsFirst(scheduler) if batching.prompts == "first" else scheduler
 
 
+def commits_evenly(batching: BatchingConfig) -> bool:
+    """Whether all of a round commit as many tokens as the one that accepted fewest."""
+    return batching.method == "rollback"
+
+
 def roll_back(verdicts: Sequence[TreeVerdict]) -> list[TreeVerdict]:
     """Cut every verdict to the tokens of the shortest, so that a batch stays aligned.
 

@@ -54,7 +54,7 @@ def build_server(
         rows=runner.cache.num_rows,
         cache_mib=round(runner.cache.num_bytes / 2**20),
         batching=config.batching.method,
-        numerics=loaded.numerics_report,
+        numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
     )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
     return TargetServer(config, engine, serving)

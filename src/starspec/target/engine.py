@@ -11,7 +11,7 @@ from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestErr
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, Segment
 from starspec.speculation.stats import TargetStats
-from starspec.target.batching import make_scheduler
+from starspec.target.batching import commits_evenly, make_scheduler
 from starspec.target.detokenize import Decodes, Detokenizer
 from starspec.target.drafts import Drafts
 from starspec.target.round import RoundRunner
@@ -47,7 +47,7 @@ class TargetEngine:
         self._config = config
         self._clock = clock
         self._trace = trace
-        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=config.batching.method == "rollback")
+        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=commits_evenly(config.batching))
         self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
         self._started_s = clock()

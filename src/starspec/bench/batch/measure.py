@@ -10,11 +10,11 @@ from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_meth
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
 from starspec.bench.batch.serving import poisson_arrivals
-from starspec.bench.compare import NEAR_TIE_STEPS
-from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.bench.compare import NEAR_TIE
+from starspec.bench.datasets import Prompt, prompt_token_ids, spread
 from starspec.bench.decode import Job
 from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.provenance import collect_provenance
+from starspec.bench.provenance import collect_provenance, hash_token_ids
 from starspec.bench.report import Spread
 from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import BatchingConfig, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
@@ -26,7 +26,8 @@ from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NoDrafts
 
 WARM_UP_TOKENS = 4  # of an answer
-GAP_BOUND = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
+QUICK_SIZES = (1, 4)
+QUICK_PROMPTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +60,15 @@ class BatchPlan:
         return (self.context or self.max_prompt_tokens) + self.max_tokens
 
     def in_small(self) -> BatchPlan:
-        """The same work in a few minutes: two batch sizes, few and short prompts and answers, once."""
+        """The same work in a few minutes: small batches, few and short prompts and answers, once."""
         return replace(
-            self, batch_sizes=(1, 4), num_prompts=4, max_prompt_tokens=192, context=None, max_tokens=12, num_repeats=1
+            self,
+            batch_sizes=tuple(size for size in self.batch_sizes if size in QUICK_SIZES) or (min(self.batch_sizes),),
+            num_prompts=min(self.num_prompts, QUICK_PROMPTS),
+            max_prompt_tokens=192,
+            context=None if self.context is None else min(self.context, 192),
+            max_tokens=min(self.max_tokens, 12),
+            num_repeats=1,
         )
 
     def of_all_sizes(self) -> list[BatchMethod]:
@@ -132,7 +139,8 @@ class _Bench:
         if size not in self._readers:
             drafts = self._stranger(size)
             # apart from any round that is timed: some of it would be that round's
-            self._readers[size] = drafts, self._run(method, drafts, _shortened(jobs)).draft_prefill_s
+            first_rounds = _shortened(jobs, self.plan.num_draft_tokens + 1)  # whose proposals are of full length
+            self._readers[size] = drafts, self._run(method, drafts, first_rounds).draft_prefill_s
         drafts, read_s = self._readers[size]
         run = self._run(method, drafts, jobs)
         saved_s = read_s - run.draft_prefill_s
@@ -165,7 +173,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     advance("loading", None)
     methods = plan.of_all_sizes()
     bench = _Bench(models, plan, methods)
-    chosen, jobs = _jobs(bench.workbench, prompts, plan)
+    jobs = _jobs(bench.workbench, prompts, plan)
     advance("decoding", 2 + len(methods) * (plan.num_repeats + (plan.load > 0)))
     _warm_up(bench, methods, jobs)
     advance("plain, alone", None)
@@ -202,33 +210,38 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
         max_passed_over=plan.batching.max_passed_over,
         admission=plan.batching.admission,
         prompt_tokens=Spread.of([len(job.prompt_token_ids) for job in jobs]),
-        prompts_sha256=hash_prompts(chosen),
-        gap_bound=GAP_BOUND,
+        temperature=plan.temperature,
+        max_tokens=plan.max_tokens,
+        prompts_sha256=hash_token_ids(list(job.prompt_token_ids) for job in jobs),
+        gap_bound=NEAR_TIE,
     )
 
 
-def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple[list[Prompt], list[Job]]:
-    """The requests, and the prompts that they are made of."""
+def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> list[Job]:
+    """The requests."""
     fitting = prompts
     if plan.context is None:
         fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= plan.max_prompt_tokens]
     if not fitting:
-        raise ConfigError(f"no prompt has at most {plan.max_prompt_tokens} tokens")
-    chosen = spread(fitting, plan.num_prompts)
-    jobs = bench.jobs(chosen, Sampling(temperature=plan.temperature), plan.max_tokens)
+        raise ConfigError(
+            f"no prompt has at most {plan.max_prompt_tokens} tokens, and longer ones are left out; a context "
+            "(--context) takes any"
+        )
+    sampling = Sampling(temperature=plan.temperature)
+    jobs = bench.jobs(spread(fitting, plan.num_prompts), sampling, plan.max_tokens)
     if plan.context is not None:
         jobs = of_context(jobs, plan.context)
-    return chosen, of_one_length(jobs) if plan.is_one_length else jobs
+    return of_one_length(jobs) if plan.is_one_length else jobs
 
 
 def _warm_up(bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job]) -> None:
     """One short answer by each."""
     for name in dict.fromkeys(method.name for method in methods):
-        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), _shortened(jobs[:1]))
+        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), _shortened(jobs[:1], WARM_UP_TOKENS))
 
 
-def _shortened(jobs: Sequence[Job]) -> list[Job]:
-    return [replace(job, max_tokens=WARM_UP_TOKENS) for job in jobs]
+def _shortened(jobs: Sequence[Job], max_tokens: int) -> list[Job]:
+    return [replace(job, max_tokens=min(job.max_tokens, max_tokens)) for job in jobs]
 
 
 def _run_in_turns(
@@ -251,7 +264,7 @@ def _run_in_turns(
 def _arrive(
     bench: _Bench, runs: dict[BatchMethod, list[MethodRun]], jobs: Sequence[Job], advance: Advance
 ) -> dict[BatchMethod, tuple[MethodRun, float]]:
-    """The same requests at the same random times to all methods of a batch size.
+    """The same requests at the same random times to all methods of a batch size (to plain ones alone, at their own).
 
     Returns: each method's run, and how many requests arrived a second.
     """

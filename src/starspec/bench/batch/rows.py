@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields
 from starspec.bench.batch.methods import FAST, BatchMethod, MethodRun
 from starspec.bench.compare import Divergence, first_difference, share_before
 from starspec.bench.decode import Answer
+from starspec.bench.lossless import promises_tokens
 from starspec.bench.provenance import Provenance, hash_token_ids
 from starspec.bench.report import Spread
+from starspec.config import BATCHINGS, BatchingMethod, Dtype
 from starspec.speculation.stats import AcceptanceStats, BatchStats
 
 PERCENTILES = (50, 90, 99)
@@ -35,17 +37,18 @@ class BatchRow:
     batch_size: int
     num_rows: int  # sequences that hold a cache row: ExSpec's window
     num_answers: int  # of one repeat
-    num_tokens: int  # of one repeat
+    num_tokens: int  # of the last repeat, as are verify calls, acceptance length and hash
     num_compared: int  # answers of all repeats and of the run with arrivals
     exact_match: float  # share of answers that are those of plain decoding alone, token for token
     partial_match: float  # share of tokens before the first divergence, averaged over answers
     num_different: int
     num_explained: int  # of those, answers that differ from a near-tie of the target on
-    largest_gap: float | None  # in logits, between expected and found token at a divergence; None = no divergence
+    largest_gap: float | None  # in logits, between expected and found token, either way; None = no divergence
     first_divergence: Divergence | None
     tokens_per_s: Spread  # prompts included, as if each run read them; the spread is that of rounds
     batch_scaling: float | None  # tokens_per_s over the method's own at batch 1; None = that was not measured
     ms_per_token: Spread  # of rounds
+    ms_per_sequence_round: float  # whatever is accepted: in bfloat16 layouts may say other texts
     ms_per_token_without_realign: Spread
     prefill_s: float  # the target's reading of prompts, in the first run of a layout; in no round's time
     draft_prefill_s: float  # the draft's, with each answer's first proposal, before the first run of a batch size
@@ -80,34 +83,49 @@ class BatchReport:
     num_draft_tokens: int
     disable_by_batch_size: int | None  # rounds of more sequences drafted nothing
     draft_quantization: str
-    dtype: str
+    dtype: Dtype
     numerics: str
     is_promised: bool  # whether these settings promise the tokens of plain decoding, in ragged batches
     max_passed_over: int | None
-    admission: str
+    admission: str  # of all but exspec, which refills its window
+    temperature: float
+    max_tokens: int
     prompt_tokens: Spread
-    prompts_sha256: str
+    prompts_sha256: str  # of the token ids that were answered: grown or cut as was asked
     gap_bound: str  # what counts as explained
 
     @property
-    def is_broken(self) -> bool:
-        """A promise was not kept: of ragged batches, and of all ways of batching in float32."""
-        promised = [
-            row
-            for row in self.rows
-            if row.method in ("ragged", "plain") or (self.dtype == "float32" and not row.method.endswith(FAST))
+    def mistakes(self) -> list[str]:
+        """A sentence for each kind of difference that may not be."""
+        broken = [row for row in self.rows if self._is_promised_of(row) and row.num_different]
+        unexplained = [row for row in self.rows if row.num_different > row.num_explained]
+        return [
+            f"{_names(rows)}: {what}"
+            for rows, what in (
+                (broken, "answers differ although these settings promise that none does"),
+                (unexplained, f"answers differ at tokens that are no {self.gap_bound}"),
+            )
+            if rows
         ]
-        return self.is_promised and any(row.num_different for row in promised)
+
+    def _is_promised_of(self, row: BatchRow) -> bool:
+        layout: BatchingMethod = next((each for each in BATCHINGS if each == row.method), "ragged")
+        return self.is_promised and not row.method.endswith(FAST) and promises_tokens(layout, self.dtype)
 
     @property
-    def shortage(self) -> str | None:
-        """A sentence, if there were fewer prompts than a batch is to hold."""
+    def shortages(self) -> list[str]:
+        """Sentences: where there were fewer prompts than a batch is to hold, or ExSpec is to choose among."""
         num_prompts = self.rows[0].num_answers
-        too_large = sorted({row.batch_size for row in self.rows if row.batch_size > num_prompts})
-        if not too_large:
-            return None
-        sizes = ", ".join(map(str, too_large))
-        return f"{num_prompts} prompts were answered, so that batches of {sizes} never held as many sequences"
+        batches = {row.batch_size for row in self.rows if row.batch_size > num_prompts}
+        windows = {row.num_rows for row in self.rows if row.batch_size <= num_prompts < row.num_rows}
+        return [
+            f"{num_prompts} prompts were answered, so that {those} of {', '.join(map(str, sorted(sizes)))} {what}"
+            for those, sizes, what in (
+                ("batches", batches, "never held as many sequences"),
+                ("exspec's windows", windows, "were never full"),
+            )
+            if sizes
+        ]
 
 
 def batch_row(
@@ -147,11 +165,12 @@ def batch_row(
         partial_match=round(sum(partial_match(reference, each) for each in answered) / len(answered), 4),
         num_different=len(differing),
         num_explained=sum(each.is_near_tie is True for each in differing),
-        largest_gap=max(gaps, default=None),
+        largest_gap=max(map(abs, gaps), default=None),
         first_divergence=differing[0] if differing else None,
         tokens_per_s=rate,
         batch_scaling=round(rate.median / rate_alone, 3) if rate_alone else None,
         ms_per_token=Spread.of([_ms_per_token(run, run.stats.total_s) for run in runs]),
+        ms_per_sequence_round=_ms(total.total_s / max(1, total.num_sequence_rounds)),
         ms_per_token_without_realign=Spread.of(
             [_ms_per_token(run, run.stats.total_s - run.stats.realign_s) for run in runs]
         ),
@@ -228,6 +247,10 @@ def sum_of(several: Sequence[BatchStats]) -> BatchStats:
             setattr(total, field.name, getattr(total, field.name) + getattr(each, field.name))
     total.longest_wait_rounds = max((each.longest_wait_rounds for each in several), default=0)
     return total
+
+
+def _names(rows: Sequence[BatchRow]) -> str:
+    return ", ".join(f"{row.method} at batch {row.batch_size}" for row in rows)
 
 
 def _ms_per_token(run: MethodRun, seconds: float) -> float:
