@@ -211,9 +211,9 @@ def test_sequences_of_one_length_that_accept_evenly_are_never_realigned():
     jobs = [job(index, 20, 15) for index in range(8)]
     alone(jobs)
     stats = TargetStats()
-    served(engine_of("exspec", TruthfulDrafts(4), 4, stats, window=8), jobs)
-    late = stats.batch.num_rounds - stats.batch.num_realigned_rounds
-    assert late >= stats.batch.num_rounds // 2
+    served(engine_of("exspec", TruthfulDrafts(4), 4, stats, window=8, prompts="first"), jobs)
+    assert stats.batch.num_rounds == 2 * 3  # two groups, 15 tokens each in rounds of 5
+    assert stats.batch.num_realigned_rounds == 0
 
 
 def test_grouping_realigns_less_often_than_fixed_membership():
