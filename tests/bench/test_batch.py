@@ -15,12 +15,12 @@ from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod
 from starspec.bench.batch.picture import draw
 from starspec.bench.batch.prompts import of_context, of_one_length
-from starspec.bench.batch.rows import partial_match, percentile, ratios_of, sum_of
+from starspec.bench.batch.rows import partial_match, ratios_of, sum_of
 from starspec.bench.batch.serving import poisson_arrivals
 from starspec.bench.datasets import own_prompts
 from starspec.bench.decode import Answer, Job
 from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.report import write_report
+from starspec.bench.report import percentile, write_report
 from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import BatchingConfig, ModelConfig
 from starspec.errors import ConfigError

@@ -108,6 +108,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = SameLengthPool(batch_size, max_passed_over)
         self.batch_size, self.window_size, self.seed = batch_size, window, seed
         self.waiting, self.window, self.next_id = [], [], 0  # [id, length, passed over]
+        self.max_passed_over = max_passed_over
         self.limit = max_passed_over - (-window // batch_size)
         self.longest = 0
 
@@ -129,6 +130,11 @@ class PoolMachine(RuleBasedStateMachine):
         )
         assert len(set(plan.decode)) == len(plan.decode) == min(self.batch_size, len(self.window))
         assert len(plan.admit) == min(len(self.waiting), self.window_size - len(self.window))
+        is_overtaken = False
+        for each in reversed(self.waiting):
+            is_admitted = each[0] in plan.admit
+            each[2] += is_overtaken and not is_admitted
+            is_overtaken |= is_admitted
         by_name = {each[0]: each for each in self.window}
         for each in self.window:
             each[2] = 0 if each[0] in plan.decode else each[2] + 1
@@ -142,6 +148,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_longer_than_it_may(self):
         assert all(wait <= self.limit for _, _, wait in self.window)
+        assert all(wait <= self.max_passed_over for _, _, wait in self.waiting)
         assert len(self.window) <= self.window_size
 
 

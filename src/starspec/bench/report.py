@@ -54,3 +54,9 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         """Raises: statistics.StatisticsError if there are no values."""
         return cls(median(values), min(values), max(values))
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that at least `percent` (0 to 100) of the values do not exceed. Needs one value."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]

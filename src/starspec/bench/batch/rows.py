@@ -10,7 +10,7 @@ from starspec.bench.compare import Divergence, first_difference, share_before
 from starspec.bench.decode import Answer
 from starspec.bench.lossless import promises_tokens
 from starspec.bench.provenance import Provenance, hash_token_ids
-from starspec.bench.report import Spread
+from starspec.bench.report import Spread, percentile
 from starspec.config import BATCHINGS, BatchingMethod, Dtype
 from starspec.speculation.stats import AcceptanceStats, BatchStats
 
@@ -231,12 +231,6 @@ def partial_match(expected: Sequence[Answer], found: Sequence[Answer]) -> float:
     """Share of a reference's tokens before the first divergence, averaged over the answers (section 4.1)."""
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(expected, found, strict=True)]
     return sum(share_before(first_difference(*pair), pair[0]) for pair in pairs) / len(pairs)
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that at least `percent` of all values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 def sum_of(several: Sequence[BatchStats]) -> BatchStats:

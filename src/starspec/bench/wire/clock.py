@@ -67,9 +67,3 @@ class Overhead:
         """Its equal share of that, among the requests that waited at the time: what it cost. The shares of all
         requests add up to the time that the hub lost."""
         return self._at[request.end_s][1] - self._at[request.start_s][1]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of the values do not exceed. Needs one value."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]

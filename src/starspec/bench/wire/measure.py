@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
-from starspec.bench.wire.clock import Interval, Overhead, percentile, uncovered_s
+from starspec.bench.report import Report, percentile
+from starspec.bench.wire.clock import Interval, Overhead, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_caller, run_echo
 from starspec.bench.wire.hub_process import run_hub
 from starspec.bench.wire.processes import BenchProcess, Place
@@ -98,9 +98,9 @@ def _star_row(num_targets: int, plan: WirePlan) -> WireRow:
     stars, loopback_p50 = [], []
     for _ in range(plan.num_repeats):
         stars.append(run_star(num_targets, plan.num_requests))
-        loopback_p50.append(percentile(run_callers(num_targets, plan.num_requests), 0.5))
-    overhead_p50 = [percentile(star.shares_s, 0.5) for star in stars]
-    latency_p50 = [percentile(star.latencies_s, 0.5) for star in stars]
+        loopback_p50.append(percentile(run_callers(num_targets, plan.num_requests), 50))
+    overhead_p50 = [percentile(star.shares_s, 50) for star in stars]
+    latency_p50 = [percentile(star.latencies_s, 50) for star in stars]
     latencies_s = _joined(star.latencies_s for star in stars)
     return WireRow(
         what=f"hub with {num_targets} target{'s' if num_targets > 1 else ''}",
@@ -108,13 +108,13 @@ def _star_row(num_targets: int, plan: WirePlan) -> WireRow:
         num_measured=len(latencies_s),
         overhead_ms_p50=_ms(median(overhead_p50)),
         latency_ms_p50=_ms(median(latency_p50)),
-        latency_ms_p90=_ms(percentile(latencies_s, 0.9)),
-        latency_ms_p99=_ms(percentile(latencies_s, 0.99)),
-        outside_ms_p50=_ms(percentile(_joined(star.outside_s for star in stars), 0.5)),
+        latency_ms_p90=_ms(percentile(latencies_s, 90)),
+        latency_ms_p99=_ms(percentile(latencies_s, 99)),
+        outside_ms_p50=_ms(percentile(_joined(star.outside_s for star in stars), 50)),
         loopback_ms_p50=_ms(median(loopback_p50)),
         overhead_ms_p50_by_repeat=[_ms(each) for each in overhead_p50],
         loopback_ms_p50_by_repeat=[_ms(each) for each in loopback_p50],
-        round_trip_ms_p50=_ms(percentile(_joined(star.round_trips_s for star in stars), 0.5)),
+        round_trip_ms_p50=_ms(percentile(_joined(star.round_trips_s for star in stars), 50)),
     )
 
 
@@ -246,5 +246,5 @@ def _echo_row(num_bytes: int, curve: CurvePair | None, num_echoes: int) -> WireR
         loopback_ms_p50=None,
         overhead_ms_p50_by_repeat=[],
         loopback_ms_p50_by_repeat=[],
-        round_trip_ms_p50=_ms(percentile(times, 0.5)),
+        round_trip_ms_p50=_ms(percentile(times, 50)),
     )
