@@ -3,11 +3,13 @@ import torch
 import torch.nn.functional as F
 
 from starspec.config import ModelConfig
-from starspec.models import prepack, weight_only
+from starspec.models import packing, prepack
+from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
+from starspec.models.narrow_rows import UNTRIED
 from starspec.models.packing import make_packer
 from starspec.models.prepack import PlainLinear, PrepackedLinear, can_prepack, pack_dense
 from starspec.models.quantize import quantize_int4, quantize_int8
-from starspec.models.weight_only import Int4Linear, Int8Linear, NarrowOrWide, RefinedHead, max_rows
+from starspec.models.weight_only import Int4Linear, Int8Linear, NarrowOrWide, RefinedHead
 
 VOCAB_SIZE = 1024
 SHAPE = (64, 96)
@@ -116,28 +118,30 @@ def test_of_as_many_outputs_as_a_vocabulary_has_tokens_only_the_logits_layer_is_
     assert not isinstance(make_packer(config, None)(weight, None), RefinedHead)
 
 
-def test_with_fast_numerics_many_rows_are_dense_and_few_are_not():
+@pytest.mark.parametrize(("can_multiply", "gap"), [(True, 0.05), (False, 0.01)])
+def test_with_fast_numerics_many_rows_are_multiplied_as_integers_or_dense_and_few_are_not(
+    monkeypatch, can_multiply, gap
+):
+    monkeypatch.setattr(packing, "can_multiply_int8", lambda _: can_multiply)
     linear = pack("int4", "fast", SHAPE)
     weight, _ = random_linear()
-    most = max_rows(weight)
-    few, many = random_rows(most), random_rows(most + 1)
+    few, many = random_rows(UNTRIED), random_rows(UNTRIED + 1)
     assert isinstance(linear, NarrowOrWide)
-    assert relative_gap(linear(many), F.linear(many, weight)) < 0.01 < relative_gap(linear(few), F.linear(few, weight))
+    assert isinstance(linear.wide, DynamicInt8Linear) == can_multiply
+    assert relative_gap(linear(many), F.linear(many, weight)) < gap < relative_gap(linear(few), F.linear(few, weight))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_bfloat16", "expected"),
-    [(torch.bfloat16, True, 4), (torch.bfloat16, False, 12), (torch.float32, True, 12), (torch.float32, False, 12)],
-)
-def test_quantized_weights_serve_more_rows_where_dense_ones_take_four_bytes(monkeypatch, dtype, has_bfloat16, expected):
-    monkeypatch.setattr(weight_only, "is_native", lambda dtype: has_bfloat16 or dtype == torch.float32)
-    assert max_rows(random_linear(dtype=dtype)[0]) == expected
+def test_both_forms_of_an_output_layer_are_refined_if_they_round(monkeypatch):
+    linear = pack("int4", "fast", (VOCAB_SIZE, 96))
+    assert isinstance(linear.narrow, RefinedHead)
+    assert isinstance(linear.wide, RefinedHead) == can_multiply_int8(random_linear()[0])
+    monkeypatch.setattr(packing, "can_multiply_int8", lambda _: False)
+    assert isinstance(pack("int4", "fast", (VOCAB_SIZE, 96)).wide, PrepackedLinear)
 
 
 def test_with_invariant_numerics_a_row_never_depends_on_the_others():
     linear, rows = pack("int4", "invariant", SHAPE), random_rows(32)
-    most = max_rows(random_linear()[0])
-    assert all(torch.equal(linear(rows[:n]), linear(rows)[:n]) for n in (1, most, most + 1))
+    assert all(torch.equal(linear(rows[:n]), linear(rows)[:n]) for n in (1, UNTRIED, UNTRIED + 1))
 
 
 def test_the_output_layer_is_refined_and_no_other():

@@ -12,7 +12,10 @@ from torch import Tensor
 class PackedLinear(Protocol):
     """x [M, K] -> x W^T + b [M, N], with the weight in whatever layout is fastest."""
 
-    num_bytes: int  # bytes of weights read by one call
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights read by one call."""
+        ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -28,3 +31,8 @@ class StepLinear:
     call: Callable[[Tensor], Tensor]  # [R, in_features] -> [R, N]
     in_features: int
     num_bytes: int
+
+
+def plus(out: Tensor, bias: Tensor | None) -> Tensor:
+    """out [M, N] + bias [N], if there is one. Effects: `out` may be the sum."""
+    return out if bias is None else out.add_(bias)

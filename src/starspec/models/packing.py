@@ -12,31 +12,44 @@ from transformers.pytorch_utils import Conv1D  # GPT-2's linear, with its weight
 
 from starspec.config import ModelConfig
 from starspec.models import quantized_cuda, weight_only
+from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
 from starspec.models.linear import PackedLinear, Packer
-from starspec.models.prepack import num_dense_bytes, pack_dense
+from starspec.models.narrow_rows import RowLimit
+from starspec.models.prepack import is_dense, num_dense_bytes, pack_dense
 from starspec.models.weight_only import NarrowOrWide, RefinedHead
 
 
 def make_packer(config: ModelConfig, vocab_size: int | None) -> Packer:
     """The packer that a config asks for.
 
-    Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear keeps a
-    dense form beside it for many rows; else it is quantized for any number, so that a row's bits do not depend on it.
+    Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear has
+    another form beside it for many rows; else it is one for any number, so that a row's bits do not depend on it.
 
     Args:
         vocab_size: outputs of the layer that gives the logits, by which it is recognised; None = it is not among those
             that are packed.
     """
 
+    tried = RowLimit()
+
     def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
         kind = _kind(config.quantization, weight)
         if kind is None:
             return pack_dense(weight, bias)
-        narrow = kind.linear(weight, bias)
-        if weight.shape[0] == vocab_size:
-            narrow = RefinedHead(narrow, weight, bias)
-        is_fast = config.numerics == "fast"
-        return NarrowOrWide(narrow, pack_dense(weight, bias), kind.max_rows(weight)) if is_fast else narrow
+        is_head = weight.shape[0] == vocab_size
+
+        def form(packer: Packer) -> PackedLinear:
+            linear = packer(weight, bias)
+            return RefinedHead(linear, weight, bias) if is_head and not is_dense(linear) else linear
+
+        narrow = form(kind.narrow)
+        if config.numerics != "fast":
+            return narrow
+        limit = tried if kind.limit is None else kind.limit
+        linear = NarrowOrWide(narrow, form(kind.wide), limit, weight.shape[1], weight.dtype)
+        if kind.limit is None and not is_head:
+            tried.try_on(linear)
+        return linear
 
     return pack
 
@@ -94,17 +107,25 @@ def num_step_bytes(model: nn.Module) -> int:
 class _Kind:
     """A quantized form of a linear."""
 
-    linear: Packer
+    narrow: Packer  # for few rows
     fits: Callable[[Tensor], bool]  # whether its kernel takes a weight [N, K]
-    max_rows: Callable[[Tensor], int]  # more of them are faster with a dense weight [N, K]
+    wide: Packer = pack_dense  # for many
+    limit: RowLimit | None = None  # how many are few; None = it is tried
+
+
+def pack_for_many_rows(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """The fastest linear on CPU for the prompts and batches of a draft."""
+    return DynamicInt8Linear(weight, bias) if can_multiply_int8(weight) else pack_dense(weight, bias)
 
 
 KINDS: Final[Mapping[tuple[str, str], _Kind]] = {
-    ("cpu", "int8"): _Kind(weight_only.Int8Linear, weight_only.fits_int8, weight_only.max_rows),
-    ("cpu", "int4"): _Kind(weight_only.Int4Linear, weight_only.fits_int4, weight_only.max_rows),
-    ("cuda", "int8"): _Kind(quantized_cuda.CompiledInt8Linear, lambda _: True, lambda _: quantized_cuda.MAX_INT8_ROWS),
+    ("cpu", "int8"): _Kind(weight_only.Int8Linear, weight_only.fits_int8, pack_for_many_rows),
+    ("cpu", "int4"): _Kind(weight_only.Int4Linear, weight_only.fits_int4, pack_for_many_rows),
+    ("cuda", "int8"): _Kind(
+        quantized_cuda.CompiledInt8Linear, lambda _: True, limit=RowLimit(quantized_cuda.MAX_INT8_ROWS)
+    ),
     ("cuda", "int4"): _Kind(
-        quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, lambda _: quantized_cuda.MAX_INT4_ROWS
+        quantized_cuda.TorchaoInt4Linear, quantized_cuda.fits_int4, limit=RowLimit(quantized_cuda.MAX_INT4_ROWS)
     ),
 }
 

@@ -56,6 +56,11 @@ def pack_dense(weight: Tensor, bias: Tensor | None) -> PrepackedLinear | PlainLi
     return kind(weight, bias)
 
 
+def is_dense(linear: object) -> bool:
+    """Whether its weights are those that it was made of."""
+    return isinstance(linear, PrepackedLinear | PlainLinear)
+
+
 def can_prepack(weight: Tensor) -> bool:
     """Whether oneDNN multiplies this weight on this machine, be it as float32."""
     is_exact_in_float32 = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)

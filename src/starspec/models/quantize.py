@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,15 +40,21 @@ class Int4Groups(NamedTuple):
         return (centred * self.scales.float().unsqueeze(-1) + self.zeros.float().unsqueeze(-1)).flatten(1)
 
 
-def quantize_int8(weight: Tensor) -> Int8Rows:
+def quantize_int8(weight: Tensor, largest: int = INT8_MAX) -> Int8Rows:
     """Symmetric 8-bit codes by row.
 
     Args:
         weight: [N, K].
+        largest: code.
     """
-    weight = weight.detach()
-    scales = (weight.float().abs().amax(1) / INT8_MAX).clamp_min(TINY).to(weight.dtype)
-    codes = (weight.float() / scales.float().unsqueeze(1)).round_().clamp_(-INT8_MAX, INT8_MAX)
+    parts = [_quantize_int8_rows(rows, largest) for rows in _in_parts(weight.detach())]
+    return Int8Rows(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _quantize_int8_rows(weight: Tensor, largest: int) -> Int8Rows:
+    exact = weight.float()
+    scales = torch.linalg.vector_norm(exact, torch.inf, dim=1).div_(largest).clamp_min_(TINY).to(weight.dtype)
+    codes = (exact / scales.float().unsqueeze(1)).round_().clamp_(-largest, largest)
     return Int8Rows(codes.to(torch.int8), scales)
 
 
@@ -57,9 +64,13 @@ def quantize_int4(weight: Tensor) -> Int4Groups:
     Args:
         weight: [N, K], K a multiple of 32.
     """
-    num_rows = max(1, CHUNK_ELEMENTS // weight.shape[1])
-    parts = [_quantize_int4_rows(rows) for rows in torch.split(weight.detach(), num_rows)]
+    parts = [_quantize_int4_rows(rows) for rows in _in_parts(weight.detach())]
     return Int4Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _in_parts(weight: Tensor) -> Sequence[Tensor]:
+    """Some rows of a weight [N, K] at a time."""
+    return torch.split(weight, max(1, CHUNK_ELEMENTS // weight.shape[1]))
 
 
 def _quantize_int4_rows(weight: Tensor) -> Int4Groups:

@@ -2,8 +2,8 @@
 
 A draft may round as it likes: its tokens are guesses, so quantizing it cannot change the output, only how often the
 target agrees. What it buys is bytes: one decoding step reads every weight once. Compute does not get cheaper, so
-from a few rows on a prepacked dense linear is faster. The linears of Qwen2.5-0.5B on 2 cores (AVX-512 bf16, no AMX),
-time against prepacked bfloat16:
+from a few rows on another form is faster: one that multiplies integers (`dynamic_int8.py`), or a dense one. The linears
+of Qwen2.5-0.5B on 2 cores (AVX-512 bf16, no AMX), time against prepacked bfloat16:
 
     rows      1     2     4     8     16    256
     int8     0.63  0.84  0.90  1.6   2.1   3.0
@@ -23,12 +23,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from starspec.models.linear import PackedLinear
-from starspec.models.prepack import is_native
+from starspec.models.linear import PackedLinear, plus
+from starspec.models.narrow_rows import RowLimit
 from starspec.models.quantize import INT4_GROUP, quantize_int4, quantize_int8
 
-MAX_ROWS = 4  # the kernels take rows by fours: a fifth costs as much as four, and dense weights less
-MAX_ROWS_BESIDE_FLOAT32 = 12
 MIN_OUTPUTS = 16  # the int4 kernel takes outputs in blocks of 16
 MIN_INPUTS = 16  # the int8 kernel reads past the end of rows that are no multiple of 16
 ALIGNMENT = 32  # bytes: the int8 kernel loads its input so; torch's own memory is aligned to 64
@@ -45,11 +43,6 @@ def fits_int8(weight: Tensor) -> bool:
 def fits_int4(weight: Tensor) -> bool:
     """Whether the int4 kernel takes a weight [N, K]."""
     return weight.shape[0] % MIN_OUTPUTS == 0 and weight.shape[1] % INT4_GROUP == 0
-
-
-def max_rows(weight: Tensor) -> int:
-    """How many rows a quantized linear takes in less time than its dense form, `pack_dense(weight)`."""
-    return MAX_ROWS if weight.dtype != torch.float32 and is_native(weight.dtype) else MAX_ROWS_BESIDE_FLOAT32
 
 
 class Int8Linear:
@@ -70,7 +63,7 @@ class Int8Linear:
         if rows.data_ptr() % ALIGNMENT:  # a view into bytes that came over a wire; the kernel would crash
             rows = rows.clone()
         out = torch._weight_int8pack_mm(rows, self._codes, self._scales)
-        return _plus(out.to(x.dtype), self._bias)
+        return plus(out.to(x.dtype), self._bias)
 
 
 class Int4Linear:
@@ -91,7 +84,7 @@ class Int4Linear:
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.to(KERNEL_DTYPE)
         out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._codes, INT4_GROUP, self._scales_and_zeros)
-        return _plus(out.to(x.dtype), self._bias)
+        return plus(out.to(x.dtype), self._bias)
 
 
 class RefinedHead:
@@ -123,26 +116,33 @@ class RefinedHead:
 
 
 class NarrowOrWide:
-    """Two forms of one linear: quantized for few rows, dense for many. Costs the memory of both.
+    """Two forms of one linear: one for few rows, one for many. Costs the memory of both.
 
     A row's result depends on how many others are computed with it: for drafts, never for a target.
 
     Args:
-        max_rows: that the narrow form is used for.
+        limit: rows that the narrow form is used for.
+        in_features: K.
+        dtype: of inputs.
     """
 
-    def __init__(self, narrow: PackedLinear, wide: PackedLinear, max_rows: int) -> None:
-        self._narrow = narrow
-        self._wide = wide
-        self._max_rows = max_rows
-        self.num_bytes = narrow.num_bytes  # of one decoding step
+    def __init__(
+        self, narrow: PackedLinear, wide: PackedLinear, limit: RowLimit, in_features: int, dtype: torch.dtype
+    ) -> None:
+        self.narrow, self.wide = narrow, wide
+        self.in_features, self.dtype = in_features, dtype
+        self._limit = limit
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one decoding step."""
+        return self._form(1).num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (self._narrow if x.shape[0] <= self._max_rows else self._wide)(x)
+        return self._form(x.shape[0])(x)
 
-
-def _plus(out: Tensor, bias: Tensor | None) -> Tensor:
-    return out if bias is None else out.add_(bias)
+    def _form(self, num_rows: int) -> PackedLinear:
+        return self.narrow if num_rows <= self._limit.rows else self.wide
 
 
 def _num_bytes(*tensors: Tensor | None) -> int:

@@ -1,0 +1,82 @@
+"""How many rows the narrow forms of a model's linears serve: as many as they are quicker for than the wide ones, which
+depends on the processor and is tried on it while the model is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import torch
+
+from starspec.models.linear import PackedLinear
+
+SAMPLE_BYTES: Final = 48 << 20  # of narrow weights that one pass reads: more than the caches of most processors hold
+TRIED: Final = (1, 2, 4, 8, 12)
+UNTRIED: Final = 4  # where there is too little to try it on: kernels take rows by fours
+NUM_PASSES: Final = 3
+
+
+class TwoForms(Protocol):
+    """A linear that is there twice."""
+
+    @property
+    def narrow(self) -> PackedLinear: ...
+
+    @property
+    def wide(self) -> PackedLinear: ...
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of inputs."""
+        ...
+
+
+class RowLimit:
+    """The same for all linears of a model."""
+
+    def __init__(self, rows: int = UNTRIED, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.rows = rows
+        self._clock = clock
+        self._sample: list[TwoForms] = []
+        self._num_bytes = 0
+
+    def try_on(self, linear: TwoForms) -> None:
+        """Take one more into the sample. Effects: `rows`, as soon as the sample is large enough."""
+        if self._num_bytes >= SAMPLE_BYTES:
+            return
+        self._sample.append(linear)
+        self._num_bytes += linear.narrow.num_bytes
+        if self._num_bytes >= SAMPLE_BYTES:
+            self.rows = most_narrow_rows(self._sample, self._clock)
+            self._sample = []
+
+
+@torch.inference_mode()
+def most_narrow_rows(linears: Sequence[TwoForms], clock: Callable[[], float] = time.perf_counter) -> int:
+    """The largest of the row counts tried up to which the narrow forms are quicker, 0 if they never are.
+
+    The forms take turns, and the quickest of NUM_PASSES counts, so that a busy moment of the machine decides little.
+    """
+    most = 0
+    for num_rows in TRIED:
+        inputs = {each.in_features: torch.ones(num_rows, each.in_features, dtype=each.dtype) for each in linears}
+        narrow_s = wide_s = float("inf")
+        for _ in range(NUM_PASSES):
+            narrow_s = min(narrow_s, _pass_s([(each.narrow, inputs[each.in_features]) for each in linears], clock))
+            wide_s = min(wide_s, _pass_s([(each.wide, inputs[each.in_features]) for each in linears], clock))
+        if wide_s <= narrow_s:
+            break
+        most = num_rows
+    return most
+
+
+def _pass_s(calls: Sequence[tuple[PackedLinear, torch.Tensor]], clock: Callable[[], float]) -> float:
+    started_s = clock()
+    for linear, rows in calls:
+        linear(rows)
+    return clock() - started_s
