@@ -1,11 +1,21 @@
 """Comparisons of answers and of the bits that decided them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.compare import compare, decision_gap, divergence, first_difference, gap_to, is_near_tie
+from starspec.bench.compare import (
+    compare,
+    could_be_drawn,
+    decision_gap,
+    divergence,
+    first_difference,
+    gap_to,
+    is_near_tie,
+)
 from starspec.bench.decode import Answer, Job
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.sampling import next_token
@@ -130,7 +140,21 @@ def test_a_difference_is_not_explained_by_one_token_alone(expected: int, found: 
 
 
 def test_a_token_behind_the_references_end_is_not_explained() -> None:
-    assert not divergence(Job("a", (1, 2), GREEDY, 4), Answer([0]), Answer([0, 1]), 1, None).is_near_tie
+    logits = torch.tensor([10.0, 10.0 - 1e-7, -20.0])
+    assert divergence(Job("a", (1, 2), GREEDY, 4), Answer([0]), Answer([0, 1]), 1, logits).is_near_tie is False
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rounding_may_move_the_edge_of_what_may_be_drawn(seed: int) -> None:
+    """Whoever is drawn of two tokens, of one less or of one more is explained, if that one lies at the edge."""
+    law = TokenLaw(temperature=1.0, top_k=2, seed=seed)
+    edge = torch.tensor([10.0, 9.0, 8.9375, 2.0]).bfloat16()
+    for top_k in (1, 2, 3):
+        assert could_be_drawn(edge, law, 5, next_token(edge, replace(law, top_k=top_k), 5))
+    assert not could_be_drawn(edge, law, 5, 3)
+    clear = torch.tensor([10.0, 9.0, 7.0, 2.0]).bfloat16()
+    assert could_be_drawn(clear, law, 5, next_token(clear, law, 5))
+    assert not could_be_drawn(clear, law, 5, 2)
 
 
 def test_the_gap_of_a_sampled_token_is_that_of_its_draw() -> None:

@@ -52,6 +52,16 @@ def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypa
     assert "greedy, draft, batch 1: first divergence in prompt own/" in outcome.out
     assert "found, logit gap" in outcome.out
     assert "answers (promised)" in outcome.out
+    assert "answers differ although these settings promise that none does" in outcome.out
+    assert "answers differ at tokens that are no near-tie" in outcome.out
+
+    measured = ("--methods", "ragged,plain", "--batch-sizes", "1", "--num-prompts", "2", "--max-tokens", "8")
+    words = ("--num-draft-tokens", "4", "--repeats", "1", "--num-threads", "1", "--draft-quantization", "none")
+    outcome = starspec("bench", "batch", "--target", TARGET, "--draft", DRAFT, *measured, *words)
+    assert outcome.code == 1
+    said = outcome.out.replace("\n", " ")
+    assert "ragged at batch 1: answers differ although these settings promise that none does" in said
+    assert "plain at batch 1" not in said
 
 
 def test_verify_of_a_rule_that_keeps_no_tokens_says_so(starspec) -> None:

@@ -47,7 +47,7 @@ def forms(clock, narrow_s, wide_s, num_bytes=SAMPLE_BYTES):
     [
         (lambda rows: rows, lambda _: 5.0, 4),
         (lambda rows: rows, lambda _: 0.5, 0),  # the wide form is quicker from the first row on
-        (lambda rows: rows, lambda _: 1.0, 0),
+        (lambda rows: rows, lambda _: 0.97, 1),  # about as quick, and fewer bytes
         (lambda _: 1.0, lambda rows: 2.0 * rows, TRIED[-1]),
         (lambda rows: 1.0 if rows != 2 else 9.0, lambda _: 5.0, 1),  # what comes behind a gap is not looked at
     ],

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from starspec.config import ModelConfig
-from starspec.models import packing, prepack
+from starspec.models import narrow_rows, packing, prepack
 from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
 from starspec.models.narrow_rows import UNTRIED
 from starspec.models.packing import make_packer
@@ -129,6 +129,24 @@ def test_with_fast_numerics_many_rows_are_multiplied_as_integers_or_dense_and_fe
     assert isinstance(linear, NarrowOrWide)
     assert isinstance(linear.wide, DynamicInt8Linear) == can_multiply
     assert relative_gap(linear(many), F.linear(many, weight)) < gap < relative_gap(linear(few), F.linear(few, weight))
+
+
+@pytest.mark.parametrize(("rows", "form"), [(0, "wide"), (1, "narrow")])
+def test_all_linears_of_a_model_but_its_output_layer_are_tried_and_share_what_is_found(monkeypatch, rows, form):
+    tried = []
+    monkeypatch.setattr(narrow_rows, "SAMPLE_BYTES", 2 * SHAPE[0] * SHAPE[1] * 5 // 8)
+    monkeypatch.setattr(narrow_rows, "most_narrow_rows", lambda linears, _: tried.extend(linears) or rows)
+    packer = make_packer(ModelConfig(model="tiny", quantization="int4", numerics="fast"), VOCAB_SIZE)
+    head = packer(*random_linear(VOCAB_SIZE))
+    linears = [packer(*random_linear()) for _ in range(3)]
+    assert tried == linears[:2]
+    for each in (head, *linears):
+        assert each.num_bytes == getattr(each, form).num_bytes
+
+
+def test_where_inputs_may_not_be_rounded_many_rows_are_dense():
+    config = ModelConfig(model="tiny", quantization="int4", numerics="fast")
+    assert isinstance(make_packer(config, None, rounds_inputs=False)(*random_linear()).wide, PrepackedLinear)
 
 
 def test_both_forms_of_an_output_layer_are_refined_if_they_round(monkeypatch):

@@ -11,8 +11,8 @@
 
 Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the parts of one model
 its own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
-that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave. Rounds wait while
-prompts are read, else answers of a few rounds would be over before a batch is full.
+that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave. Where the size of a
+batch matters, rounds wait while prompts are read, else answers of a few rounds would be over before it is full.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Part:
     max_tokens: int
     samplings: tuple[Sampling, ...]
     contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
-    batchings: tuple[BatchingConfig, ...] = (FULL,)  # each contender is tried with each
+    batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
     num_rows: int = NUM_ROWS
     max_model_len: int = MAX_MODEL_LEN  # or the model's own, if that is less
     max_prompt_tokens: int = MAX_PROMPT_TOKENS
@@ -123,6 +123,7 @@ BITS = Part(
         ("tree", 8),
         ("off", 16),
     ),
+    batchings=(FULL,),
     num_rows=16,
     needs_same_bits=True,
 )
@@ -153,6 +154,7 @@ PAIR = Part(
         ("off", 7),
         ("draft", 8),
     ),
+    batchings=(FULL,),
     needs_same_bits=True,
 )
 MAX_BATCH_SIZE = 16

@@ -180,6 +180,27 @@ def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float
     return float(scores.max() - own[0]) * law.temperature if len(own) else float("inf")
 
 
+def could_be_drawn(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> bool:
+    """Whether this token is drawn if a few rounding steps fall as they may.
+
+    They can also move the edge of a law's nucleus: tokens there may be drawn or not, and so beat nobody for sure.
+
+    Args: as decision_gap.
+    """
+    bound = _few_steps(logits)
+    if not law.has_filters:
+        return gap_to(logits, law, position, token_id) <= bound
+    adjusted = adjust(logits, law, position, None)
+    scaled = (adjusted - adjusted.max()) / law.temperature
+    kept = support(scaled, law).token_ids
+    inside_by = adjusted - adjusted[kept].min()
+    if inside_by[token_id] < -bound:
+        return False
+    rivals = torch.cat([kept[inside_by[kept] > bound], kept.new_tensor([token_id])])
+    scores = scaled[rivals] + gumbel(law.seed, position, rivals)
+    return float(scores.max() - scores[-1]) * law.temperature <= bound
+
+
 def _few_steps(logits: Tensor) -> float:
     return NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
 
@@ -200,11 +221,8 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
     gap = is_tie = None
     if logits is not None:
         position = len(job.prompt_token_ids) + at
-        bound = _few_steps(logits)
         # of both: where these logits were computed anew it may be the other token that they prefer
-        is_tie = all(
-            each is not None and gap_to(logits, job.law, position, each) <= bound for each in (expected, found)
-        )
+        is_tie = all(each is not None and could_be_drawn(logits, job.law, position, each) for each in (expected, found))
         if expected is not None and found is not None:
             gap = float(logits[expected].double() - logits[found].double())
     return Divergence(job.name, at, expected, found, gap, is_tie)

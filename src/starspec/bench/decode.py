@@ -88,8 +88,8 @@ def decode(
     """Answer all jobs, at most `batch_size` at once.
 
     Args:
-        is_staggered: at most one request joins in a step, so that batches are ragged from their first round on;
-            otherwise all that fit join at once.
+        is_staggered: at most one request joins in a step, so that batches are ragged from their first round on, unless
+            prompts come first; otherwise all that fit join at once.
         on_end: called whenever a request has ended.
     Returns: the answers, in the order of the jobs.
     Raises: RequestError if a job can never run; OurBug if the engine was not idle.

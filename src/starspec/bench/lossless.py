@@ -68,9 +68,9 @@ class LosslessRow:
         return self.num_identical == self.num_prompts
 
     @property
-    def is_explained(self) -> bool:
-        """Whether every difference is a near-tie."""
-        return self.num_identical + self.num_explained == self.num_prompts
+    def num_unexplained(self) -> int:
+        """Answers that differ, and not from a near-tie on."""
+        return self.num_prompts - self.num_identical - self.num_explained
 
     @property
     def is_bitwise(self) -> bool:
@@ -136,8 +136,9 @@ def compare_with_plain(
 ) -> list[LosslessRow]:
     """Decode every prompt plainly and alone, then with every contender, and compare tokens and deciding logits.
 
-    Requests join and leave in the middle of a contender's batches: they are of different lengths, join one a step,
-    and are allowed different numbers of tokens (`max_tokens`, or up to a third less).
+    Requests leave in the middle of a contender's batches, and others join: they are of different lengths, join one a
+    step (where prompts come first, before any round until a batch is full), and are allowed different numbers of tokens
+    (`max_tokens`, or up to a third less).
 
     Args:
         reference: whose tokens must be matched; None: our own plain decoding, alone. With one, the plain decoding

@@ -44,7 +44,7 @@ class VerifyReport:
     def mistakes(self) -> list[str]:
         """A sentence for each kind of difference that may not be."""
         num_broken = sum(row.num_prompts - row.num_identical for row in self.promised)
-        num_unexplained = sum(row.num_prompts - row.num_identical - row.num_explained for row in self.rows)
+        num_unexplained = sum(row.num_unexplained for row in self.rows)
         sentences = {
             f"{num_broken} answers differ although these settings promise that none does": num_broken,
             f"{num_unexplained} answers differ at tokens that are no {NEAR_TIE}": num_unexplained,
@@ -81,8 +81,8 @@ def verify_pair(
     contenders = [Contender(name, 1, drafts)]
     if batch_size == 1:
         contenders = [Contender(name, 1, drafts, each) for each in batchings]
-    else:  # rounds wait for prompts: else short answers are over before a batch is full
-        contenders.append(Contender("off", batch_size, batching=BatchingConfig(prompts="first")))
+    else:  # drafts' rounds wait for prompts, else short answers are over before a batch is full; others' do not
+        contenders.append(Contender("off", batch_size))
         contenders += [Contender(name, batch_size, drafts, replace(each, prompts="first")) for each in batchings]
     rows = compare_with_plain(bench, prompts, SAMPLINGS, contenders, max_tokens, advance=advance)
     models = {"target": target.model} | ({"draft": speculative.model} if speculative.model else {})

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from starspec.models.linear import plus
+from starspec.models.prepack import num_dense_bytes
 from starspec.models.quantize import INT8_MAX, quantize_int8
 
 TINY = torch.finfo(torch.float32).tiny  # of a row of zeros
@@ -39,13 +40,13 @@ class DynamicInt8Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        codes, scales = quantize_int8(weight, largest_weight_code())
+        codes, scales = quantize_int8(weight.to(torch.bfloat16), largest_weight_code())
         self._codes = torch.ops.onednn.qlinear_prepack(codes, None)
         self._scales = scales.float().div_(INT8_MAX)  # of weight and input, but for a row's largest value
         self._zeros = torch.zeros(len(codes), dtype=torch.int64)
-        self._offset = torch.tensor(ZERO + 0.5)  # what is cut off then is rounded
+        self._offset = torch.tensor(ZERO + 0.5, dtype=torch.float32)  # what is cut off then is rounded
         self._bias = bias
-        self.num_bytes = codes.numel() + 4 * len(codes)
+        self.num_bytes = codes.numel() + num_dense_bytes(self._scales, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.float()

@@ -8,14 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import structlog
 import torch
 
 from starspec.models.linear import PackedLinear
 
-SAMPLE_BYTES: Final = 48 << 20  # of narrow weights that one pass reads: more than the caches of most processors hold
+SAMPLE_BYTES: Final = 96 << 20  # of narrow weights that one pass reads: more than the caches of most processors hold
 TRIED: Final = (1, 2, 4, 8, 12)
 UNTRIED: Final = 4  # where there is too little to try it on: kernels take rows by fours
 NUM_PASSES: Final = 3
+ABOUT: Final = 1.05  # a difference that is worth reading more bytes
+
+
+log = structlog.get_logger()
 
 
 class TwoForms(Protocol):
@@ -37,7 +42,7 @@ class TwoForms(Protocol):
 
 
 class RowLimit:
-    """The same for all linears of a model."""
+    """How many rows they are, the same for all linears of a model: tried once there are enough of them."""
 
     def __init__(self, rows: int = UNTRIED, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rows = rows
@@ -54,11 +59,12 @@ class RowLimit:
         if self._num_bytes >= SAMPLE_BYTES:
             self.rows = most_narrow_rows(self._sample, self._clock)
             self._sample = []
+            log.info("quantized weights tried", rows=self.rows)
 
 
 @torch.inference_mode()
 def most_narrow_rows(linears: Sequence[TwoForms], clock: Callable[[], float] = time.perf_counter) -> int:
-    """The largest of the row counts tried up to which the narrow forms are quicker, 0 if they never are.
+    """The largest of the row counts tried up to which the narrow forms are about as quick, 0 if they never are.
 
     The forms take turns, and the quickest of NUM_PASSES counts, so that a busy moment of the machine decides little.
     """
@@ -69,7 +75,7 @@ def most_narrow_rows(linears: Sequence[TwoForms], clock: Callable[[], float] = t
         for _ in range(NUM_PASSES):
             narrow_s = min(narrow_s, _pass_s([(each.narrow, inputs[each.in_features]) for each in linears], clock))
             wide_s = min(wide_s, _pass_s([(each.wide, inputs[each.in_features]) for each in linears], clock))
-        if wide_s <= narrow_s:
+        if ABOUT * wide_s < narrow_s:
             break
         most = num_rows
     return most

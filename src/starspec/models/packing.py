@@ -19,7 +19,9 @@ from starspec.models.prepack import is_dense, num_dense_bytes, pack_dense
 from starspec.models.weight_only import NarrowOrWide, RefinedHead
 
 
-def make_packer(config: ModelConfig, vocab_size: int | None) -> Packer:
+def make_packer(
+    config: ModelConfig, vocab_size: int | None, limit: RowLimit | None = None, *, rounds_inputs: bool = True
+) -> Packer:
     """The packer that a config asks for.
 
     Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear has
@@ -28,9 +30,10 @@ def make_packer(config: ModelConfig, vocab_size: int | None) -> Packer:
     Args:
         vocab_size: outputs of the layer that gives the logits, by which it is recognised; None = it is not among those
             that are packed.
+        limit: of rows that quantized weights on CPU serve; None = one of these linears' own.
+        rounds_inputs: whether a form for many rows may. Not of use where parts of an input differ by magnitudes.
     """
-
-    tried = RowLimit()
+    tried = limit or RowLimit()
 
     def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
         kind = _kind(config.quantization, weight)
@@ -45,8 +48,8 @@ def make_packer(config: ModelConfig, vocab_size: int | None) -> Packer:
         narrow = form(kind.narrow)
         if config.numerics != "fast":
             return narrow
-        limit = tried if kind.limit is None else kind.limit
-        linear = NarrowOrWide(narrow, form(kind.wide), limit, weight.shape[1], weight.dtype)
+        wide = form(kind.wide if rounds_inputs else pack_dense)
+        linear = NarrowOrWide(narrow, wide, kind.limit or tried, weight.shape[1], weight.dtype)
         if kind.limit is None and not is_head:
             tried.try_on(linear)
         return linear

@@ -9,8 +9,8 @@ of Qwen2.5-0.5B on 2 cores (AVX-512 bf16, no AMX), time against prepacked bfloat
     int8     0.63  0.84  0.90  1.6   2.1   3.0
     int4     0.38  0.58  0.73  1.2   1.7   2.7
 
-Dense weights that are multiplied as float32 take twice the bytes, and it pays for longer. The same, without bf16
-arithmetic (AMD Zen 3; and by one thread, int4):
+Dense weights that are multiplied as float32 take twice the bytes, and it pays for longer. The same against those,
+without bf16 arithmetic (AMD Zen 3; and by one thread, int4):
 
     rows      1     2     4     5     8     12    16    32
     int8     0.40  0.41  0.43  0.57  0.62  0.84  1.0   1.4
