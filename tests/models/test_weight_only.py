@@ -3,13 +3,13 @@ import torch
 import torch.nn.functional as F
 
 from starspec.config import ModelConfig
-from starspec.models import narrow_rows, packing, prepack
+from starspec.models import narrow_or_wide, packing, prepack
 from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
-from starspec.models.narrow_rows import UNTRIED
+from starspec.models.narrow_or_wide import UNTRIED, NarrowOrWide
 from starspec.models.packing import make_packer
 from starspec.models.prepack import PlainLinear, PrepackedLinear, can_prepack, pack_dense
 from starspec.models.quantize import quantize_int4, quantize_int8
-from starspec.models.weight_only import Int4Linear, Int8Linear, NarrowOrWide, RefinedHead
+from starspec.models.weight_only import Int4Linear, Int8Linear, RefinedHead
 
 VOCAB_SIZE = 1024
 SHAPE = (64, 96)
@@ -134,8 +134,8 @@ def test_with_fast_numerics_many_rows_are_multiplied_as_integers_or_dense_and_fe
 @pytest.mark.parametrize(("rows", "form"), [(0, "wide"), (1, "narrow")])
 def test_all_linears_of_a_model_but_its_output_layer_are_tried_and_share_what_is_found(monkeypatch, rows, form):
     tried = []
-    monkeypatch.setattr(narrow_rows, "SAMPLE_BYTES", 2 * SHAPE[0] * SHAPE[1] * 5 // 8)
-    monkeypatch.setattr(narrow_rows, "most_narrow_rows", lambda linears, _: tried.extend(linears) or rows)
+    monkeypatch.setattr(narrow_or_wide, "SAMPLE_BYTES", 2 * SHAPE[0] * SHAPE[1] * 5 // 8)
+    monkeypatch.setattr(narrow_or_wide, "most_narrow_rows", lambda linears, _: tried.extend(linears) or rows)
     packer = make_packer(ModelConfig(model="tiny", quantization="int4", numerics="fast"), VOCAB_SIZE)
     head = packer(*random_linear(VOCAB_SIZE))
     linears = [packer(*random_linear()) for _ in range(3)]

@@ -45,11 +45,14 @@ class VerifyReport:
         """A sentence for each kind of difference that may not be."""
         num_broken = sum(row.num_prompts - row.num_identical for row in self.promised)
         num_unexplained = sum(row.num_unexplained for row in self.rows)
-        sentences = {
-            f"{num_broken} answers differ although these settings promise that none does": num_broken,
-            f"{num_unexplained} answers differ at tokens that are no {NEAR_TIE}": num_unexplained,
-        }
-        return [sentence for sentence, num in sentences.items() if num]
+        return [
+            f"{num} answers differ {what}"
+            for num, what in (
+                (num_broken, "although these settings promise that none does"),
+                (num_unexplained, f"at tokens that are no {NEAR_TIE}"),
+            )
+            if num
+        ]
 
 
 def verify_pair(

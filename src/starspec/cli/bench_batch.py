@@ -76,7 +76,7 @@ def batch(
         bool,
         typer.Option(
             "--quick",
-            help="The same work in small: a few minutes. Batch sizes 1 and 4, few prompts, short answers, once.",
+            help="The same work in small: a few minutes. Of the batch sizes 1 and 4, few prompts, short answers, once.",
             rich_help_panel=MEASURE,
         ),
     ] = False,

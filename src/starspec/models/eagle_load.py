@@ -20,7 +20,7 @@ from starspec.models.eagle_spec import HeadWeights, TargetShape
 from starspec.models.foreign import first_line, reading
 from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import is_synthetic, locate
-from starspec.models.narrow_rows import RowLimit
+from starspec.models.narrow_or_wide import RowLimit
 from starspec.models.packing import make_packer
 
 EMBEDDINGS: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
@@ -110,9 +110,10 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
         torch.set_num_threads(config.num_threads)
     tensors = TargetTensors.of(target)
     weights = with_borrowed(read_head(config.model, target=tensors.shape, feature_layers=feature_layers), tensors)
-    # its inputs are embeddings and hidden states side by side: one scale would round the smaller ones away
+    # Two, as a layer may have as many outputs as the draft vocabulary has tokens. Inputs are embeddings and hidden
+    # states side by side: one scale would round the smaller ones away.
     limit = RowLimit()
-    pack = make_packer(config, None, limit, rounds_inputs=False)  # as many outputs as the draft vocabulary is no sign
+    pack = make_packer(config, None, limit, rounds_inputs=False)
     pack_logits = make_packer(config, weights.spec.draft_vocab_size, limit, rounds_inputs=False)
     return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
 

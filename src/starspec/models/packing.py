@@ -14,9 +14,9 @@ from starspec.config import ModelConfig
 from starspec.models import quantized_cuda, weight_only
 from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
 from starspec.models.linear import PackedLinear, Packer
-from starspec.models.narrow_rows import RowLimit
+from starspec.models.narrow_or_wide import NarrowOrWide, RowLimit
 from starspec.models.prepack import is_dense, num_dense_bytes, pack_dense
-from starspec.models.weight_only import NarrowOrWide, RefinedHead
+from starspec.models.weight_only import RefinedHead
 
 
 def make_packer(
@@ -25,13 +25,14 @@ def make_packer(
     """The packer that a config asks for.
 
     Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear has
-    another form beside it for many rows; else it is one for any number, so that a row's bits do not depend on it.
+    another form beside it for many rows; else one form serves any number, so that a row's bits do not depend on it.
 
     Args:
         vocab_size: outputs of the layer that gives the logits, by which it is recognised; None = it is not among those
             that are packed.
         limit: of rows that quantized weights on CPU serve; None = one of these linears' own.
-        rounds_inputs: whether a form for many rows may. Not of use where parts of an input differ by magnitudes.
+        rounds_inputs: whether the form for many rows may, which is no good where parts of an input are much larger
+            than others.
     """
     tried = limit or RowLimit()
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from starspec.models.linear import PackedLinear, plus
-from starspec.models.narrow_rows import RowLimit
 from starspec.models.quantize import INT4_GROUP, quantize_int4, quantize_int8
 
 MIN_OUTPUTS = 16  # the int4 kernel takes outputs in blocks of 16
@@ -113,36 +112,6 @@ class RefinedHead:
         if self._bias is not None:
             exact = exact + self._bias[best]
         return logits.scatter_(1, best, exact)
-
-
-class NarrowOrWide:
-    """Two forms of one linear: one for few rows, one for many. Costs the memory of both.
-
-    A row's result depends on how many others are computed with it: for drafts, never for a target.
-
-    Args:
-        limit: rows that the narrow form is used for.
-        in_features: K.
-        dtype: of inputs.
-    """
-
-    def __init__(
-        self, narrow: PackedLinear, wide: PackedLinear, limit: RowLimit, in_features: int, dtype: torch.dtype
-    ) -> None:
-        self.narrow, self.wide = narrow, wide
-        self.in_features, self.dtype = in_features, dtype
-        self._limit = limit
-
-    @property
-    def num_bytes(self) -> int:
-        """Of one decoding step."""
-        return self._form(1).num_bytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._form(x.shape[0])(x)
-
-    def _form(self, num_rows: int) -> PackedLinear:
-        return self.narrow if num_rows <= self._limit.rows else self.wide
 
 
 def _num_bytes(*tensors: Tensor | None) -> int:

@@ -1,15 +1,18 @@
-"""How many rows the narrow forms of a model's linears serve: as many as they are quicker for than the wide ones, which
-depends on the processor and is tried on it while the model is loaded.
+"""Linears in two forms, one for few rows and one for many, for drafts.
+
+How many are few depends on the processor, and is tried on it while the model is loaded: as many as the narrow forms are
+quicker for than the wide ones.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 import torch
+from torch import Tensor
 
 from starspec.models.linear import PackedLinear
 
@@ -19,38 +22,49 @@ UNTRIED: Final = 4  # where there is too little to try it on: kernels take rows 
 NUM_PASSES: Final = 3
 ABOUT: Final = 1.05  # a difference that is worth reading more bytes
 
-
 log = structlog.get_logger()
 
 
-class TwoForms(Protocol):
-    """A linear that is there twice."""
+class NarrowOrWide:
+    """Two forms of one linear: one for few rows, one for many. Costs the memory of both.
+
+    A row's result depends on how many others are computed with it: for drafts, never for a target.
+
+    Args:
+        limit: rows that the narrow form is used for.
+        in_features: K.
+        dtype: of inputs.
+    """
+
+    def __init__(
+        self, narrow: PackedLinear, wide: PackedLinear, limit: RowLimit, in_features: int, dtype: torch.dtype
+    ) -> None:
+        self.narrow, self.wide = narrow, wide
+        self.in_features, self.dtype = in_features, dtype
+        self._limit = limit
 
     @property
-    def narrow(self) -> PackedLinear: ...
+    def num_bytes(self) -> int:
+        """Of one decoding step."""
+        return self._form(1).num_bytes
 
-    @property
-    def wide(self) -> PackedLinear: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._form(x.shape[0])(x)
 
-    @property
-    def in_features(self) -> int: ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of inputs."""
-        ...
+    def _form(self, num_rows: int) -> PackedLinear:
+        return self.narrow if num_rows <= self._limit.rows else self.wide
 
 
 class RowLimit:
-    """How many rows they are, the same for all linears of a model: tried once there are enough of them."""
+    """How many rows are few, the same for all linears of a model: tried once there are enough of them."""
 
     def __init__(self, rows: int = UNTRIED, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rows = rows
         self._clock = clock
-        self._sample: list[TwoForms] = []
+        self._sample: list[NarrowOrWide] = []
         self._num_bytes = 0
 
-    def try_on(self, linear: TwoForms) -> None:
+    def try_on(self, linear: NarrowOrWide) -> None:
         """Take one more into the sample. Effects: `rows`, as soon as the sample is large enough."""
         if self._num_bytes >= SAMPLE_BYTES:
             return
@@ -63,7 +77,7 @@ class RowLimit:
 
 
 @torch.inference_mode()
-def most_narrow_rows(linears: Sequence[TwoForms], clock: Callable[[], float] = time.perf_counter) -> int:
+def most_narrow_rows(linears: Sequence[NarrowOrWide], clock: Callable[[], float] = time.perf_counter) -> int:
     """The largest of the row counts tried up to which the narrow forms are about as quick, 0 if they never are.
 
     The forms take turns, and the quickest of NUM_PASSES counts, so that a busy moment of the machine decides little.
@@ -81,7 +95,7 @@ def most_narrow_rows(linears: Sequence[TwoForms], clock: Callable[[], float] = t
     return most
 
 
-def _pass_s(calls: Sequence[tuple[PackedLinear, torch.Tensor]], clock: Callable[[], float]) -> float:
+def _pass_s(calls: Sequence[tuple[PackedLinear, Tensor]], clock: Callable[[], float]) -> float:
     started_s = clock()
     for linear, rows in calls:
         linear(rows)
