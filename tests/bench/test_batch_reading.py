@@ -121,8 +121,8 @@ class SlowHub(NoDrafts):
         self.now_s = 0.0
         self._owed_s: dict[str, float] = {}
 
-    def open(self, sequence: TargetSequence) -> None:
-        self._owed_s[sequence.request_id] = READING_S
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        self._owed_s |= {each.request_id: READING_S for each in sequences}
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self.now_s += sum(self._owed_s.pop(each.request_id, 0.0) for each in batch)

@@ -100,7 +100,7 @@ def test_the_recorder_passes_everything_on(bench: Workbench) -> None:
         def __init__(self) -> None:
             self.calls: list[str] = []
 
-        def open(self, sequence):
+        def open(self, sequences):
             self.calls.append("open")
 
         def close(self, sequence):

@@ -53,8 +53,8 @@ class TruthfulDrafts(NoDrafts):
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens, self.begun = num_draft_tokens, 0
 
-    def open(self, sequence: TargetSequence) -> None:
-        self.begun += 1
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        self.begun += len(sequences)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list:
         from starspec.speculation.tree import DraftTree
@@ -201,8 +201,7 @@ def test_sorting_by_length_restores_the_callers_order():
     expected = alone(jobs)
     engine = engine_of("exspec", TruthfulDrafts(2), 2, window=3)
     order: list[str] = []
-    submit = engine.drafts.open
-    engine.drafts.open = lambda sequence: (order.append(sequence.request_id), submit(sequence))  # type: ignore[method-assign]
+    engine.drafts.open = lambda sequences: order.extend(each.request_id for each in sequences)  # type: ignore[method-assign]
     assert ids(served(engine, jobs)) == ids(expected)
     assert order != sorted(order, key=int), "nothing was sorted"
 

@@ -302,6 +302,17 @@ def test_large_batches_ask_for_no_drafts_and_drafting_comes_back_when_they_shrin
     assert star.drafts.num_tags == 0
 
 
+def test_a_hub_reads_no_prompt_of_a_burst_that_is_too_large_to_draft_for() -> None:
+    star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=2))
+    for number in range(5):
+        star.submit(f"{number}", PROMPT[: 4 + number], 10 + 5 * number)
+    while star.engine.num_running > 2 or star.engine.num_waiting:
+        assert star.hub.num_opens == 0
+        star.step()
+    star.finish()
+    assert star.hub.num_opens == 2
+
+
 def test_those_who_wait_for_their_turn_count_when_one_of_a_batch_ends() -> None:
     """The next round is as large as this one: of a pool, another takes the place."""
     star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=1))

@@ -17,8 +17,8 @@ class DraftsAround:
     def __init__(self, drafts: Drafts) -> None:
         self._drafts = drafts
 
-    def open(self, sequence: TargetSequence) -> None:
-        self._drafts.open(sequence)
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        self._drafts.open(sequences)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from starspec.target.sequence import Emitted, TargetSequence
 class Drafts(Protocol):
     """A source of proposals."""
 
-    def open(self, sequence: TargetSequence) -> None:
-        """A sequence got its cache row: begin drafting for it."""
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        """These sequences got their cache rows, in one step: begin drafting for them."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class NoDrafts:
     def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         pass
 
-    def open(self, sequence: TargetSequence) -> None:
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
         pass
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -107,11 +107,12 @@ class NgramDrafts:
         self._lookup = (lookup_min, lookup_max)
         self._indexes: dict[RequestId, NgramIndex] = {}
 
-    def open(self, sequence: TargetSequence) -> None:
-        sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
-        index = NgramIndex(*self._lookup)
-        index.append(sequence.token_ids)
-        self._indexes[sequence.request_id] = index
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        for sequence in sequences:
+            sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
+            index = NgramIndex(*self._lookup)
+            index.append(sequence.token_ids)
+            self._indexes[sequence.request_id] = index
 
     def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         pass

@@ -131,8 +131,8 @@ class TargetEngine:
         plan = self._scheduler.choose(self._snapshot())
         num_left_out = self._count_passed_over(plan)
         scheduled_s = self._clock()
-        for request_id in plan.admit:
-            self._admit(self._sequences[request_id])
+        if plan.admit:
+            self._admit([self._sequences[request_id] for request_id in plan.admit])
         if plan.prefill is not None:
             self._prefill(self._sequences[plan.prefill])
         if not plan.decode:
@@ -237,11 +237,12 @@ class TargetEngine:
                 sequence.num_passed_over += 1
         return num_left_out
 
-    def _admit(self, sequence: TargetSequence) -> None:
-        sequence.row = self.runner.cache.lease()
-        sequence.stats.queue_s = self._clock() - sequence.arrived_s
-        sequence.state = SequenceState.PREFILLING
-        self.drafts.open(sequence)
+    def _admit(self, sequences: list[TargetSequence]) -> None:
+        for sequence in sequences:
+            sequence.row = self.runner.cache.lease()
+            sequence.stats.queue_s = self._clock() - sequence.arrived_s
+            sequence.state = SequenceState.PREFILLING
+        self.drafts.open(sequences)
 
     def _prefill(self, sequence: TargetSequence) -> None:
         """Forward the next chunk of the prompt, all but its last token: that one is the first round's root.

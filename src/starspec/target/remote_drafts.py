@@ -91,19 +91,18 @@ class RemoteDrafts:
 
     # ---------------------------------------------------------------- the round's calls
 
-    def open(self, sequence: TargetSequence) -> None:
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
         if self._fallback is not None:
-            self._fallback.open(sequence)
-        sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
-        self._num_sequences += 1
-        if sequence.spec.num_draft_tokens == 0:
-            return
-        tag = Tag(next(self._tag_numbers))
-        state = HubTag(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
-        self._tags[tag] = state
-        self._by_request[sequence.request_id] = tag
-        if self._may_open:
-            self._transport.send(self._open(state))
+            self._fallback.open(sequences)
+        self._num_sequences += len(sequences)
+        newcomers = []
+        for sequence in sequences:
+            sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
+            if sequence.spec.num_draft_tokens != 0:
+                newcomers.append(self._new_tag(sequence))
+        for state in newcomers:
+            if self._may_open:
+                self._transport.send(self._open(state))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -262,9 +261,20 @@ class RemoteDrafts:
             return budget
         return budget.limited(num_draft_tokens=welcome.max_draft_tokens)
 
+    def _new_tag(self, sequence: TargetSequence) -> HubTag:
+        tag = Tag(next(self._tag_numbers))
+        state = HubTag(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
+        self._tags[tag] = state
+        self._by_request[sequence.request_id] = tag
+        return state
+
     def _open(self, state: HubTag) -> list[TargetToHub]:
-        """Returns: what tells the hub of the tag; nothing while no draft is wanted of it, or if it is too long."""
-        now, wanted = self._clock(), self._wanted(state.sequence, self._num_sequences)
+        """Returns: what tells the hub of the tag; nothing while no draft is wanted of it, or if it is too long.
+
+        A hub reads a prompt for rounds to come, so those count whose own prompts are being read.
+        """
+        now = self._clock()
+        wanted = self._wanted(state.sequence, max(self._num_sequences, len(self._tags)))
         if state.is_too_long or not wanted.num_draft_tokens:
             return []
         messages = state.open(wanted, self._method, now)

@@ -48,12 +48,12 @@ class DraftReading(DraftsAround):
         self._num_first_rounds = 0  # of beginners alone
         self._reported: dict[RequestId, TargetSequence] = {}  # and not collected since
 
-    def open(self, sequence: TargetSequence) -> None:
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
         if self._reported:
             self._stats.draft_s += self._seconds_of(list(self._reported.values()))
             self._reported.clear()
-        super().open(sequence)
-        self._newcomers[sequence.request_id] = sequence
+        super().open(sequences)
+        self._newcomers |= {each.request_id: each for each in sequences}
 
     def poll(self) -> None:
         """Called after each chunk of a prompt: await the first proposals of those whom the target has read."""
