@@ -122,6 +122,31 @@ def test_what_rounding_explains_is_no_mistake_where_nothing_is_promised(report) 
     assert not replace(tied, is_promised=False, rows=[replace(tied.rows[0], method="ragged")]).mistakes
 
 
+def test_requests_arrive_in_every_repeat_at_other_times_that_are_the_same_for_all_methods(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived: list[tuple[str, tuple[float, ...]]] = []
+    run_method = measure.run_method
+
+    def noting(bench, method, drafts, jobs, num_draft_tokens, arrivals_s=None, known=None):
+        if arrivals_s is not None:
+            arrived.append((method.name, tuple(arrivals_s)))
+        return run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s, known)
+
+    monkeypatch.setattr(measure, "run_method", noting)
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    plan = replace(PLAN, methods=("ragged", "eqspec"), batch_sizes=(3,), num_repeats=2)
+    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    assert [name for name, _ in arrived] == ["ragged", "eqspec", "eqspec", "ragged"]  # in turns
+    first, second, third, fourth = (times for _, times in arrived)
+    assert first == second != third == fourth
+    for row in report.rows:
+        assert row.completion is not None
+        assert (row.completion.num_requests, row.num_compared) == (10, 20)
+
+
 def test_ratios_have_their_names_by_batch_size(report) -> None:
     names = {"ragged_vs_eqspec", "ragged_vs_eqspec_without_realign", "ragged_vs_exspec", "ragged_vs_plain"}
     assert names <= report.ratios.keys()
@@ -133,6 +158,7 @@ def test_shares_add_up_and_ragged_has_no_overhead_of_batching(report) -> None:
         assert row.draft_share + row.verify_share + row.overhead_share == pytest.approx(1, abs=2e-3)
         assert row.batch_scaling is not None
         assert row.completion is not None
+        assert row.completion.num_requests == 5
         assert row.completion.p50_s <= row.completion.p90_s <= row.completion.p99_s
         if row.method == "ragged":
             assert (row.realign_share, row.ms_copy, row.grouping_wait_s, row.grouping_rate) == (0, 0, 0, 1)

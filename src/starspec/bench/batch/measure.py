@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from starspec.bench.batch.divergences import divergences
@@ -174,15 +174,14 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     methods = plan.of_all_sizes()
     bench = _Bench(models, plan, methods)
     jobs = _jobs(bench.workbench, prompts, plan)
-    advance("decoding", 2 + len(methods) * (plan.num_repeats + (plan.load > 0)))
+    advance("decoding", 2 + len(methods) * plan.num_repeats * (2 if plan.load else 1))
     _warm_up(bench, methods, jobs)
     advance("plain, alone", None)
     reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
     runs = _run_in_turns(bench, methods, jobs, advance)
-    arrivals = _arrive(bench, runs, jobs, advance) if plan.load else {}
-    answered = {method: [run.served.answers for run in runs[method]] for method in methods}
-    for method, (run, _) in arrivals.items():
-        answered[method].append(run.served.answers)
+    rates = _arrival_rates(runs, plan.load, len(jobs)) if plan.load else {}
+    arrived = _arrive_in_turns(bench, rates, jobs, advance)
+    answered = {method: [run.served.answers for run in (*runs[method], *arrived.get(method, ()))] for method in methods}
     advance("why answers differ", None)
     runner = bench.known.reading_once(bench.workbench.runner)  # runs part at the same few places, behind these prompts
     rows = [
@@ -193,7 +192,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
             reference,
             answered[method],
             [each for found in answered[method] for each in divergences(runner, jobs, reference, found)],
-            completion_of(*arrivals[method]) if method in arrivals else None,
+            completion_of(arrived[method], rates[method]) if method in arrived else None,
         )
         for method in methods
     ]
@@ -247,33 +246,42 @@ def _shortened(jobs: Sequence[Job], max_tokens: int) -> list[Job]:
 def _run_in_turns(
     bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance
 ) -> dict[BatchMethod, list[MethodRun]]:
-    """Every method's repeats.
-
-    Methods take turns, so that a slow moment hits all alike, and each repeat begins with another of them, so that none
-    always comes after the same.
-    """
+    """Every method's repeats."""
     runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in methods}
-    for repeat in range(bench.plan.num_repeats):
-        first = repeat % len(methods)
-        for method in (*methods[first:], *methods[:first]):
-            advance(f"{method.name}, batch {method.batch_size}", None)
-            runs[method].append(bench.run(method, jobs))
+    for _, method in _turns(methods, bench.plan.num_repeats):
+        advance(f"{method.name}, batch {method.batch_size}", None)
+        runs[method].append(bench.run(method, jobs))
     return runs
 
 
-def _arrive(
-    bench: _Bench, runs: dict[BatchMethod, list[MethodRun]], jobs: Sequence[Job], advance: Advance
-) -> dict[BatchMethod, tuple[MethodRun, float]]:
-    """The same requests at the same random times to all methods of a batch size (to plain ones alone, at their own).
+def _turns(methods: Sequence[BatchMethod], num_repeats: int) -> Iterator[tuple[int, BatchMethod]]:
+    """(repeat, method): methods take turns, so that a slow moment hits all alike.
 
-    Returns: each method's run, and how many requests arrived a second.
+    Each repeat begins with another of them, so that none always comes after the same.
     """
-    arrivals = {}
+    for repeat in range(num_repeats):
+        first = repeat % len(methods)
+        yield from ((repeat, method) for method in (*methods[first:], *methods[:first]))
+
+
+def _arrival_rates(
+    runs: Mapping[BatchMethod, Sequence[MethodRun]], load: float, num_jobs: int
+) -> dict[BatchMethod, float]:
+    """Requests a second: the same for all methods of a batch size, plain ones alone have their own."""
+    rates = {}
     for method in runs:
         rivals = [other for other in runs if other.batch_size == method.batch_size and not other.is_plain]
         slowest = max(run.seconds for other in rivals or [method] for run in runs[other])
-        rate = bench.plan.load * len(jobs) / slowest
+        rates[method] = load * num_jobs / slowest
+    return rates
+
+
+def _arrive_in_turns(
+    bench: _Bench, rates: Mapping[BatchMethod, float], jobs: Sequence[Job], advance: Advance
+) -> dict[BatchMethod, list[MethodRun]]:
+    """Every method's repeats with requests that arrive: in each at other random times, the same for all methods."""
+    runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in rates}
+    for repeat, method in _turns(list(rates), bench.plan.num_repeats):
         advance(f"{method.name}, batch {method.batch_size}, Poisson arrivals", None)
-        run = bench.run_apart(method, jobs, poisson_arrivals(len(jobs), rate, seed=method.batch_size))
-        arrivals[method] = (run, rate)
-    return arrivals
+        runs[method].append(bench.run_apart(method, jobs, poisson_arrivals(len(jobs), rates[method], seed=repeat)))
+    return runs

@@ -21,6 +21,7 @@ PERCENTILES = (50, 90, 99)
 class Completion:
     """How long requests took that arrived at random, from arrival to last token (the paper's table 3)."""
 
+    num_requests: int  # of all repeats: percentiles are of them together
     arrivals_per_s: float
     tokens_per_s: float
     p50_s: float
@@ -38,7 +39,7 @@ class BatchRow:
     num_rows: int  # sequences that hold a cache row: ExSpec's window
     num_answers: int  # of one repeat
     num_tokens: int  # of the last repeat, as are verify calls, acceptance length and hash
-    num_compared: int  # answers of all repeats and of the run with arrivals
+    num_compared: int  # answers of all repeats, with arrivals and without
     exact_match: float  # share of answers that are those of plain decoding alone, token for token
     partial_match: float  # share of tokens before the first divergence, averaged over answers
     num_different: int
@@ -141,7 +142,7 @@ def batch_row(
     runs: the method's repeats.
     alone: its repeats at batch size 1, if they were run.
     reference: of plain decoding alone.
-    answered: what each repeat, and the run with arrivals, answered.
+    answered: what each repeat answered, with arrivals and without.
     differing: a divergence for each of those answers that is not its reference.
     """
     answers = runs[-1].served.answers
@@ -198,16 +199,18 @@ def batch_row(
     )
 
 
-def completion_of(run: MethodRun, arrivals_per_s: float) -> Completion:
-    """Args: run: with arrivals."""
-    p50, p90, p99 = (percentile(run.served.completion_s, each) for each in PERCENTILES)
+def completion_of(runs: Sequence[MethodRun], arrivals_per_s: float) -> Completion:
+    """Args: runs: with arrivals, at least one."""
+    waits_s = [each for run in runs for each in run.served.completion_s]
+    p50, p90, p99 = (percentile(waits_s, each) for each in PERCENTILES)
     return Completion(
+        num_requests=len(waits_s),
         arrivals_per_s=round(arrivals_per_s, 4),
-        tokens_per_s=round(run.served.tokens_per_s, 3),
+        tokens_per_s=round(sum(run.served.num_tokens for run in runs) / sum(run.served.seconds for run in runs), 3),
         p50_s=round(p50, 3),
         p90_s=round(p90, 3),
         p99_s=round(p99, 3),
-        longest_wait_rounds=run.stats.longest_wait_rounds,
+        longest_wait_rounds=max(run.stats.longest_wait_rounds for run in runs),
     )
 
 
