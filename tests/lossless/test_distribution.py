@@ -15,7 +15,7 @@ from torch import Tensor
 
 from starspec.speculation import reference
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import stream_bits, stream_key, to_gumbel
+from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.sampling import next_token, support
 
 FALSE_ALARM = 1e-4  # over the whole file; each chi-square test has its share (Bonferroni)
@@ -58,7 +58,7 @@ def draws(law: TokenLaw, where: list[tuple[int, int]]) -> Tensor:
     scaled = (torch.tensor(LOGITS, dtype=torch.float64) - max(LOGITS)) / law.temperature
     tokens = support(scaled, law)
     keys = torch.tensor([stream_key(*each) for each in where])
-    noise = to_gumbel(stream_bits(keys[:, None], tokens.token_ids))  # [draws, S]
+    noise = gumbel(keys[:, None], tokens.token_ids)  # [draws, S]
     return tokens.token_ids[(tokens.scaled + noise).argmax(dim=-1)]
 
 

@@ -13,7 +13,7 @@ from law_strategies import laws, positions, tensors
 from starspec.speculation import reference
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import gumbel
+from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.proposing import propose_token, propose_tokens
 from starspec.speculation.sampling import next_token
 
@@ -89,7 +89,7 @@ def test_confidence_is_how_often_a_target_whose_logits_differ_by_gumbel_noise_sa
     guesses = dict(propose_tokens(row[None], law, 5, [None], num_tokens=4)[0])
     rate = torch.distributions.Gumbel(torch.zeros(100_000, 4, dtype=torch.float64), 1.0)
     torch.manual_seed(0)
-    perturbed = row + rate.sample() + law.temperature * gumbel(law.seed, 5, torch.arange(4))
+    perturbed = row + rate.sample() + law.temperature * gumbel(stream_key(law.seed, 5), torch.arange(4))
     shares = perturbed.argmax(1).bincount(minlength=4) / 100_000
     for token_id, log_confidence in guesses.items():
         assert exp(log_confidence) == pytest.approx(float(shares[token_id]), abs=0.006)  # 4 standard errors

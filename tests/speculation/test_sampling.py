@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from law_strategies import DTYPES, laws, positions, rows, tensors
+from law_strategies import DTYPES, laws, positions, rows, seeds, tensors
 from torch import Tensor
 
-from starspec.speculation import reference
+from starspec.speculation import reference, sampling
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import gumbel
+from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.proposing import propose_token
 from starspec.speculation.sampling import Support, draw, next_token, next_tokens, support
 
@@ -32,7 +32,7 @@ BIG_LAWS = {
 
 def exhaustive_draw(tokens: Support, seed: int, position: int) -> int:
     """Every token's exact noise, no bounds."""
-    return int(tokens.token_ids[(tokens.scaled + gumbel(seed, position, tokens.token_ids)).argmax()])
+    return int(tokens.token_ids[(tokens.scaled + gumbel(stream_key(seed, position), tokens.token_ids)).argmax()])
 
 
 def big_row(kind: str, vocab_size: int, dtype: torch.dtype) -> Tensor:
@@ -99,11 +99,33 @@ def test_next_token_is_the_references_over_a_big_vocabulary(kind, law):
         assert next_token(row, law, position) == reference.next_token(logits, law, [0] * position, [])
 
 
-@given(seed=st.integers(0, 2**63 - 1), position=positions, spread=st.floats(0, 30), size=st.integers(1, 3000))
-def test_leaving_out_hopeless_tokens_never_changes_the_draw(seed, position, spread, size):
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    position=positions,
+    spread=st.floats(0, 30),
+    size=st.integers(1, 6000),
+    step=st.integers(1, 3),
+    first_blocks=st.integers(1, 40),
+)
+def test_leaving_out_hopeless_tokens_never_changes_the_draw(seed, position, spread, size, step, first_blocks):
     scaled = torch.linspace(0, -spread, size, dtype=torch.float64)
-    tokens = Support(torch.arange(5, 5 + size), scaled)
-    assert draw(tokens, seed, position) == exhaustive_draw(tokens, seed, position)
+    tokens = Support(torch.arange(5, 5 + step * size, step), scaled)
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(sampling, "FEW_TOKENS", 0)
+        few.setattr(sampling, "FIRST_BLOCKS", first_blocks)
+        assert draw(tokens, seed, position) == exhaustive_draw(tokens, seed, position)
+
+
+@given(data=st.data(), vocab_size=st.integers(1, 300), min_p=st.sampled_from([0.0, 0.05, 1.0]))
+def test_a_draw_from_a_whole_vocabulary_is_that_from_its_support(data, vocab_size, min_p):
+    (row,) = data.draw(tensors(1, vocab_size))
+    law = TokenLaw(temperature=data.draw(st.sampled_from([0.3, 1.0, 50.0])), min_p=min_p, seed=data.draw(seeds))
+    position = data.draw(positions)
+    expected = next_token(row, law, position)
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(sampling, "FEW_TOKENS", 0)
+        few.setattr(sampling, "FIRST_BLOCKS", 1)
+        assert next_token(row, law, position) == expected
 
 
 @given(scaled=st.lists(st.floats(-45, 0), min_size=1, max_size=60), top_p=st.floats(1e-6, 1, exclude_max=True))

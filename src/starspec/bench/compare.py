@@ -11,7 +11,7 @@ from torch import Tensor
 from starspec.bench.decode import Answer, Job
 from starspec.speculation.adjust import adjust
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import gumbel
+from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.sampling import support
 
 NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
@@ -150,7 +150,7 @@ def decision_gap(logits: Tensor, law: TokenLaw, position: int) -> float:
     scaled = (adjusted - adjusted.max()) / law.temperature
     tokens = support(scaled, law)
     inside = torch.isin(tokens.token_ids, likely)
-    scores = tokens.scaled[inside] + gumbel(law.seed, position, tokens.token_ids[inside])
+    scores = tokens.scaled[inside] + gumbel(stream_key(law.seed, position), tokens.token_ids[inside])
     if len(scores) < 2:
         return float("inf")
     best = scores.topk(2).values
@@ -175,7 +175,7 @@ def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float
     if law.is_greedy:
         return float(adjusted.max() - adjusted[token_id])
     tokens = support((adjusted - adjusted.max()) / law.temperature, law)
-    scores = tokens.scaled + gumbel(law.seed, position, tokens.token_ids)
+    scores = tokens.scaled + gumbel(stream_key(law.seed, position), tokens.token_ids)
     own = scores[tokens.token_ids == token_id]
     return float(scores.max() - own[0]) * law.temperature if len(own) else float("inf")
 
@@ -197,7 +197,7 @@ def could_be_drawn(logits: Tensor, law: TokenLaw, position: int, token_id: int) 
     if inside_by[token_id] < -bound:
         return False
     rivals = torch.cat([kept[inside_by[kept] > bound], kept.new_tensor([token_id])])
-    scores = scaled[rivals] + gumbel(law.seed, position, rivals)
+    scores = scaled[rivals] + gumbel(stream_key(law.seed, position), rivals)
     return float(scores.max() - scores[-1]) * law.temperature <= bound
 
 

@@ -17,7 +17,7 @@ from starspec.speculation.adjust import adjust
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.noise import stream_bits, stream_key, to_gumbel
+from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.proposing import HOTTEST, likely_support
 
 DRAFT_STREAM = 0x44726166  # not the target's: a draft that knew its dice would no longer be tested by them
@@ -69,4 +69,4 @@ def draw_children(
 
 def _perturbed(token_ids: Tensor, probs: Tensor, seed: int, position: int) -> Tensor:
     """Gumbel top-k: the largest of these, in order, are distributed as tokens drawn one after the other."""
-    return probs.log() + to_gumbel(stream_bits(stream_key(seed ^ DRAFT_STREAM, position), token_ids))
+    return probs.log() + gumbel(stream_key(seed ^ DRAFT_STREAM, position), token_ids)

@@ -17,7 +17,7 @@ from torch import Tensor
 from starspec.speculation.adjust import adjust
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import stream_bits, stream_key, to_gumbel
+from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.sampling import Support, draw, support
 
 NUM_CANDIDATES: Final = 64
@@ -113,7 +113,7 @@ def _candidates(adjusted: Tensor, num: int) -> tuple[Tensor, Tensor]:
 def _perturbed(values: Tensor, token_ids: Tensor, law: TokenLaw, position: int) -> Tensor:
     """Logits + temperature * noise [B, C], relative to a row's largest logit; -inf for what cannot be said."""
     scaled = values.sub(values.amax(dim=-1, keepdim=True)).div_(law.temperature)
-    perturbed = to_gumbel(stream_bits(stream_key(law.seed, position), token_ids)).add_(scaled).mul_(law.temperature)
+    perturbed = gumbel(stream_key(law.seed, position), token_ids).add_(scaled).mul_(law.temperature)
     if not law.has_filters:
         return perturbed
     # What the law rules out here it may let pass at the target, whose logits differ: less likely, but not impossible.

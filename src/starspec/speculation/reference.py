@@ -14,7 +14,7 @@ from starspec.speculation.tree import ROOT, DraftTree
 
 
 def splitmix64(state: int, index: int) -> int:
-    """Output number `index` (from 0) of the splitmix64 generator started at `state`: 64 bits, unsigned."""
+    """Output number `index` (0 is the first, -1 the one before) of the splitmix64 generator started at `state`."""
     z = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -22,14 +22,25 @@ def splitmix64(state: int, index: int) -> int:
 
 
 def uniform(seed: int, position: int, token_id: int) -> float:
-    """The noise of one token at one position, in (0, 1)."""
-    bits = splitmix64(splitmix64(splitmix64(seed, 0), position), token_id)
-    return ((bits >> 12) + 0.5) / 2**52
+    """A token's own uniform at one position, in (0, 1)."""
+    return _uniform(_bits(seed, position, token_id))
 
 
 def gumbel(seed: int, position: int, token_id: int) -> float:
-    """The same as standard Gumbel noise."""
-    return -log(-log1p(-uniform(seed, position, token_id)))
+    """The same as standard Gumbel noise: of 64 neighbours, the least exponential is drawn first, and whose it is."""
+    shared = _bits(seed, position, -1 - token_id // 64)
+    exponential = -log1p(-_uniform(shared)) / 64
+    if shared % 64 != token_id % 64:
+        exponential += -log1p(-uniform(seed, position, token_id))
+    return -log(exponential)
+
+
+def _bits(seed: int, position: int, index: int) -> int:
+    return splitmix64(splitmix64(splitmix64(seed, 0), position), index)
+
+
+def _uniform(bits: int) -> float:
+    return ((bits >> 12) + 0.5) / 2**52
 
 
 def adjust(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[float]:

@@ -20,14 +20,17 @@ from math import ceil, inf, isfinite, log
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.speculation.adjust import adjust
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import UNIFORM_BITS, stream_bits, stream_key, to_gumbel
+from starspec.speculation.noise import BLOCK, block_gumbel, block_noise, gumbel, stream_key
 
-FLOAT32_SLACK = 1e-3  # the float32 bounds that matter in `draw` are within +-100, so off by less than 1e-4
+FEW_TOKENS = 4096  # to draw from, of which it is quicker to compute all noise than to look for blocks
+FIRST_BLOCKS = 32  # that a draw looks into; for most laws that say one thing rather than another all that can win
+BOUND_SLACK = 1e-9  # a logarithm may fall by a last bit where its argument grows
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
 BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
 NUM_BINS = 2048  # of which the last takes all below -32, whose mass rounds to 0
@@ -60,10 +63,13 @@ def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts
     Returns: a token id. If the largest logit is infinite or NaN, so that there are no probabilities: the argmax.
     Raises: ValueError if the law needs counts and there are none.
     """
-    adjusted = adjust(logits, law, position, counts)
+    adjusted = adjust(logits, law, position, counts) if law.adjusts_logits else logits
     if law.is_greedy or not isfinite(largest := float(adjusted.max())):
-        return int(adjusted.argmax())
-    return draw(support(adjusted.sub(largest).div_(law.temperature), law), law.seed, position)
+        return int(adjusted.to(torch.float64).argmax())
+    scale = _Scale(largest, law.temperature, log(law.min_p) if law.min_p else -inf)
+    if law.top_k == 0 and law.top_p == 1.0 and len(adjusted) > FEW_TOKENS:
+        return _draw_from_all(adjusted, scale, stream_key(law.seed, position))
+    return draw(support(scale.of(adjusted), law), law.seed, position)
 
 
 def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[int]) -> list[int]:
@@ -76,18 +82,19 @@ def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[in
         laws: B, with a temperature, that neither adjust logits nor have a top-k or top-p.
         positions: B.
     """
-    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    blocks = torch.arange(-(-logits.shape[1] // BLOCK), device=logits.device)
     drawn = list[int]()
     for first in range(0, len(laws), MAX_ROWS_AT_ONCE):
         rows = slice(first, first + MAX_ROWS_AT_ONCE)
         values = logits[rows].to(torch.float64)
         keys = [stream_key(law.seed, position) for law, position in zip(laws[rows], positions[rows], strict=True)]
-        bits = stream_bits(torch.tensor(keys, device=logits.device).unsqueeze(1), token_ids)
+        columns = torch.tensor(keys, device=logits.device).unsqueeze(1)
+        noise = block_gumbel(block_noise(columns, blocks), columns, blocks).flatten(1)
         told = [(law.temperature, log(law.min_p) if law.min_p else -inf) for law in laws[rows]]
         temperatures, floors = torch.tensor(told, dtype=torch.float64, device=logits.device).unsqueeze(2).unbind(1)
         largest = values.amax(-1, keepdim=True)
         scaled = values.sub(largest).div_(temperatures)
-        perturbed = to_gumbel(bits).add_(scaled).masked_fill_(scaled < floors, -inf)
+        perturbed = noise[:, : logits.shape[1]].add(scaled).masked_fill_(scaled < floors, -inf)
         drawn += torch.where(largest.isfinite(), perturbed, values).argmax(-1).tolist()
     return drawn
 
@@ -109,19 +116,55 @@ def support(scaled: Tensor, law: TokenLaw) -> Support:
 
 
 def draw(tokens: Support, seed: int, position: int) -> int:
-    """The token with the largest scaled logit + Gumbel noise.
+    """The token with the largest scaled logit + Gumbel noise."""
+    key = stream_key(seed, position)
+    if len(tokens.token_ids) <= FEW_TOKENS:
+        return int(tokens.token_ids[gumbel(key, tokens.token_ids).add_(tokens.scaled).argmax()])
+    scaled = tokens.scaled.new_full((int(tokens.token_ids[-1]) + 1,), -inf)
+    return _draw_from_all(scaled.index_copy_(0, tokens.token_ids, tokens.scaled), _Scale(), key)
 
-    Exact noise takes two float64 logarithms a token. It never exceeds -log(uniform), so one float32 logarithm tells
-    of nearly every token that it cannot win, and exact noise is computed for the few that are left.
+
+class _Scale(NamedTuple):
+    """How logits become scaled ones."""
+
+    largest: float = 0.0
+    temperature: float = 1.0
+    floor: float = -inf  # scaled logits below it rule a token out
+
+    def of(self, logits: Tensor) -> Tensor:
+        return logits.to(torch.float64).sub(self.largest).div_(self.temperature)
+
+
+def _draw_from_all(logits: Tensor, scale: _Scale, key: int) -> int:
+    """`draw` from a whole vocabulary [V], of any float dtype.
+
+    No token of a block has a larger logit than the block's largest, nor more noise than its least exponential gives.
+    So of nearly all blocks two numbers tell that none of their tokens can win, and the rest of noise is computed for
+    the few that are left.
     """
-    bits = stream_bits(stream_key(seed, position), tokens.token_ids)  # [S]
-    log_uniforms = bits.to(torch.float32).add_(0.5).log_().sub_(UNIFORM_BITS * log(2.0))
-    bounds = tokens.scaled.to(torch.float32).sub_(log_uniforms)
-    likely = bounds.argmax(0, keepdim=True)
-    to_beat = float(tokens.scaled[likely] + to_gumbel(bits[likely]))
-    contenders = (bounds >= to_beat - FLOAT32_SLACK).nonzero().squeeze(1)
-    perturbed = tokens.scaled[contenders] + to_gumbel(bits[contenders])
-    return int(tokens.token_ids[contenders[perturbed.argmax()]])
+    values = _in_blocks(logits)
+    blocks = torch.arange(len(values), device=values.device)
+    tops = scale.of((values.float() if values.dtype.itemsize < 4 else values).amax(1))  # float32 is quicker, and exact
+    shared = block_noise(key, blocks)
+    bounds = tops.sub(shared.least.log())
+
+    def best_of(chosen: Tensor) -> tuple[int, float]:
+        scaled = scale.of(values.index_select(0, chosen))
+        perturbed = block_gumbel(shared.at(chosen), key, chosen).add_(scaled).masked_fill_(scaled < scale.floor, -inf)
+        best = int(perturbed.argmax())
+        return int(chosen[best // BLOCK]) * BLOCK + best % BLOCK, float(perturbed.view(-1)[best])
+
+    likely = bounds.topk(min(FIRST_BLOCKS, len(bounds)))
+    token_id, to_beat = best_of(likely.indices.sort().values)
+    if float(likely.values[-1]) < to_beat - BOUND_SLACK:
+        return token_id
+    return best_of((bounds >= to_beat - BOUND_SLACK).nonzero().squeeze(1))[0]
+
+
+def _in_blocks(logits: Tensor) -> Tensor:
+    """[V] as [blocks, BLOCK]; what the last one lacks is -inf."""
+    missing = -len(logits) % BLOCK
+    return (F.pad(logits, (0, missing), value=-inf) if missing else logits).view(-1, BLOCK)
 
 
 def _top_p(tokens: Support, top_p: float) -> Support:
