@@ -180,7 +180,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
     runs = _run_in_turns(bench, methods, jobs, advance)
     rates = _arrival_rates(runs, plan.load, len(jobs)) if plan.load else {}
-    arrived = _arrive_in_turns(bench, rates, jobs, advance)
+    arrived = _arrive_in_turns(bench, rates, jobs, advance) if rates else {}
     answered = {method: [run.served.answers for run in (*runs[method], *arrived.get(method, ()))] for method in methods}
     advance("why answers differ", None)
     runner = bench.known.reading_once(bench.workbench.runner)  # runs part at the same few places, behind these prompts
