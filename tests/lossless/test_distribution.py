@@ -16,7 +16,8 @@ from torch import Tensor
 from starspec.speculation import reference
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.noise import gumbel, stream_key
-from starspec.speculation.sampling import next_token, support
+from starspec.speculation.sampling import next_token
+from starspec.speculation.support import support
 
 FALSE_ALARM = 1e-4  # over the whole file; each chi-square test has its share (Bonferroni)
 NUM_DRAWS = 2**16  # of each law

@@ -12,7 +12,7 @@ from starspec.bench.decode import Answer, Job
 from starspec.speculation.adjust import adjust
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.noise import gumbel, stream_key
-from starspec.speculation.sampling import support
+from starspec.speculation.support import support
 
 NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
 NEAR_TIE = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
