@@ -6,7 +6,7 @@ Statistical tests are seeded: they pass always or never. Each states the chance 
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -54,14 +54,13 @@ def streams(seed: range | int, position: range | int, token: range | int) -> tup
     return torch.tensor([stream_key(*pair) for pair in pairs]), torch.tensor([token])
 
 
-WALKS = {
-    f"{what.__name__} along {argument}s": partial(
-        lambda what, argument, offset: what(**{argument: range(offset, offset + NUM)}), what, argument
-    )
-    for what in (uniforms, quantiles)
-    for argument in ("token", "position", "seed")
-}
-along = pytest.mark.parametrize("walk", WALKS.values(), ids=WALKS.keys())
+def walk(what: Callable[..., Tensor], argument: str, offset: int = 0) -> Tensor:
+    return what(**{argument: range(offset, offset + NUM)})
+
+
+FINEST = {uniforms: 2**UNIFORM_BITS, quantiles: 2**40}  # steps in 0 .. 1; a distribution's function has not all of them
+along = pytest.mark.parametrize("argument", ["token", "position", "seed"])
+of_both = pytest.mark.parametrize("what", FINEST)
 
 
 def test_reference_gives_the_published_numbers_of_splitmix64():
@@ -122,19 +121,21 @@ def test_any_token_of_a_block_is_as_likely_to_have_its_largest_noise_however_lar
 
 
 @along
-def test_noise_is_uniform(walk):
-    # Kolmogorov-Smirnov for the shape, chi-square over 8 low bits for what it cannot see
-    sample = walk(0)
+@of_both
+def test_noise_is_uniform(what, argument):
+    # Kolmogorov-Smirnov for the shape, chi-square over the last 8 bits for the ones that it cannot see
+    sample = walk(what, argument)
     assert stats.kstest(sample.numpy(), "uniform").pvalue > FALSE_ALARM
-    low_bits = (sample * 2**40).to(torch.int64) & 255  # of those that a function of a distribution still has
+    low_bits = (sample * FINEST[what]).to(torch.int64) & 255
     assert stats.chisquare(low_bits.bincount(minlength=256).numpy()).pvalue > FALSE_ALARM
 
 
 @along
 @pytest.mark.parametrize("lag", [1, 2, 63, 64, 1000])
-def test_neighbours_are_independent(walk, lag):
+@of_both
+def test_neighbours_are_independent(what, argument, lag):
     # chi-square of the 32 x 32 contingency table of (one, its neighbour at the lag)
-    cells = (walk(0) * 32).to(torch.int64) * 32 + (walk(lag) * 32).to(torch.int64)
+    cells = (walk(what, argument) * 32).to(torch.int64) * 32 + (walk(what, argument, lag) * 32).to(torch.int64)
     assert stats.chisquare(cells.bincount(minlength=1024).numpy()).pvalue > FALSE_ALARM
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from law_strategies import DTYPES, laws, positions, rows, tensors
 from torch import Tensor
 
-from starspec.speculation import reference, sampling, vocabulary
+from starspec.speculation import logit_blocks, reference, sampling
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.noise import gumbel, stream_key
@@ -114,7 +114,7 @@ def test_leaving_out_hopeless_tokens_never_changes_the_draw(seed, position, spre
     tokens = Support(torch.arange(5, 5 + step * size, step), scaled)
     with pytest.MonkeyPatch.context() as few:
         few.setattr(sampling, "FEW_TOKENS", 0)
-        few.setattr(vocabulary, "FIRST_BLOCKS", first_blocks)
+        few.setattr(logit_blocks, "FIRST_BLOCKS", first_blocks)
         assert draw(tokens, seed, position) == exhaustive_draw(tokens, seed, position)
 
 
@@ -127,7 +127,7 @@ def test_a_draw_from_a_whole_vocabulary_is_that_from_its_support(data, vocab_siz
     expected = next_token(row, law, position)
     with pytest.MonkeyPatch.context() as few:
         few.setattr(sampling, "FEW_TOKENS", 0)
-        few.setattr(vocabulary, "FIRST_BLOCKS", 1)
+        few.setattr(logit_blocks, "FIRST_BLOCKS", 1)
         assert next_token(row, law, position) == expected
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from starspec.bench.compare import Comparison, Divergence, compare, is_near_tie
+from starspec.bench.compare import NEAR_TIE, Comparison, Divergence, compare, is_near_tie
 from starspec.bench.datasets import Prompt
 from starspec.bench.decode import Answer, Job
 from starspec.bench.known_prompts import KnownPrompts
@@ -83,6 +83,18 @@ def promises_tokens(layout: BatchingMethod, dtype: Dtype) -> bool:
     In ragged batches, and in float32 however a batch is laid out.
     """
     return layout == "ragged" or dtype == "float32"
+
+
+def mistake_sentences(broken: str, unexplained: str) -> list[str]:
+    """A sentence for each kind of difference that may not be.
+
+    Args: who differs though nobody may, and who at no near-tie; "" for nobody.
+    """
+    whys = (
+        (broken, "although these settings promise that none does"),
+        (unexplained, f"at tokens that are no {NEAR_TIE}"),
+    )
+    return [f"{who} {why}" for who, why in whys if who]
 
 
 class Truths:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from starspec.bench.compare import NEAR_TIE
 from starspec.bench.datasets import Prompt, hash_prompts
 from starspec.bench.lossless import (
     Advance,
     Contender,
     LosslessRow,
     compare_with_plain,
+    mistake_sentences,
     no_progress,
     promises_tokens,
 )
@@ -45,14 +45,7 @@ class VerifyReport:
         """A sentence for each kind of difference that may not be."""
         num_broken = sum(row.num_prompts - row.num_identical for row in self.promised)
         num_unexplained = sum(row.num_unexplained for row in self.rows)
-        return [
-            f"{num} answers differ {what}"
-            for num, what in (
-                (num_broken, "although these settings promise that none does"),
-                (num_unexplained, f"at tokens that are no {NEAR_TIE}"),
-            )
-            if num
-        ]
+        return mistake_sentences(*(f"{num} answers differ" if num else "" for num in (num_broken, num_unexplained)))
 
 
 def verify_pair(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf, log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,11 @@ class TokenLaw:
     def has_filters(self) -> bool:
         """Whether it rules out tokens that have a probability."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def floor(self) -> float:
+        """Scaled logits below it are ruled out by min-p; -inf if it is off."""
+        return log(self.min_p) if self.min_p > 0.0 else -inf
 
     @property
     def is_plain_argmax(self) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, isfinite, log
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from torch import Tensor
 from starspec.speculation.adjust import adjust
 from starspec.speculation.counts import TokenCounts
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.logit_blocks import LogitBlocks
 from starspec.speculation.noise import BLOCK, block_gumbel, block_noise, gumbel, stream_key
 from starspec.speculation.support import Support, filtered, support
-from starspec.speculation.vocabulary import Vocabulary
 
 FEW_TOKENS = 4096  # to draw from, of which it is quicker to compute all noise than to look for blocks
 
@@ -47,10 +47,10 @@ def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts
         return int(adjusted.to(torch.float64).argmax())
     if len(adjusted) <= FEW_TOKENS:
         return draw(support(adjusted.to(torch.float64).sub(largest).div_(law.temperature), law), law.seed, position)
-    vocabulary = Vocabulary(adjusted, largest, law.temperature)
+    blocks = LogitBlocks(adjusted, largest, law.temperature)
     if law.top_k == 0 and law.top_p == 1.0:
-        return vocabulary.draw(stream_key(law.seed, position), log(law.min_p) if law.min_p else -inf)
-    return draw(_support(vocabulary, law), law.seed, position)
+        return blocks.draw(stream_key(law.seed, position), law.floor)
+    return draw(_support(blocks, law), law.seed, position)
 
 
 def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[int]) -> list[int]:
@@ -71,7 +71,7 @@ def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[in
         keys = [stream_key(law.seed, position) for law, position in zip(laws[rows], positions[rows], strict=True)]
         columns = torch.tensor(keys, device=logits.device).unsqueeze(1)
         noise = block_gumbel(block_noise(columns, blocks), columns, blocks).flatten(1)
-        told = [(law.temperature, log(law.min_p) if law.min_p else -inf) for law in laws[rows]]
+        told = [(law.temperature, law.floor) for law in laws[rows]]
         temperatures, floors = torch.tensor(told, dtype=torch.float64, device=logits.device).unsqueeze(2).unbind(1)
         largest = values.amax(-1, keepdim=True)
         scaled = values.sub(largest).div_(temperatures)
@@ -86,12 +86,12 @@ def draw(tokens: Support, seed: int, position: int) -> int:
     if len(tokens.token_ids) <= FEW_TOKENS:
         return int(tokens.token_ids[gumbel(key, tokens.token_ids).add_(tokens.scaled).argmax()])
     scaled = tokens.scaled.new_full((int(tokens.token_ids[-1]) + 1,), -inf)
-    return Vocabulary(scaled.index_copy_(0, tokens.token_ids, tokens.scaled)).draw(key)
+    return LogitBlocks(scaled.index_copy_(0, tokens.token_ids, tokens.scaled)).draw(key)
 
 
-def _support(vocabulary: Vocabulary, law: TokenLaw) -> Support:
+def _support(blocks: LogitBlocks, law: TokenLaw) -> Support:
     """`support` of a large vocabulary, for a law with top-k or top-p."""
-    likely = vocabulary.top_k(law.top_k) if law.top_k else vocabulary.nucleus(law.top_p)
+    likely = blocks.top_k(law.top_k) if law.top_k else blocks.nucleus(law.top_p)
     if likely is None:
-        return support(vocabulary.all(), law)
+        return support(blocks.all(), law)
     return filtered(likely, law if law.top_k else replace(law, top_p=1.0))

@@ -7,7 +7,7 @@ vLLM).
 from __future__ import annotations
 
 from fractions import Fraction
-from math import ceil, log
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -51,7 +51,7 @@ def filtered(tokens: Support, law: TokenLaw) -> Support:
     if law.top_p < 1.0:
         tokens = _top_p(tokens, law.top_p)
     if law.min_p > 0.0:
-        tokens = tokens.down_to(log(law.min_p))
+        tokens = tokens.down_to(law.floor)
     return tokens
 
 

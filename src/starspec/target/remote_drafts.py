@@ -95,12 +95,9 @@ class RemoteDrafts:
         if self._fallback is not None:
             self._fallback.open(sequences)
         self._num_sequences += len(sequences)
-        newcomers = []
         for sequence in sequences:
             sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
-            if sequence.spec.num_draft_tokens != 0:
-                newcomers.append(self._new_tag(sequence))
-        for state in newcomers:
+        for state in [self._new_tag(each) for each in sequences if each.spec.num_draft_tokens != 0]:  # all count
             if self._may_open:
                 self._transport.send(self._open(state))
 

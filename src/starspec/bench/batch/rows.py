@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from starspec.bench.batch.methods import FAST, BatchMethod, MethodRun
 from starspec.bench.compare import Divergence, first_difference, share_before
 from starspec.bench.decode import Answer
-from starspec.bench.lossless import promises_tokens
+from starspec.bench.lossless import mistake_sentences, promises_tokens
 from starspec.bench.provenance import Provenance, hash_token_ids
 from starspec.bench.report import Spread, percentile
 from starspec.config import BATCHINGS, BatchingMethod, Dtype
@@ -100,14 +100,7 @@ class BatchReport:
         """A sentence for each kind of difference that may not be."""
         broken = [row for row in self.rows if self._is_promised_of(row) and row.num_different]
         unexplained = [row for row in self.rows if row.num_different > row.num_explained]
-        return [
-            f"{_names(rows)}: {what}"
-            for rows, what in (
-                (broken, "answers differ although these settings promise that none does"),
-                (unexplained, f"answers differ at tokens that are no {self.gap_bound}"),
-            )
-            if rows
-        ]
+        return mistake_sentences(*(f"{_names(rows)}: answers differ" if rows else "" for rows in (broken, unexplained)))
 
     def _is_promised_of(self, row: BatchRow) -> bool:
         layout: BatchingMethod = next((each for each in BATCHINGS if each == row.method), "ragged")

@@ -1,4 +1,4 @@
-"""A whole vocabulary, looked at block by block: the supports that the plain rule finds among all tokens."""
+"""Logits of a whole vocabulary, looked at block by block: the supports that the plain rule finds among all tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_strategies import tensors
 
-from starspec.speculation import vocabulary
+from starspec.speculation import logit_blocks
 from starspec.speculation.law import TokenLaw
+from starspec.speculation.logit_blocks import LogitBlocks
 from starspec.speculation.noise import BLOCK
 from starspec.speculation.support import Support, support
-from starspec.speculation.vocabulary import Vocabulary
 
 temperatures = st.sampled_from([1e-3, 0.3, 1.0, 40.0])
 
@@ -33,7 +33,7 @@ def peaked_row(vocab_size: int, dtype: torch.dtype, seed: int = 1) -> torch.Tens
 @settings(max_examples=200)
 def test_the_largest_are_those_among_all(data, vocab_size, num, temperature):
     (row,) = data.draw(tensors(1, vocab_size))
-    found = Vocabulary(row, float(row.max()), temperature).top_k(num)
+    found = LogitBlocks(row, float(row.max()), temperature).top_k(num)
     if found is not None:
         scaled = (row.to(torch.float64) - row.max()) / temperature
         assert pairs(found) == pairs(support(scaled, TokenLaw(top_k=num)))
@@ -46,7 +46,7 @@ def test_the_largest_are_those_among_all(data, vocab_size, num, temperature):
 def test_a_nucleus_is_that_among_all_or_not_told(data, vocab_size, top_p):
     (row,) = data.draw(tensors(1, vocab_size))
     temperature = data.draw(temperatures)
-    found = Vocabulary(row, float(row.max()), temperature).nucleus(top_p)
+    found = LogitBlocks(row, float(row.max()), temperature).nucleus(top_p)
     if found is not None:
         scaled = (row.to(torch.float64) - row.max()) / temperature
         assert pairs(found) == pairs(support(scaled, TokenLaw(top_p=top_p)))
@@ -55,7 +55,7 @@ def test_a_nucleus_is_that_among_all_or_not_told(data, vocab_size, top_p):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_real_vocabularies_the_nucleus_is_mostly_told(dtype):
     told = [
-        Vocabulary(row, float(row.max()), 0.7).nucleus(0.9) is not None
+        LogitBlocks(row, float(row.max()), 0.7).nucleus(0.9) is not None
         for row in (peaked_row(50_000, dtype, seed) for seed in range(20))
     ]
     assert sum(told) >= 18
@@ -64,20 +64,20 @@ def test_of_real_vocabularies_the_nucleus_is_mostly_told(dtype):
 def test_a_nucleus_whose_edge_is_within_the_bounds_of_the_sum_is_not_told():
     row = torch.full((2 * BLOCK,), -inf)
     row[:8] = 0.0
-    assert Vocabulary(row).nucleus(0.5) is None
-    told = Vocabulary(row).nucleus(0.45)
+    assert LogitBlocks(row).nucleus(0.5) is None
+    told = LogitBlocks(row).nucleus(0.45)
     assert told is not None
     assert told.token_ids.tolist() == [0, 1, 2, 3]
 
 
 def test_a_flat_law_has_no_likely_tokens_that_reach_its_mass():
-    assert Vocabulary(torch.cat([torch.zeros(1), torch.full((9 * BLOCK,), -9.5)])).nucleus(0.97) is None
+    assert LogitBlocks(torch.cat([torch.zeros(1), torch.full((9 * BLOCK,), -9.5)])).nucleus(0.97) is None
 
 
 def test_what_ties_with_the_last_of_the_largest_is_kept_in_whatever_block_it_is():
     row = torch.zeros(5 * BLOCK)
     row[4 * BLOCK] = 1.0
-    found = Vocabulary(row, 1.0, 1.0).top_k(2)
+    found = LogitBlocks(row, 1.0, 1.0).top_k(2)
     assert found is not None
     assert len(found.token_ids) == 5 * BLOCK
-    assert Vocabulary(row, 1.0, 1.0).top_k(vocabulary.MAX_TOP_K + 1) is None
+    assert LogitBlocks(row, 1.0, 1.0).top_k(logit_blocks.MAX_TOP_K + 1) is None

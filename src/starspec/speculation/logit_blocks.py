@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from starspec.speculation.argmax import widened
 from starspec.speculation.noise import BLOCK, block_gumbel, block_noise
 from starspec.speculation.support import MASS_BITS, Support, mass_of
 
@@ -19,7 +20,7 @@ LIKELY = -9.0  # scaled logit; a token has an eight-thousandth of the likeliest 
 MASS_SLACK = 1e-4  # of a sum of float32 exponentials, which is off by a tenth of that at most
 
 
-class Vocabulary:
+class LogitBlocks:
     """Answers what `support` and noise over all tokens would answer, from few of them where that is possible.
 
     Args:
@@ -32,7 +33,7 @@ class Vocabulary:
         self._logits, self._largest, self._temperature = logits, largest, temperature
         missing = -len(logits) % BLOCK
         self._values = (F.pad(logits, (0, missing), value=-inf) if missing else logits).view(-1, BLOCK)
-        self._tops = self._scale(_quick(self._values).amax(1))  # [blocks] float64, the largest scaled logit of each
+        self._tops = self._scale(widened(self._values).amax(1))  # [blocks] float64, the largest scaled logit of each
 
     def all(self) -> Tensor:
         """Scaled logits of all tokens, [V] float64."""
@@ -66,7 +67,7 @@ class Vocabulary:
         likely = self.down_to(LIKELY)
         order = likely.scaled.sort(descending=True, stable=True).indices
         reached = mass_of(likely.scaled)[order].cumsum(0)
-        total = float(_quick(self._logits).sub(self._largest).float().div_(self._temperature).exp_().sum())
+        total = float(widened(self._logits).sub(self._largest).float().div_(self._temperature).exp_().sum())
         bounds = [Fraction(top_p) * Fraction(total * slack) for slack in (1.0 - MASS_SLACK, 1.0 + MASS_SLACK)]
         needed = reached.new_tensor([ceil(bound * 2**MASS_BITS) for bound in bounds])
         last, last_at_most = torch.searchsorted(reached, needed).tolist()
@@ -104,8 +105,3 @@ class Vocabulary:
 
     def _scale(self, logits: Tensor) -> Tensor:
         return logits.to(torch.float64).sub(self._largest).div_(self._temperature)
-
-
-def _quick(logits: Tensor) -> Tensor:
-    """The same numbers in a dtype that a CPU has instructions for."""
-    return logits.float() if logits.dtype.itemsize < 4 else logits
