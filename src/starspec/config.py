@@ -18,6 +18,7 @@ from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 EAGLE_METHODS = tuple(method for method, traits in DRAFT_METHODS.items() if traits.reads_features)
 WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
+MAX_PASSED_OVER = 8  # rounds of ExSpec, unless it is given
 MAX_NUM_THREADS = 1024  # of a forward; the next ones are refused by the machine, in other words
 DEFAULT_MAX_MODEL_LEN = 4096  # tokens: a cache is sized by it, and few requests are longer
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal
@@ -54,6 +55,7 @@ MaxBatch = Literal["auto"] | int
 Scheduling = Literal["fair", "fifo"]
 """Who grows first when not all can: targets in turns, by weight; or who came first."""
 BatchingMethod = Literal["ragged", "eqspec", "exspec", "rollback"]
+BatchAdmission = Literal["continuous", "fixed"]
 BATCHINGS: tuple[BatchingMethod, ...] = get_args(BatchingMethod)
 
 T = TypeVar("T")
@@ -273,19 +275,21 @@ class BatchingConfig:
     """
 
     method: BatchingMethod = "ragged"
-    admission: Literal["continuous", "fixed"] = "continuous"  # fixed: nobody joins a batch until all of it have ended
+    admission: BatchAdmission = "continuous"  # fixed: nobody joins a batch until all of it have ended
     prompts: Literal["beside", "first"] = "beside"  # first: rounds wait while prompts are read, so batches are full
     window: int | None = None  # exspec: sequences with cache rows, among which one length is sought; None = 4 batches
-    max_passed_over: int | None = 8  # exspec: steps without a sequence before it goes first; None = no bound
+    max_passed_over: int | None = MAX_PASSED_OVER  # exspec: steps before who was left out goes first; None = no bound
 
     def __post_init__(self) -> None:
         _one_of("batching", self.method, BATCHINGS)
-        _one_of("admission", self.admission, ("continuous", "fixed"))
+        _one_of("admission", self.admission, get_args(BatchAdmission))
         _one_of("prompts", self.prompts, ("beside", "first"))
         if self.window is not None:
             _at_least("window", self.window, 1)
-        if self.max_passed_over is not None:
-            _at_least("max_passed_over", self.max_passed_over, 1)
+        if self.max_passed_over is not None and self.max_passed_over < 1:
+            raise ConfigError(f"max_passed_over must be at least 1, or None for no bound, got {self.max_passed_over}")
+        if self.method != "exspec" and (self.window, self.max_passed_over) != (None, MAX_PASSED_OVER):
+            raise ConfigError(f"window and max_passed_over are of exspec, and batching is {self.method}")
         if self.method == "exspec" and self.admission == "fixed":
             raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
 

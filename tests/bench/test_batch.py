@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from starspec import LLM, SamplingParams
-from starspec.bench.batch import measure
+from starspec.bench.batch import measure, methods
 from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
-from starspec.bench.batch.methods import METHODS, BatchMethod
+from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.picture import draw
 from starspec.bench.batch.prompts import of_context, of_one_length
-from starspec.bench.batch.rows import partial_match, ratios_of, sum_of
-from starspec.bench.batch.serving import poisson_arrivals
-from starspec.bench.datasets import own_prompts
+from starspec.bench.batch.rows import batch_row, completion_of, partial_match, ratios_of, sum_of
+from starspec.bench.batch.serving import Served, poisson_arrivals
+from starspec.bench.datasets import Prompt, own_prompts
 from starspec.bench.decode import Answer, Job
 from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.report import percentile, write_report
@@ -27,6 +27,7 @@ from starspec.errors import ConfigError
 from starspec.models.padded import PaddedRunner
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import BatchStats
+from starspec.target.drafts import NoDrafts
 
 PLAN = BatchPlan(
     methods=METHODS,
@@ -66,6 +67,68 @@ def test_every_method_is_a_row_at_every_batch_size_and_all_are_exact(report) -> 
     assert all(row.exact_match == row.partial_match == 1.0 for row in report.rows)
     assert len({row.output_sha256 for row in report.rows}) == 1
     assert not report.mistakes
+
+
+def test_no_tokens_are_no_throughput(report) -> None:
+    nothing = MethodRun(Served([Answer()], [0.0], 1e-9), BatchStats(num_rounds=1, verify_s=1.0), 0.0, 0.0, 0.0, None)
+    assert nothing.tokens_per_s == 0
+    assert completion_of([nothing], 1.0).tokens_per_s == 0
+    method = BatchMethod.named("ragged", 1)
+    row = batch_row(method, [nothing], [nothing], [Answer()], [[Answer()]], [], None)
+    assert (row.tokens_per_s.median, row.ms_per_token.median, row.batch_scaling) == (0, 0, 0)
+    assert ratios_of([row, replace(row, method="plain")]) == {"ragged_vs_plain": {"1": 0}}
+
+
+def test_an_interrupt_leaves_the_repeats_that_were_done(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_method, num_runs = measure.run_method, 0
+
+    def impatient(bench, method, drafts, jobs, num_draft_tokens, arrivals_s=None, known=None):
+        nonlocal num_runs
+        num_runs += len(jobs) == PLAN.num_prompts and jobs[0].max_tokens == PLAN.max_tokens
+        if num_runs == 5:  # plainly for reference, both methods, and one of them again
+            raise KeyboardInterrupt
+        return run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s, known)
+
+    monkeypatch.setattr(measure, "run_method", impatient)
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    plan = replace(PLAN, methods=("ragged", "plain"), batch_sizes=(3,), num_repeats=3)
+    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    assert not report.is_whole
+    assert [(row.method, row.num_repeats, row.completion) for row in report.rows] == [
+        ("ragged", 1, None),
+        ("plain", 2, None),
+    ]
+    num_runs = 4
+    with pytest.raises(KeyboardInterrupt):
+        measure_batch(models, own_prompts(), plan, lambda what, num: None)
+
+
+def test_prompts_that_are_left_out_are_counted(report, tiny_folder: Path) -> None:
+    assert report.is_whole
+    assert (report.max_prompt_tokens, report.context, report.load, report.num_left_out) == (60, None, 0.9, 0)
+    models = BatchModels(
+        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
+    )
+    long = Prompt("long", "", "many words " * 60)
+    plan = replace(PLAN, methods=("plain",), batch_sizes=(1,), load=0.0, num_prompts=2)
+    assert measure_batch(models, [*own_prompts(), long], plan, lambda what, num: None).num_left_out == 1
+    grown = replace(plan, context=64)
+    assert measure_batch(models, [*own_prompts(), long], grown, lambda what, num: None).num_left_out == 0
+
+
+def test_the_peak_of_no_method_counts_the_prompts_that_the_measurement_keeps(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, int] = {}
+    names = iter(("plain", "plain-fast"))
+    monkeypatch.setattr(methods, "peak_mib", lambda without=0: kept.setdefault(next(names), without))
+    bench = Workbench(ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=1, max_model_len=128))
+    known, jobs = KnownPrompts(), bench.jobs(own_prompts()[:2], GREEDY, 2)
+    for name in ("plain", "plain-fast"):
+        run_method(bench, BatchMethod.named(name, 1), NoDrafts(), jobs, 1, known=known)
+    assert kept["plain"] == kept["plain-fast"] == known.num_bytes > 0
 
 
 def test_every_answer_of_every_run_is_compared(report) -> None:
@@ -216,13 +279,30 @@ def test_poisson_arrivals_begin_at_once_and_keep_their_rate() -> None:
 
 
 def test_contexts_are_as_long_as_asked_and_differ() -> None:
-    jobs = of_context(jobs_of(5, 9, 30, 2, 14), 40)
+    everybody = jobs_of(5, 9, 30, 2, 14, 50, 20)
+    chosen = everybody[:5]
+    jobs = of_context(chosen, everybody, 40)
     lengths = [len(job.prompt_token_ids) for job in jobs]
     assert all(35 < length <= 40 for length in lengths)
     assert len(set(lengths)) > 1
-    assert [job.prompt_token_ids[-1] for job in jobs] == [
-        each.prompt_token_ids[-1] for each in jobs_of(5, 9, 30, 2, 14)
-    ]
+    assert len({job.prompt_token_ids[:4] for job in jobs}) >= 4, "all have the same others before them"
+    for job, own in zip(jobs, chosen, strict=True):
+        num_before = len(job.prompt_token_ids) - len(own.prompt_token_ids)
+        before = job.prompt_token_ids[:num_before]
+        assert job.prompt_token_ids[num_before:] == own.prompt_token_ids
+        assert not set(before) & set(own.prompt_token_ids), "its own prompt would come twice"
+        assert len(set(before)) == len(before), "others come again though there are enough"
+
+
+def test_contexts_repeat_others_where_there_are_too_few_and_a_prompt_alone_stays_as_it_is() -> None:
+    jobs = jobs_of(5, 9)
+    one, other = of_context(jobs, jobs, 40)
+    assert (one.prompt_token_ids[-5:], set(one.prompt_token_ids[:-5])) == (
+        jobs[0].prompt_token_ids,
+        set(jobs[1].prompt_token_ids),
+    )
+    assert set(other.prompt_token_ids[:-9]) == set(jobs[0].prompt_token_ids)
+    assert of_context(jobs[:1], jobs[:1], 40) == jobs[:1]
 
 
 def test_one_length_keeps_the_ends_of_prompts_that_are_long_enough() -> None:
@@ -238,13 +318,24 @@ def test_sums_keep_the_longest_wait() -> None:
 
 
 def test_a_method_of_exspec_never_has_fixed_batches() -> None:
-    fixed = BatchingConfig(admission="fixed")
-    assert BatchMethod.named("eqspec", 2, fixed).batching == BatchingConfig(method="eqspec", admission="fixed")
-    assert BatchMethod.named("exspec", 2, fixed).batching == BatchingConfig(method="exspec")
-    assert BatchMethod.named("plain-fast", 2, fixed).batching.method == "ragged"
+    plan = BatchPlan(admission="fixed", exspec=BatchingConfig(method="exspec", window=5))
+    assert plan.named("eqspec", 2).batching == BatchingConfig(method="eqspec", admission="fixed")
+    assert plan.named("exspec", 2).batching == BatchingConfig(method="exspec", window=5)
+    assert plan.named("plain-fast", 2).batching.method == "ragged"
 
 
-@pytest.mark.parametrize("wrong", [{"load": 1.0}, {"batch_sizes": (0,)}, {"num_repeats": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"load": 1.0},
+        {"batch_sizes": (0,)},
+        {"batch_sizes": ()},
+        {"methods": ()},
+        {"num_repeats": 0},
+        {"methods": ("exspec",), "admission": "fixed"},
+        {"methods": ("plain", "plain-fast"), "disable_by_batch_size": 2},
+    ],
+)
 def test_a_plan_that_cannot_be_run_is_refused(wrong) -> None:
     with pytest.raises(ConfigError):
         BatchPlan(**wrong)
@@ -252,11 +343,11 @@ def test_a_plan_that_cannot_be_run_is_refused(wrong) -> None:
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="one of ragged, eqspec"):
-        BatchMethod.named("dsd", 1, BatchingConfig())
+        BatchMethod.named("dsd", 1)
 
 
 def test_a_window_is_refused_that_one_of_the_batch_sizes_does_not_fit_into() -> None:
-    plan = BatchPlan(batch_sizes=(2, 4), batching=BatchingConfig(window=3))
+    plan = BatchPlan(batch_sizes=(2, 4), exspec=BatchingConfig(method="exspec", window=3))
     with pytest.raises(ConfigError, match="batches of 4 from its window"):
         plan.of_all_sizes()
     assert replace(plan, methods=("ragged", "plain")).of_all_sizes()

@@ -39,7 +39,7 @@ def bench(tiny_folder: Path) -> _Bench:
         target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
     )
     plan = BatchPlan(max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)
-    return _Bench(models, plan, [BatchMethod.named("exspec", 3, BatchingConfig())])
+    return _Bench(models, plan, [BatchMethod.named("exspec", 3)])
 
 
 def per_round(run: MethodRun) -> float:
@@ -51,18 +51,18 @@ LONG = [job(number, 300, 4) for number in range(9)]  # two chunks each: more ste
 
 @pytest.mark.parametrize("name", METHODS)
 def test_batches_are_full_however_long_their_prompts_are(name: str, bench: _Bench) -> None:
-    assert per_round(bench.run(BatchMethod.named(name, 3, BatchingConfig()), LONG)) >= 2.5
+    assert per_round(bench.run(BatchMethod.named(name, 3), LONG)) >= 2.5
 
 
 def test_plain_answers_of_one_length_fill_every_round(bench: _Bench) -> None:
-    run = bench.run(BatchMethod.named("plain", 3, BatchingConfig()), LONG)
+    run = bench.run(BatchMethod.named("plain", 3), LONG)
     assert (per_round(run), run.stats.num_rounds) == (3.0, 12)
     assert run.prefill_s > 0
     assert run.prefill_s + run.stats.total_s <= run.seconds
 
 
 def test_prompts_that_arrive_are_read_beside_rounds(bench: _Bench) -> None:
-    run = bench.run_apart(BatchMethod.named("ragged", 3, BatchingConfig()), LONG, [0.0] * len(LONG))
+    run = bench.run_apart(BatchMethod.named("ragged", 3), LONG, [0.0] * len(LONG))
     assert per_round(run) < 2.5
     assert run.draft_prefill_s == 0
 
@@ -72,7 +72,7 @@ def test_a_run_apart_does_not_gain_from_what_another_has_read(bench: _Bench) -> 
     jobs = [job(number, 300, 4) for number in range(20, 29)]  # of no other test
     for name in ("ragged", "eqspec", "ragged"):
         before = drafter.num_shared_tokens
-        run = bench.run_apart(BatchMethod.named(name, 3, BatchingConfig()), jobs)
+        run = bench.run_apart(BatchMethod.named(name, 3), jobs)
         num_shared.append(drafter.num_shared_tokens - before)
         assert run.read_before_s == 0
     assert num_shared[0] > 0, "within a run, prompts share their beginning"
@@ -86,7 +86,7 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
         target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
     )
     plan = BatchPlan(num_prompts=9, max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)
-    bench = _Bench(models, plan, [BatchMethod.named("ragged", 3, BatchingConfig())])
+    bench = _Bench(models, plan, [BatchMethod.named("ragged", 3)])
     runner, chunk_s = bench.workbench.runner, 0.1
     forward, num_read = runner.forward, 0
 
@@ -100,7 +100,7 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
     monkeypatch.setattr(runner, "forward", slow)
     drafter, num_shared, runs = bench.hub.loaded.drafter, [0], []
     for name in ("ragged", "ragged", "plain"):
-        runs.append(bench.run(BatchMethod.named(name, 3, BatchingConfig()), LONG))
+        runs.append(bench.run(BatchMethod.named(name, 3), LONG))
         num_shared.append(drafter.num_shared_tokens)
     first, again, plain = runs
     assert num_read == 2 * len(LONG)

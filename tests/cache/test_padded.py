@@ -170,6 +170,15 @@ def test_one_that_stays_behind_keeps_no_memory_of_those_that_left():
     assert cache.num_held_bytes == column * (41 + 41 + 4 + SPARE_COLUMNS)
 
 
+def test_never_more_is_held_than_is_told():
+    cache = make_cache()
+    rows = begun(cache, [cache.max_len - 4] * ROWS)
+    round_of(cache, rows, [1, 2, 3, 3][:ROWS])
+    before = cache.num_held_bytes
+    home = cache.gather(rows, 1)[0]
+    assert before + home.keys_values.numel() * home.keys_values.element_size() <= cache.num_bytes
+
+
 def test_a_row_number_that_is_leased_again_is_another_sequence():
     cache = make_cache()
     rows = begun(cache, [4, 4])

@@ -98,6 +98,18 @@ def test_prompts_are_not_counted_as_realigned():
     assert stats.realign_pad_s > 0
 
 
+def test_a_round_that_needs_no_realignment_is_charged_none():
+    runner, stats = make_runner()
+    rows = [prefill(runner, prompt_ids(9, seed)) for seed in (1, 2)]
+    runner.forward([Segment(row, [1, 2], 2) for row in rows])  # concatenated
+    copied_s = stats.copy_s
+    for row in rows:
+        runner.cache.append(row, 2)
+    runner.forward([Segment(row, [1, 2], 2) for row in rows])  # as they lie
+    assert copied_s > 0
+    assert (stats.num_realigned_rounds, stats.realign_s) == (0, 0)
+
+
 def test_half_precision_gives_no_nan_for_padding():
     runner, _ = make_runner(make_base(dtype="bfloat16"))
     rows = [prefill(runner, prompt_ids(length, 6)) for length in (0, 90)]

@@ -53,6 +53,18 @@ def test_the_time_decomposition_is_exposed_in_seconds() -> None:
     assert read["starspec_acceptance_length", a] == 3
 
 
+def test_where_rounds_spend_their_time_is_exposed_in_seconds() -> None:
+    status = target("a", [(4, 2)])
+    batch = status.stats.batch
+    batch.num_realigned_rounds, batch.realign_pad_s, batch.realign_kv_s = 3, 0.25, 0.5
+    batch.draft_s, batch.verify_s, batch.copy_s, batch.schedule_s, batch.grouping_wait_s = 2.0, 4.0, 8.0, 16.0, 32.0
+    read = scrape(StatusSnapshot((status,)))
+    names = ("realigned_rounds", "realign_seconds", "draft_seconds", "verify_seconds", "copy_seconds")
+    names += ("schedule_seconds", "grouping_wait_seconds")
+    found = [read[f"starspec_{name}_total", (("target", "a"),)] for name in names]
+    assert found == [3, 0.75, 2.0, 4.0, 8.0, 16.0, 32.0]
+
+
 def test_the_hub_is_labelled_with_its_draft() -> None:
     hub = HubStatus("tiny", HubStats(num_tags=5, busy_s=3.0, idle_s=1.0, load=0.75))
     read = scrape(StatusSnapshot(hub=hub))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
-from starspec.config import TargetConfig
+from starspec.config import BatchingConfig, TargetConfig
 from starspec.errors import ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
 from starspec.length.policy import FixedLength
@@ -295,10 +295,56 @@ def test_an_exception_in_a_step_fails_its_requests_and_no_other() -> None:
     engine.submit(RequestId("a"), spec_of(PROMPT))
     engine.submit(RequestId("b"), spec_of(PROMPT))
     engine.step()
-    failed = engine.fail_all("internal error")
+    failed = engine.fail_step("internal error")
     assert [(each.request_id, each.finish_reason) for each in failed] == [("a", "error")]
     engine.check_integrity()
     assert list(finish(engine)) == ["b"]
+
+
+class FailsOnce(HashRunner):
+    """A forward that a segment's number of tokens makes fail."""
+
+    bad_num_tokens: int | None = None
+
+    def forward(self, segments, feature_layers=()):
+        if any(len(each.token_ids) == self.bad_num_tokens for each in segments):
+            raise RuntimeError("out of memory")
+        return super().forward(segments, feature_layers)
+
+
+def test_a_prompt_that_cannot_be_read_ends_its_own_request_alone() -> None:
+    runner = FailsOnce(num_rows=2)
+    engine = engine_of("none", runner)
+    engine.submit(RequestId("a"), spec_of([1, 2, 3]))
+    engine.step()
+    runner.bad_num_tokens = 4  # but for its last token, which the first round forwards
+    engine.submit(RequestId("b"), spec_of([1, 2, 3, 4, 5]))
+    with pytest.raises(RuntimeError):
+        engine.step()
+    assert [each.request_id for each in engine.fail_step("internal error")] == ["b"]
+    engine.check_integrity()
+    (parts,) = finish(engine).values()
+    assert [token for part in parts for token in part.token_ids] == plain([1, 2, 3], 12)
+
+
+def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
+    """Two of ExSpec's window of four; the others go on."""
+    runner = FailsOnce(num_rows=4)
+    batching = BatchingConfig(method="exspec", window=4)
+    config = TargetConfig(max_num_seqs=2, batching=batching, prefill_chunk=5)
+    engine = TargetEngine(runner, WordTokenizer(), OracleDrafts(2), config, TargetStats())
+    for name in "abcd":
+        engine.submit(RequestId(name), spec_of([ord(name) % 60], 30))
+    while len(engine.step()) < 2:
+        pass
+    runner.bad_num_tokens = 3
+    with pytest.raises(RuntimeError):
+        engine.step()
+    failed = {each.request_id for each in engine.fail_step("internal error")}
+    runner.bad_num_tokens = None
+    engine.check_integrity()
+    assert len(failed) == 2
+    assert finish(engine).keys() == set("abcd") - failed
 
 
 @settings(max_examples=40, deadline=None)

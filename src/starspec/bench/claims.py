@@ -64,12 +64,13 @@ class Part:
         return len(self.contenders) if self.takes_turns else 1
 
     def in_small(self) -> Part:
-        """As `--quick` tries it: two ways of sampling, every other contender, short answers."""
+        """As `--quick` tries it: two ways of sampling, every other contender, each with all prompts, short answers."""
         return replace(
             self,
             samplings=self.samplings[:2],
             contenders=self.contenders[::2],
             max_tokens=min(QUICK_TOKENS, self.max_tokens),
+            takes_turns=False,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Divergence:
     expected: int | None  # token ids; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
+    near_tie_gap: float | None  # up to this gap, in logits, two tokens are nearly tied here; None if not recorded
     is_near_tie: bool | None  # whether a few rounding steps decide between the two; None if not recorded
 
 
@@ -162,7 +164,7 @@ def is_near_tie(logits: Tensor, law: TokenLaw, position: int) -> bool:
 
     Args: as decision_gap.
     """
-    return decision_gap(logits, law, position) <= _few_steps(logits)
+    return decision_gap(logits, law, position) <= near_tie_gap(logits)
 
 
 def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
@@ -187,7 +189,7 @@ def could_be_drawn(logits: Tensor, law: TokenLaw, position: int, token_id: int) 
 
     Args: as decision_gap.
     """
-    bound = _few_steps(logits)
+    bound = near_tie_gap(logits)
     if not law.has_filters:
         return gap_to(logits, law, position, token_id) <= bound
     adjusted = adjust(logits, law, position, None)
@@ -201,8 +203,10 @@ def could_be_drawn(logits: Tensor, law: TokenLaw, position: int, token_id: int) 
     return float(scores.max() - scores[-1]) * law.temperature <= bound
 
 
-def _few_steps(logits: Tensor) -> float:
-    return NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+def near_tie_gap(logits: Tensor) -> float:
+    """The gap, in logits, of `NEAR_TIE_STEPS` rounding steps: distances of neighbours in the dtype at the largest."""
+    _, exponent = math.frexp(float(logits.abs().max()))
+    return NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * 2.0 ** (exponent - 1)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -218,11 +222,12 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
     """
     expected = reference.token_ids[at] if at < len(reference.token_ids) else None
     found = answer.token_ids[at] if at < len(answer.token_ids) else None
-    gap = is_tie = None
+    gap = bound = is_tie = None
     if logits is not None:
+        bound = near_tie_gap(logits)
         position = len(job.prompt_token_ids) + at
         # of both: where these logits were computed anew it may be the other token that they prefer
         is_tie = all(each is not None and could_be_drawn(logits, job.law, position, each) for each in (expected, found))
         if expected is not None and found is not None:
             gap = float(logits[expected].double() - logits[found].double())
-    return Divergence(job.name, at, expected, found, gap, is_tie)
+    return Divergence(job.name, at, expected, found, gap, bound, is_tie)

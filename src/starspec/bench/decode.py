@@ -18,6 +18,7 @@ from starspec.tracing import Tracer
 from starspec.wire.messages import RequestSpec
 
 MAX_QUEUED = 1 << 20  # requests: an offline run submits all it has at once
+PREFILL_CHUNK = TargetConfig().prefill_chunk  # prompt tokens of a forward, as a server reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def make_engine(
     tokenizer: Any,
     drafts: Drafts,
     stats: TargetStats | None = None,
-    prefill_chunk: int = 256,
+    prefill_chunk: int = PREFILL_CHUNK,
     *,
     batching: BatchingConfig | None = None,
     max_num_seqs: int | None = None,

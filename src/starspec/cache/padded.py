@@ -82,9 +82,10 @@ class PaddedCache(SequenceRows):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one rectangle of all rows at their longest; while it is realigned there are two."""
+        """Bytes of the two rectangles that there are while one is realigned, of all rows at their longest."""
         num_layers, _, num_heads, head_dim = self._shape
-        return 2 * num_layers * self.num_rows * num_heads * self.max_len * head_dim * self._dtype.itemsize
+        num_columns = self.max_len + SPARE_COLUMNS
+        return 2 * 2 * num_layers * self.num_rows * num_heads * num_columns * head_dim * self._dtype.itemsize
 
     @property
     def num_held_bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ from starspec.cli.progress import ProgressBar
 from starspec.cli.prompt_files import Datasets, prompt_files
 from starspec.cli.quick import show_caution
 from starspec.cli.saved_files import JsonFile, PngFile
-from starspec.cli.tables import batch_table, batch_time_table, out
+from starspec.cli.tables import batch_divergence_lines, batch_table, batch_time_table, out
 from starspec.errors import ConfigError
 
 
@@ -44,6 +43,12 @@ def batch(
             min=8, help="Grow prompts to about so many tokens.", show_default="as they are", rich_help_panel=MEASURE
         ),
     ] = None,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Leave out longer prompts.", show_default="448 without --context", rich_help_panel=MEASURE
+        ),
+    ] = None,
     same_length: Annotated[
         bool,
         typer.Option(
@@ -68,7 +73,7 @@ def batch(
         typer.Option(
             min=0.0,
             max=0.99,
-            help="Also let requests arrive at random, at this share of what the slowest method answers; 0 = do not.",
+            help="Also let requests arrive at random, at this share of what the slowest method that drafts answers.",
             rich_help_panel=MEASURE,
         ),
     ] = 0.0,
@@ -88,27 +93,33 @@ def batch(
 ) -> None:
     """Ragged, realigned, grouped, rolled-back and plain batches: how fast, where the time goes, and whether right.
 
-    Exits 1 if a token differs where these settings promise that none does, or where no two are nearly tied.
+    Exits 1 if a token differs where these settings promise that none does, or where no two are nearly tied. Ctrl-C ends
+    measuring, and what was measured is told and saved.
     """
     log_to_stderr("warning")
     with ProgressBar("bench batch") as bar:
         bar.begin("loading", None)
-        from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch  # noqa: PLC0415 (torch)
+        from starspec.bench.batch.measure import (  # noqa: PLC0415 (torch)
+            MAX_PROMPT_TOKENS,
+            BatchModels,
+            BatchPlan,
+            measure_batch,
+        )
         from starspec.bench.batch.picture import draw  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
 
         names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
         if "exspec" not in names and (window, max_passed_over) != (None, None):
             raise ConfigError("--window and --max-passed-over are of exspec, which is not among --methods")
+        if context is not None and max_prompt_tokens is not None:
+            raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
         plan = BatchPlan(
             methods=names,
             batch_sizes=tuple(dict.fromkeys(given.numbers(batch_sizes, "--batch-sizes") or ())),
-            batching=replace(
-                given.batching_config("exspec", window, max_passed_over),
-                method="ragged",  # each method's name takes its place
-                admission="fixed" if fixed_batches else "continuous",
-            ),
+            exspec=given.batching_config("exspec", window, max_passed_over),
+            admission="fixed" if fixed_batches else "continuous",
             num_prompts=num_prompts,
+            max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
             context=context,
             is_one_length=same_length,
             max_tokens=max_tokens,
@@ -135,9 +146,15 @@ def batch(
     console.print(f"numerics: {report.numerics}")
     for name, by_batch_size in report.ratios.items():
         console.print(f"{name}: {', '.join(f'batch {size} {ratio:.2f}x' for size, ratio in by_batch_size.items())}")
+    for line in batch_divergence_lines(report.rows):
+        console.print(line)
     for sentence in report.shortages:
         why = "; --same-length leaves out those below the median length" if same_length else ""
         console.print(f"{sentence}{why}")
+    if report.num_left_out:
+        console.print(f"{report.num_left_out} prompts of more than {report.max_prompt_tokens} tokens were left out")
+    if not report.is_whole:
+        console.print("interrupted: these are the repeats that were done")
     show_caution(quick)
     if json_file is not None:
         write_report(report, json_file)
@@ -147,3 +164,5 @@ def batch(
         console.print(sentence)
     if report.mistakes:
         raise typer.Exit(1)
+    if not report.is_whole:
+        raise typer.Abort

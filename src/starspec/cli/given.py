@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import typer
 
@@ -21,6 +21,17 @@ def batching_config(method: BatchingMethod, window: int | None, max_passed_over:
         raise ConfigError(f"--window and --max-passed-over are of --batching exspec, not {method}")
     bound = TargetConfig().batching.max_passed_over if max_passed_over is None else max_passed_over or None
     return BatchingConfig(method=method, window=window, max_passed_over=bound)
+
+
+def batching_configs(methods: str, window: int | None, max_passed_over: int | None) -> list[BatchingConfig]:
+    """What was given as ragged,exspec. Raises: ConfigError as batching_config, and for a name that there is not."""
+    names: list[Any] = [name.strip() for name in methods.split(",")]
+    if "exspec" not in names and (window, max_passed_over) != (None, None):
+        raise ConfigError("--window and --max-passed-over are of exspec, which is not among --batching")
+    return [
+        batching_config("exspec", window, max_passed_over) if name == "exspec" else BatchingConfig(method=name)
+        for name in names
+    ]
 
 
 def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from starspec.bench.batch.rows import BatchRow
+    from starspec.bench.compare import Divergence
     from starspec.bench.faults.measure import FaultRow
     from starspec.bench.lossless import LosslessRow
     from starspec.bench.pair.rows import PairRow
@@ -135,8 +136,8 @@ def batch_table(rows: Sequence[BatchRow]) -> Table:
     """How fast, and whether right: one row for each method and batch size."""
     columns = ("seq/round", "tokens/s", "scaling", "exact", "partial", "verify calls", "ms/verify")
     table = new_table(
-        "seq/round = what a batch really held; tokens/s: median, prompts included; scaling = over the method's own at "
-        "batch 1",
+        "seq/round = what a batch really held; tokens/s: median, prompts included; scaling = tokens/s of rounds alone, "
+        "over the method's own at batch 1",
         "method",
         "batch",
         *columns,
@@ -264,21 +265,36 @@ def fault_table(rows: Sequence[FaultRow]) -> Table:
 
 
 def divergence_lines(rows: Sequence[LosslessRow]) -> list[str]:
-    """A sentence for each row whose tokens differ."""
+    """Sentences for each row whose tokens differ."""
     lines = []
     for row in rows:
-        if (first := row.first_divergence) is None:
-            continue
-        gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
         batching = "" if row.batching == "ragged" else f"{row.batching}, "
-        tie = " (a near-tie)" if first.is_near_tie else ""
-        where = f"first divergence in prompt {first.prompt} at token {first.position}"
-        what = f"{_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}{tie}"
-        lines.append(f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}: {where}: {what}")
-        if row.num_identical + 1 < row.num_prompts:
-            num_different = row.num_prompts - row.num_identical
-            lines.append(f"  {num_different} answers differ, {row.num_explained} of them from a near-tie on")
+        who = f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}"
+        lines += _of_difference(who, row.first_divergence, row.num_prompts - row.num_identical, row.num_explained)
     return lines
+
+
+def batch_divergence_lines(rows: Sequence[BatchRow]) -> list[str]:
+    """Sentences for each row whose tokens differ."""
+    return [
+        line
+        for row in rows
+        for line in _of_difference(
+            f"{row.method}, batch {row.batch_size}", row.first_divergence, row.num_different, row.num_explained
+        )
+    ]
+
+
+def _of_difference(who: str, first: Divergence | None, num_different: int, num_explained: int) -> list[str]:
+    if first is None:
+        return []
+    gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
+    kind = "a near-tie" if first.is_near_tie else "no near-tie"
+    bound = "" if first.near_tie_gap is None else f" ({kind}: those are within {first.near_tie_gap:.3g})"
+    where = f"first divergence in prompt {first.prompt} at token {first.position}"
+    what = f"{_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}{bound}"
+    several = [f"  {num_different} answers differ, {num_explained} of them from a near-tie on"]
+    return [f"{who}: {where}: {what}", *(several if num_different > 1 else [])]
 
 
 def _token(token_id: int | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from starspec.cli import given
 from starspec.cli import options as opt
 from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
@@ -14,7 +15,7 @@ from starspec.cli.progress import ProgressBar
 from starspec.cli.saved_files import JsonFile
 from starspec.cli.speculation import DraftOptions
 from starspec.cli.tables import divergence_lines, lossless_table, out
-from starspec.config import BatchingConfig, ModelConfig
+from starspec.config import ModelConfig
 from starspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def verify(
             rich_help_panel=MEASURE,
         ),
     ] = "ragged",
+    window: opt.Window = None,
+    max_passed_over: opt.MaxPassedOver = None,
     prompts: PromptFile = None,
     num_prompts: Annotated[
         int, typer.Option(min=1, help="Prompts used, evenly over the file.", rich_help_panel=MEASURE)
@@ -76,7 +79,7 @@ def verify(
     ).to_config()
     if drafting is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")
-    batchings = [BatchingConfig(method=name.strip()) for name in batching.split(",")]  # type: ignore[arg-type]
+    batchings = given.batching_configs(batching, window, max_passed_over)
     model = ModelConfig(
         model=target,
         dtype=dtype,

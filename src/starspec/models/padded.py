@@ -72,9 +72,10 @@ class PaddedRunner:
         return ForwardOutput(output.logits, output.features[_token_rows(segments, num_new)])
 
     def _count(self, movement: Movement, gather_s: float, pad_s: float) -> None:
+        """Positions and masks of a round that needs no realignment are a part of its forward, as a ragged one's are."""
         stats = self._stats
-        stats.realign_pad_s += pad_s
         if movement is Movement.REALIGNMENT:
+            stats.realign_pad_s += pad_s
             stats.realign_kv_s += gather_s
             stats.num_realigned_rounds += 1
         else:

@@ -46,6 +46,23 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
         lambda t: t.stats.acceptance.num_forwards,
     ),
     Target("rounds", "Rounds.", lambda t: t.stats.num_rounds),
+    Target(
+        "realigned_rounds",
+        "Rounds whose padded rows had to be realigned.",
+        lambda t: t.stats.batch.num_realigned_rounds,
+    ),
+    Target("draft_seconds", "Of rounds: waiting for proposals, and telling the hub.", lambda t: t.stats.batch.draft_s),
+    Target("verify_seconds", "Of rounds: forwards, verdicts, answers.", lambda t: t.stats.batch.verify_s),
+    Target(
+        "realign_seconds", "Of rounds: padding anew, and moving keys and values.", lambda t: t.stats.batch.realign_s
+    ),
+    Target("copy_seconds", "Of rounds: keys and values moved, nothing realigned.", lambda t: t.stats.batch.copy_s),
+    Target("schedule_seconds", "Of rounds: choosing their sequences.", lambda t: t.stats.batch.schedule_s),
+    Target(
+        "grouping_wait_seconds",
+        "Sequences that were ready and not in a round, each one's seconds added up.",
+        lambda t: t.stats.batch.grouping_wait_s,
+    ),
     Target("late_rounds", "Rounds that went on without an awaited proposal.", lambda t: t.stats.num_late_rounds),
     Target("stale_messages", "Messages of the hub dropped by epoch.", lambda t: t.stats.num_stale_messages),
     Target("declined_tags", "Times that the hub had no room for a tag.", lambda t: t.stats.num_declined),

@@ -129,9 +129,9 @@ class BatchStats:
     num_rounds: int = 0  # verify calls
     num_sequence_rounds: int = 0  # sequences in them, added up
     num_realigned_rounds: int = 0  # sequences of different lengths had to be brought to one right edge
-    draft_s: float = 0.0  # waiting for proposals; the drafting itself where the hub runs on the target's thread
-    verify_s: float = 0.0  # forward and verdicts
-    realign_pad_s: float = 0.0  # tokens, positions and masks of rectangles: c_pad
+    draft_s: float = 0.0  # telling the hub, waiting for proposals; drafting itself where the hub is on this thread
+    verify_s: float = 0.0  # forward, verdicts and what clients get of them
+    realign_pad_s: float = 0.0  # tokens, positions and masks of rectangles that were realigned: c_pad
     realign_kv_s: float = 0.0  # keys and values that moved to be realigned: c_kv
     copy_s: float = 0.0  # keys and values that moved although nothing was realigned: concatenation, growth
     schedule_s: float = 0.0  # choosing the sequences of each step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from starspec.config import TargetConfig
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
@@ -50,6 +50,7 @@ class TargetEngine:
         self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=commits_evenly(config.batching))
         self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
+        self._at_work: Sequence[TargetSequence] = ()  # whom this step's prompt or round is of
         self._started_s = clock()
         self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
 
@@ -127,6 +128,7 @@ class TargetEngine:
 
         Returns: what each sequence of the round gained.
         """
+        self._at_work = ()
         started_s = self._clock()
         plan = self._scheduler.choose(self._snapshot())
         num_left_out = self._count_passed_over(plan)
@@ -134,11 +136,13 @@ class TargetEngine:
         if plan.admit:
             self._admit([self._sequences[request_id] for request_id in plan.admit])
         if plan.prefill is not None:
+            self._at_work = [self._sequences[plan.prefill]]
             self._prefill(self._sequences[plan.prefill])
         if not plan.decode:
             self.drafts.poll()
             return []
         batch = self._in_order_of_rows(plan.decode)
+        self._at_work = batch
         emissions = self._rounds.run(batch)
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
@@ -149,10 +153,14 @@ class TargetEngine:
         self._rate(sum(len(each.token_ids) for each in emissions))
         return emissions
 
-    def fail_all(self, reason: str) -> list[Emission]:
-        """After an exception in a step: end every request that holds a row, so that the others can go on."""
+    def fail_step(self, reason: str) -> list[Emission]:
+        """After an exception in a step: end the requests that it worked on, so that the others can go on.
+
+        They are those of the prompt or the round that was at work, or all that hold a row if none was.
+        """
         emissions = []
-        for sequence in [each for each in self._sequences.values() if each.row is not None]:
+        at_work = [each for each in self._at_work if each.row is not None]
+        for sequence in at_work or [each for each in self._sequences.values() if each.row is not None]:
             emissions.append(sequence.emission(Emitted(finish=Finish("error", reason))))
             self.drafts.close(sequence)
             self._release(sequence)

@@ -53,9 +53,12 @@ class RoundRunner:
         emitted = self._commit(batch, trees, verdicts, output)
         verified_s = self.clock()
         self.drafts.report(batch, emitted)
+        reported_s = self.clock()
+        emissions = [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
+        told_s, report_s = self.clock(), reported_s - verified_s
         self._time(started_s, collected_s, verified_s)
-        self._time_batch(len(batch), collected_s - started_s, verified_s - collected_s, moved_s)
-        return [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
+        self._time_batch(len(batch), collected_s - started_s + report_s, told_s - collected_s - report_s, moved_s)
+        return emissions
 
     def _commit(
         self,
@@ -89,12 +92,13 @@ class RoundRunner:
             self.trace.slice("wire", "wait", started_s, collected_s)
             self.trace.slice("verify", "verify", collected_s, verified_s)
 
-    def _time_batch(self, num_sequences: int, draft_s: float, forward_s: float, moved_before_s: float) -> None:
+    def _time_batch(self, num_sequences: int, draft_s: float, verify_s: float, moved_before_s: float) -> None:
+        """Args: verify_s: with what the forward took to bring sequences together."""
         stats = self.stats.batch
         stats.num_rounds += 1
         stats.num_sequence_rounds += num_sequences
         stats.draft_s += draft_s
-        stats.verify_s += forward_s - (stats.moved_s - moved_before_s)
+        stats.verify_s += verify_s - (stats.moved_s - moved_before_s)
 
     def _count(self, sequence: TargetSequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
         now = self.clock()

@@ -114,12 +114,12 @@ class TargetServer:
         self._deliver(self._step())
 
     def _step(self) -> Sequence[Emission]:
-        """The one place where an exception of a step is survived: its requests fail, the others go on."""
+        """The one place where an exception of a step is survived: those that it worked on fail, the others go on."""
         try:
             return self._engine.step()
         except Exception:
             log.exception("a step failed; its requests end with an error")
-            return self._engine.fail_all("internal error")
+            return self._engine.fail_step("internal error")
 
     def _handle(self, peer: bytes, message: GatewayToTarget) -> None:
         gateway = self._gateways.setdefault(peer, _Gateway(self._clock(), {}))

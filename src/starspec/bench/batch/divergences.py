@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from starspec.bench.compare import Divergence, divergence, first_difference
-from starspec.bench.decode import Answer, Job
+from starspec.bench.decode import PREFILL_CHUNK, Answer, Job
 from starspec.models.runner import BatchRunner, Segment
-
-CHUNK = 256  # tokens of a prompt's forward, as the engine reads them
 
 
 def divergences(
@@ -37,8 +35,8 @@ def next_logits(runner: BatchRunner, token_ids: Sequence[int]) -> Tensor:
     """The target's logits [V] after some tokens, read alone. Effects: leases and frees a row."""
     row = runner.cache.lease()
     try:
-        for start in range(0, len(token_ids) - 1, CHUNK):
-            chunk = token_ids[start : min(start + CHUNK, len(token_ids) - 1)]
+        for start in range(0, len(token_ids) - 1, PREFILL_CHUNK):
+            chunk = token_ids[start : min(start + PREFILL_CHUNK, len(token_ids) - 1)]
             runner.forward([Segment(row, chunk, 0)])
             runner.cache.append(row, len(chunk))
         return runner.forward([Segment(row, token_ids[-1:], 1)]).logits[0]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from starspec.bench.batch.divergences import divergences
-from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
+from starspec.bench.batch.methods import EXSPEC, PLAIN, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
 from starspec.bench.batch.serving import poisson_arrivals
@@ -17,7 +17,15 @@ from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.provenance import collect_provenance, hash_token_ids
 from starspec.bench.report import Spread
 from starspec.bench.workbench import Sampling, Workbench
-from starspec.config import BatchingConfig, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
+from starspec.config import (
+    BatchAdmission,
+    BatchingConfig,
+    Dtype,
+    ModelConfig,
+    Numerics,
+    Quantization,
+    SpeculativeConfig,
+)
 from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
 from starspec.length.policy import make_policy
@@ -26,6 +34,7 @@ from starspec.speculation.stats import TargetStats
 from starspec.target.drafts import Drafts, NoDrafts
 
 WARM_UP_TOKENS = 4  # of an answer
+MAX_PROMPT_TOKENS = 448
 QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = 4
 
@@ -36,9 +45,10 @@ class BatchPlan:
 
     methods: tuple[str, ...] = ("ragged", "eqspec", "exspec", "rollback", PLAIN)
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
-    batching: BatchingConfig = field(default_factory=BatchingConfig)  # window, bound and admission
+    exspec: BatchingConfig = EXSPEC  # with its window and bound
+    admission: BatchAdmission = "continuous"  # of all but exspec, which refills its window
     num_prompts: int = 32
-    max_prompt_tokens: int = 448  # longer prompts are left out
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, unless a context is given
     context: int | None = None  # tokens that prompts are grown to; None = as they are
     is_one_length: bool = False  # cut to the median's length: what homogeneity does to grouping
     max_tokens: int = 64
@@ -52,6 +62,13 @@ class BatchPlan:
         for number in (*self.batch_sizes, self.num_prompts, self.max_tokens, self.num_draft_tokens, self.num_repeats):
             if number < 1:
                 raise ConfigError(f"sizes and numbers of a measurement must be at least 1, got {number}")
+        if not self.methods or not self.batch_sizes:
+            raise ConfigError("a measurement needs at least one method and one batch size")
+        are_plain = all(name.startswith(PLAIN) for name in self.methods)
+        if are_plain and self.disable_by_batch_size is not None:
+            raise ConfigError("disable_by_batch_size is of methods that draft, and there are none")
+        if self.admission == "fixed" and set(self.methods) == {"exspec"}:
+            raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
         if not 0.0 <= self.load < 1.0:
             raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the line grows for ever")
 
@@ -72,7 +89,10 @@ class BatchPlan:
         )
 
     def of_all_sizes(self) -> list[BatchMethod]:
-        return [BatchMethod.named(name, size, self.batching) for size in self.batch_sizes for name in self.methods]
+        return [self.named(name, size) for size in self.batch_sizes for name in self.methods]
+
+    def named(self, name: str, batch_size: int) -> BatchMethod:
+        return BatchMethod.named(name, batch_size, self.exspec, self.admission)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,14 +193,13 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     advance("loading", None)
     methods = plan.of_all_sizes()
     bench = _Bench(models, plan, methods)
-    jobs = _jobs(bench.workbench, prompts, plan)
+    jobs, num_fitting = _jobs(bench.workbench, prompts, plan)
     advance("decoding", 2 + len(methods) * plan.num_repeats * (2 if plan.load else 1))
     _warm_up(bench, methods, jobs)
     advance("plain, alone", None)
-    reference = bench.run(BatchMethod.named(PLAIN, 1, BatchingConfig()), jobs).served.answers
-    runs = _run_in_turns(bench, methods, jobs, advance)
-    rates = _arrival_rates(runs, plan.load, len(jobs)) if plan.load else {}
-    arrived = _arrive_in_turns(bench, rates, jobs, advance) if rates else {}
+    reference = bench.run(BatchMethod.named(PLAIN, 1), jobs).served.answers
+    runs, arrived, is_whole = _measured(bench, methods, jobs, advance)
+    methods, rates = list(runs), _arrival_rates(runs, plan.load, len(jobs))
     answered = {method: [run.served.answers for run in (*runs[method], *arrived.get(method, ()))] for method in methods}
     advance("why answers differ", None)
     runner = bench.known.reading_once(bench.workbench.runner)  # runs part at the same few places, behind these prompts
@@ -198,6 +217,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     ]
     return BatchReport(
         provenance=collect_provenance({"target": models.target, "draft": models.draft}),
+        is_whole=is_whole,
         rows=rows,
         ratios=ratios_of(rows),
         num_draft_tokens=plan.num_draft_tokens,
@@ -206,8 +226,12 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
         dtype=models.dtype,
         numerics=bench.workbench.numerics_report,
         is_promised=bench.workbench.promises_equality,
-        max_passed_over=plan.batching.max_passed_over,
-        admission=plan.batching.admission,
+        max_passed_over=plan.exspec.max_passed_over,
+        admission=plan.admission,
+        load=plan.load,
+        context=plan.context,
+        max_prompt_tokens=plan.max_prompt_tokens if plan.context is None else None,
+        num_left_out=len(prompts) - num_fitting,
         prompt_tokens=Spread.of([len(job.prompt_token_ids) for job in jobs]),
         temperature=plan.temperature,
         max_tokens=plan.max_tokens,
@@ -216,42 +240,66 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
     )
 
 
-def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> list[Job]:
-    """The requests."""
+def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple[list[Job], int]:
+    """The requests, and how many prompts they were chosen from."""
     fitting = prompts
     if plan.context is None:
         fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= plan.max_prompt_tokens]
     if not fitting:
         raise ConfigError(
-            f"no prompt has at most {plan.max_prompt_tokens} tokens, and longer ones are left out; a context "
-            "(--context) takes any"
+            f"no prompt has at most {plan.max_prompt_tokens} tokens (--max-prompt-tokens), and longer ones are left "
+            "out; a context (--context) takes any"
         )
     sampling = Sampling(temperature=plan.temperature)
     jobs = bench.jobs(spread(fitting, plan.num_prompts), sampling, plan.max_tokens)
     if plan.context is not None:
-        jobs = of_context(jobs, plan.context)
-    return of_one_length(jobs) if plan.is_one_length else jobs
+        jobs = of_context(jobs, bench.jobs(fitting, sampling, plan.max_tokens), plan.context)
+    return of_one_length(jobs) if plan.is_one_length else jobs, len(fitting)
 
 
 def _warm_up(bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job]) -> None:
     """One short answer by each."""
     for name in dict.fromkeys(method.name for method in methods):
-        bench.run_apart(BatchMethod.named(name, 1, bench.plan.batching), _shortened(jobs[:1], WARM_UP_TOKENS))
+        bench.run_apart(bench.plan.named(name, 1), _shortened(jobs[:1], WARM_UP_TOKENS))
 
 
 def _shortened(jobs: Sequence[Job], max_tokens: int) -> list[Job]:
     return [replace(job, max_tokens=min(job.max_tokens, max_tokens)) for job in jobs]
 
 
-def _run_in_turns(
+Runs = dict[BatchMethod, list[MethodRun]]
+
+
+def _measured(
     bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance
-) -> dict[BatchMethod, list[MethodRun]]:
-    """Every method's repeats."""
-    runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in methods}
+) -> tuple[Runs, Runs, bool]:
+    """Every method's repeats, those with requests that arrive, and whether that is all that was planned.
+
+    An interrupt (Ctrl-C) ends measuring, and what was measured is told: it may be hours.
+
+    Raises: KeyboardInterrupt if nothing was measured yet.
+    """
+    runs: Runs = {}
+    arrived: Runs = {}
+    try:
+        _run_in_turns(bench, methods, jobs, advance, runs)
+        if bench.plan.load:
+            rates = _arrival_rates(runs, bench.plan.load, len(jobs))
+            _arrive_in_turns(bench, rates, jobs, advance, arrived)
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        return runs, arrived, False
+    return runs, arrived, True
+
+
+def _run_in_turns(
+    bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance, runs: Runs
+) -> None:
+    """Effects: `runs` gets every method's repeats, each as soon as it is there."""
     for _, method in _turns(methods, bench.plan.num_repeats):
         advance(f"{method.name}, batch {method.batch_size}", None)
-        runs[method].append(bench.run(method, jobs))
-    return runs
+        runs.setdefault(method, []).append(bench.run(method, jobs))
 
 
 def _turns(methods: Sequence[BatchMethod], num_repeats: int) -> Iterator[tuple[int, BatchMethod]]:
@@ -277,11 +325,10 @@ def _arrival_rates(
 
 
 def _arrive_in_turns(
-    bench: _Bench, rates: Mapping[BatchMethod, float], jobs: Sequence[Job], advance: Advance
-) -> dict[BatchMethod, list[MethodRun]]:
-    """Every method's repeats with requests that arrive: in each at other random times, the same for all methods."""
-    runs: dict[BatchMethod, list[MethodRun]] = {method: [] for method in rates}
+    bench: _Bench, rates: Mapping[BatchMethod, float], jobs: Sequence[Job], advance: Advance, arrived: Runs
+) -> None:
+    """Effects: `arrived` gets every method's repeats: in each at other random times, the same for all methods."""
     for repeat, method in _turns(list(rates), bench.plan.num_repeats):
         advance(f"{method.name}, batch {method.batch_size}, Poisson arrivals", None)
-        runs[method].append(bench.run_apart(method, jobs, poisson_arrivals(len(jobs), rates[method], seed=repeat)))
-    return runs
+        run = bench.run_apart(method, jobs, poisson_arrivals(len(jobs), rates[method], seed=repeat))
+        arrived.setdefault(method, []).append(run)

@@ -12,7 +12,7 @@ from starspec.bench.batch.serving import Served, serve
 from starspec.bench.decode import Job, make_engine
 from starspec.bench.known_prompts import KnownPrompts
 from starspec.bench.workbench import Workbench
-from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, nearest
+from starspec.config import BATCHINGS, BatchAdmission, BatchingConfig, BatchingMethod, nearest
 from starspec.errors import ConfigError
 from starspec.models.packed import PackedRunner
 from starspec.speculation.stats import BatchStats, TargetStats
@@ -20,6 +20,7 @@ from starspec.target.batching import lay_out
 from starspec.target.drafts import Drafts, NoDrafts
 
 PLAIN: Final = "plain"  # no drafts, ragged
+EXSPEC: Final = BatchingConfig(method="exspec")
 FAST: Final = "-fast"  # behind a ragged method: numerics that do not keep bits
 METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
 
@@ -43,12 +44,13 @@ class BatchMethod:
         self.batching.num_rows(self.batch_size)
 
     @classmethod
-    def named(cls, name: str, batch_size: int, batching: BatchingConfig) -> BatchMethod:
-        """Args: batching: window, bound and admission; its method follows the name, exspec never has fixed batches."""
+    def named(
+        cls, name: str, batch_size: int, exspec: BatchingConfig = EXSPEC, admission: BatchAdmission = "continuous"
+    ) -> BatchMethod:
+        """Args: exspec: how that method batches; admission: of all others."""
         base = name.removesuffix(FAST)
         kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
-        admission = "continuous" if kind == "exspec" else batching.admission
-        return cls(name, batch_size, replace(batching, method=kind, admission=admission))
+        return cls(name, batch_size, exspec if kind == "exspec" else BatchingConfig(method=kind, admission=admission))
 
     @property
     def is_plain(self) -> bool:
@@ -97,21 +99,21 @@ def run_method(
         num_draft_tokens: K.
         arrivals_s: None = all are there at once, and rounds wait for prompts; otherwise prompts are read beside rounds.
         known: prompts that the target need not read again; this run's are added. None = it reads all, as a fast
-            method always does: what it would have read itself may have other bits.
+            method always does: what it would have read itself may have other bits. They are no part of the peak.
     """
-    runner = bench.runner
+    runner, read = bench.runner, known
     if method.name.endswith(FAST):
         if not isinstance(runner, PackedRunner):
             raise ConfigError(f"method '{method.name}' needs a model with weights")
-        runner, known = runner.with_fast_numerics(), None
+        runner, read = runner.with_fast_numerics(), None
     stats, reading = TargetStats(), TargetReading()
     drafts = NoDrafts() if method.is_plain else drafts
     draft_reading = DraftReading(drafts, stats.batch)
     is_offline = arrivals_s is None
     laid_out = lay_out(runner, method.batching, stats.batch)
-    saved_before_s = known.saved_s if known else 0.0
+    saved_before_s = read.saved_s if read else 0.0
     engine = make_engine(
-        known.reading_once(laid_out) if known else laid_out,
+        read.reading_once(laid_out) if read else laid_out,
         bench.tokenizer,
         draft_reading if is_offline else drafts,
         stats,
@@ -123,6 +125,6 @@ def run_method(
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
     served = serve(engine, asked, arrivals_s)
     draft_reading.charge_first_rounds()
-    saved_s = known.saved_s - saved_before_s if known else 0.0
+    saved_s = read.saved_s - saved_before_s if read else 0.0
     peak = peak_mib(without=known.num_bytes if known else 0)
     return MethodRun(served, stats.batch, reading.seconds + saved_s, draft_reading.seconds, saved_s, peak)

@@ -22,7 +22,7 @@ def draw(rows: Sequence[BatchRow], path: Path) -> None:
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     scaling, overhead, grouping = figure.subplots(1, 3)
     _lines(scaling, rows, lambda row: row.batch_scaling)
-    scaling.set_title("(a) tokens/s over the method's own at batch 1")
+    scaling.set_title("(a) tokens/s of rounds over the method's own at batch 1")
     _lines(overhead, _speculative(rows), lambda row: 100 * row.overhead_share)
     overhead.set_title("(b) overhead, % of rounds' time (dotted: ms a round)")
     per_round = overhead.twinx()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, cycle, islice
 from statistics import median_low
 
 from starspec.bench.decode import Job
@@ -11,17 +12,22 @@ from starspec.bench.decode import Job
 SPREAD = 8  # contexts of n tokens are n - n / SPREAD .. n tokens long
 
 
-def of_context(jobs: Sequence[Job], num_tokens: int) -> list[Job]:
-    """The jobs with other prompts of the set before their own, so that each reads about `num_tokens` tokens.
+def of_context(jobs: Sequence[Job], others: Sequence[Job], num_tokens: int) -> list[Job]:
+    """The jobs with other prompts before their own, so that each reads about `num_tokens` tokens.
 
-    Lengths differ by up to an eighth, as a real batch's do; the last tokens are those of the job's own prompt.
+    Lengths differ by up to an eighth, as a real batch's do; the last tokens are those of the job's own prompt. Where
+    the others have too few tokens, they come again.
+
+    Args:
+        others: whose prompts are put there, each job's from another one on, never its own prompt.
     """
-    everything = [token_id for job in jobs for token_id in job.prompt_token_ids]
-    grown, start = [], 0
+    grown = []
     for index, job in enumerate(jobs):
         length = num_tokens - index * 7919 % max(1, num_tokens // SPREAD)
-        start += len(job.prompt_token_ids)
-        before = [everything[(start + at) % len(everything)] for at in range(length)]  # the prompts after this one
+        first = index * len(others) // len(jobs)
+        turns = [*others[first:], *others[:first]]
+        strangers = [each.prompt_token_ids for each in turns if each.prompt_token_ids != job.prompt_token_ids]
+        before = islice(cycle(chain.from_iterable(strangers)), length)  # nothing if there are none
         grown.append(replace(job, prompt_token_ids=(*before, *job.prompt_token_ids)[-length:]))
     return grown
 

@@ -19,7 +19,10 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """How long requests took that arrived at random, from arrival to last token (the paper's table 3)."""
+    """How long requests took that arrived at random, from arrival to last token.
+
+    As the paper's table 3, but of single turns: there whole conversations arrive.
+    """
 
     num_requests: int  # of all repeats: percentiles are of them together
     arrivals_per_s: float
@@ -37,6 +40,7 @@ class BatchRow:
     method: str
     batch_size: int
     num_rows: int  # sequences that hold a cache row: ExSpec's window
+    num_repeats: int
     num_answers: int  # of one repeat
     num_tokens: int  # of the last repeat, as are verify calls, acceptance length and hash
     num_compared: int  # answers of all repeats, with arrivals and without
@@ -47,7 +51,7 @@ class BatchRow:
     largest_gap: float | None  # in logits, between expected and found token, either way; None = no divergence
     first_divergence: Divergence | None
     tokens_per_s: Spread  # prompts included, as if each run read them; the spread is that of rounds
-    batch_scaling: float | None  # tokens_per_s over the method's own at batch 1; None = that was not measured
+    batch_scaling: float | None  # tokens/s of rounds over the method's own at batch 1; None = that was not measured
     ms_per_token: Spread  # of rounds
     ms_per_sequence_round: float  # whatever is accepted: in bfloat16 layouts may say other texts
     ms_per_token_without_realign: Spread
@@ -79,6 +83,7 @@ class BatchReport:
     """What `starspec bench batch` saves."""
 
     provenance: Provenance
+    is_whole: bool  # all that was asked for; an interrupt leaves less
     rows: list[BatchRow]
     ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ours over theirs
     num_draft_tokens: int
@@ -91,6 +96,10 @@ class BatchReport:
     admission: str  # of all but exspec, which refills its window
     temperature: float
     max_tokens: int
+    load: float  # of arrivals; 0 = none
+    context: int | None  # tokens that prompts were grown to; None = as they are
+    max_prompt_tokens: int | None  # longer prompts were left out; None = none were
+    num_left_out: int  # prompts
     prompt_tokens: Spread
     prompts_sha256: str  # of the token ids that were answered: grown or cut as was asked
     gap_bound: str  # what counts as explained
@@ -147,11 +156,13 @@ def batch_row(
         acceptance.add(answer.stats.acceptance)
     rate = Spread.of([round(run.tokens_per_s, 3) for run in runs])
     gaps = [each.logit_gap for each in differing if each.logit_gap is not None]
-    rate_alone = Spread.of([run.tokens_per_s for run in alone]).median if alone else 0.0
+    ms_per_token = Spread.of([_ms_per_token(run, run.stats.total_s) for run in runs])
+    ms_alone = Spread.of([_ms_per_token(run, run.stats.total_s) for run in alone]) if alone else None
     return BatchRow(
         method=method.name,
         batch_size=method.batch_size,
         num_rows=method.num_rows,
+        num_repeats=len(runs),
         num_answers=len(answers),
         num_tokens=runs[-1].served.num_tokens,
         num_compared=num_compared,
@@ -162,8 +173,8 @@ def batch_row(
         largest_gap=max(map(abs, gaps), default=None),
         first_divergence=differing[0] if differing else None,
         tokens_per_s=rate,
-        batch_scaling=round(rate.median / rate_alone, 3) if rate_alone else None,
-        ms_per_token=Spread.of([_ms_per_token(run, run.stats.total_s) for run in runs]),
+        batch_scaling=_ratio(ms_alone, ms_per_token) if ms_alone else None,
+        ms_per_token=ms_per_token,
         ms_per_sequence_round=_ms(total.total_s / max(1, total.num_sequence_rounds)),
         ms_per_token_without_realign=Spread.of(
             [_ms_per_token(run, run.stats.total_s - run.stats.realign_s) for run in runs]

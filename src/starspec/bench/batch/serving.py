@@ -25,11 +25,6 @@ class Served:
     def num_tokens(self) -> int:
         return sum(len(each.token_ids) for each in self.answers)
 
-    @property
-    def tokens_per_s(self) -> float:
-        """0 if there are no tokens: an engine that emits nothing is not fast."""
-        return self.num_tokens / self.seconds if self.num_tokens else 0.0
-
 
 def poisson_arrivals(num: int, rate_per_s: float, seed: int) -> list[float]:
     """Seconds at which requests arrive: a Poisson process, the first at 0."""
