@@ -20,6 +20,7 @@ from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.load import load_runner
 from starspec.models.prepack import pack_dense
+from starspec.models.rotary import rotary_table
 from starspec.models.runner import Segment
 from starspec.models.vocabulary import load_tokenizer
 
@@ -197,3 +198,29 @@ def test_a_tree_forwarded_layer_by_layer_agrees_with_hugging_face_at_once(prefix
         segment = Segment(row, nodes[:last], last - first, TREE[:last], num_forwarded=first)
         parts.append(fused.forward([beside, segment]).logits)
     torch.testing.assert_close(torch.cat(parts), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 500000.0},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rotary_angles_are_those_of_the_models_own_module(family, rope):
+    model = make_model(family, rope_parameters=rope)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = model.model.rotary_emb(torch.empty(0, dtype=dtype), torch.arange(300).unsqueeze(0))
+        found = rotary_table(model.config, 300, dtype, torch.device("cpu"))
+        assert torch.equal(found, torch.stack(expected).squeeze(1))

@@ -20,9 +20,10 @@ from starspec.models.hf import TransformersRunner
 from starspec.models.linear import StepLinear
 from starspec.models.load import load_runner
 from starspec.models.numerics import MAX_ROWS, SURE_ROWS, invariant_rows, settle_numerics
-from starspec.models.packing import make_packer, swap_linears
+from starspec.models.packing import make_packer
 from starspec.models.prepack import PrepackedLinear, pack_dense
 from starspec.models.runner import Segment
+from starspec.models.swapped import swap_linears
 
 DTYPES = [torch.bfloat16, torch.float32]
 

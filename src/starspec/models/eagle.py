@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
@@ -74,7 +73,7 @@ class EagleHead:
         self._shape = AttentionShape(
             spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.head_dim**-0.5
         )
-        self._rotary = rotary_table(_rotary(name, spec, device), self.cache.keys[0].shape[2], dtype)
+        self._rotary = _rotary(name, spec, self.cache)
         check_finite(name, [("its table of rotary angles", self._rotary)])
         self._embedding = tensors["embed_tokens.weight"]
         self._fuse = pack(tensors["fc.weight"], tensors.get("fc.bias"))
@@ -161,7 +160,7 @@ def _norm(tensors: dict[str, Tensor], name: str, spec: HeadSpec) -> Norm | None:
     return Norm(tensors[name], spec.rms_norm_eps) if name in tensors else None
 
 
-def _rotary(name: str, spec: HeadSpec, device: torch.device) -> LlamaRotaryEmbedding:
+def _rotary(name: str, spec: HeadSpec, cache: RaggedCache) -> Tensor:
     with reading(f"the rotary settings of '{name}' cannot be used"):
         config = LlamaConfig(
             hidden_size=spec.hidden_size,
@@ -170,7 +169,7 @@ def _rotary(name: str, spec: HeadSpec, device: torch.device) -> LlamaRotaryEmbed
             max_position_embeddings=spec.max_position_embeddings,  # scaling depends on it, and not on a run's length
             rope_parameters={"rope_type": "default", **(spec.rope_scaling or {}), "rope_theta": spec.rope_theta},
         )
-        return LlamaRotaryEmbedding(config).to(device)
+        return rotary_table(config, cache.keys[0].shape[2], cache.dtype, cache.device)
 
 
 def _info(spec: HeadSpec, config: ModelConfig, name: str, tensors: dict[str, Tensor]) -> ModelInfo:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from starspec.config import EAGLE_METHODS, ModelConfig, SpeculativeConfig
@@ -22,6 +22,7 @@ from starspec.models.hf_config import read_hf_config
 from starspec.models.locate import is_synthetic, locate
 from starspec.models.narrow_or_wide import RowLimit
 from starspec.models.packing import make_packer
+from starspec.models.tensor_files import UNREADABLE, tensor_files
 
 EMBEDDINGS: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 LM_HEADS: Final = ("lm_head.weight", "embed_out.weight")
@@ -57,23 +58,14 @@ class TargetTensors:
     def _read(self, names: tuple[str, ...]) -> Tensor:
         try:
             for name in names:
-                file = self._files().get(name)
+                file = tensor_files(self.folder).get(name)
                 if file is not None:
                     with safe_open(self.folder / file, framework="pt") as tensors:
                         found: Tensor = tensors.get_tensor(name)
                     return found
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except UNREADABLE as error:
             raise ModelError(f"the weights in '{self.folder}' cannot be read: {first_line(error)}") from error
         raise ModelError(f"the weights in '{self.folder}' have no {' or '.join(names)}, which an EAGLE head borrows")
-
-    def _files(self) -> dict[str, str]:
-        """Each tensor's file."""
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-            return weight_map
-        with safe_open(self.folder / "model.safetensors", framework="pt") as tensors:
-            return dict.fromkeys(tensors.keys(), "model.safetensors")
 
 
 def is_head(speculative: SpeculativeConfig) -> bool:

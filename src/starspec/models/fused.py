@@ -11,29 +11,30 @@ The same mathematics as the Hugging Face modules, in fewer and larger operations
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.batch import PackedBatch
 from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import own_copy, take_layer, take_norm
-from starspec.models.hf import make_cache
 from starspec.models.linear import Packer, StepLinear
+from starspec.models.model_cache import make_cache
 from starspec.models.packed import FeatureTaps, PackedRunner
 from starspec.models.rotary import check_rotary, rotary_table
 from starspec.models.runner import ModelInfo
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 FUSED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def why_not_fused(model: PreTrainedModel) -> str | None:
-    """One clause that says why the model needs the Hugging Face path, or None if `FusedRunner` can run it."""
-    config = model.config
+def why_not_fused(config: PreTrainedConfig) -> str | None:
+    """One clause that says why a model needs the Hugging Face path, or None if `FusedRunner` can run it."""
     if config.model_type not in FUSED_FAMILIES:
         return f"its type is {config.model_type}, not one of {', '.join(FUSED_FAMILIES)}"
     if config.hidden_act != "silu":
@@ -50,15 +51,15 @@ class FusedRunner(PackedRunner):
     """Runs a model of the Llama family over packed linears.
 
     Args:
-        model: a loaded causal LM in evaluation mode. Its layers are taken apart: it cannot be used afterwards.
+        model: transformers' causal LM, or a `LeanModel`. Its layers are taken apart: it cannot be used afterwards.
         config: rows and lengths of the cache.
         info: what others need to know of the model; its weight bytes are replaced by those of the packed linears.
         pack: makes a packed linear from a weight and a bias.
     Raises: ModelError if the model is not of the family.
     """
 
-    def __init__(self, model: PreTrainedModel, config: ModelConfig, info: ModelInfo, pack: Packer) -> None:
-        reason = why_not_fused(model)
+    def __init__(self, model: Any, config: ModelConfig, info: ModelInfo, pack: Packer) -> None:
+        reason = why_not_fused(model.config)
         if reason is not None:
             raise ModelError(f"the fused path cannot run {info.name}: {reason}")
         check_rotary(model.config)
@@ -68,7 +69,7 @@ class FusedRunner(PackedRunner):
         attention = body.layers[0].self_attn
         self._shape = AttentionShape(self._num_heads, cache.keys[0].shape[1], attention.head_dim, attention.scaling)
         self._intermediate_size: int = model.config.intermediate_size
-        self._rotary = rotary_table(body.rotary_emb, cache.keys[0].shape[2], cache.dtype)
+        self._rotary = rotary_table(model.config, cache.keys[0].shape[2], cache.dtype, cache.device)
         self._embedding = own_copy(body.embed_tokens.weight)
         self._final_norm = take_norm(body.norm)
         self._head = pack(model.lm_head.weight.detach(), model.lm_head.bias)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from starspec.cache.ragged import RaggedCache
-from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
+from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.batch import PackedBatch
 from starspec.models.linear import StepLinear
+from starspec.models.model_cache import make_cache
 from starspec.models.packed import FeatureTaps, PackedRunner
 from starspec.models.rotary import check_rotary
 from starspec.models.runner import ModelInfo, Segment
@@ -121,19 +121,3 @@ def _call_as_batch(module: nn.Module, x: Tensor) -> Tensor:
 def _num_bytes(module: Any) -> int:
     """Bytes of weights read by one call; a packed linear knows, its weight is only a shape."""
     return int(getattr(module, "num_bytes", module.weight.numel() * module.weight.element_size()))
-
-
-def make_cache(model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> RaggedCache:
-    """The cache that fits a model: rows hold the longest sequence and the longest proposal behind it."""
-    text = model.config.get_text_config(decoder=True)
-    num_heads = text.num_attention_heads
-    return RaggedCache.within(
-        config.kv_budget_bytes,
-        num_layers=text.num_hidden_layers,
-        num_rows=config.num_rows,
-        max_len=info.max_model_len + MAX_DRAFT_TOKENS,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
-        dtype=model.dtype,
-        device=model.device,
-    )

@@ -13,11 +13,15 @@ from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.device import take_device
 from starspec.models.foreign import reading
+from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.hf_config import read_hf_config
+from starspec.models.lean_checkpoint import read_lean
 from starspec.models.locate import folder_name, is_synthetic, locate
 from starspec.models.packed import PackedRunner
+from starspec.models.packing import make_packer
 from starspec.models.runner import LoadedRunner, ModelInfo
 from starspec.models.soundness import check_finite, check_length
+from starspec.models.step_graphs import StepGraphs
 from starspec.models.support import check_class, check_config, model_length, plain_attention
 from starspec.models.vocabulary import eos_token_ids, load_tokenizer
 
@@ -43,26 +47,31 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
     plain_attention(config.model, hf_config, max_model_len)
-    model = _read_model(config, folder, hf_config, device)
-    return _make_runner(model, config, folder, _info(model, config, folder, max_model_len))
+    is_fused = config.fused and why_not_fused(hf_config) is None
+    model: Any = read_lean(folder, hf_config, getattr(torch, config.dtype)) if is_fused else None
+    if model is None:
+        model = _read_with_transformers(config, folder, hf_config)
+    check_finite(config.model, model.named_parameters())
+    model = model.to(device)
+    info = _info(model, config, folder, max_model_len)
+    return _fused_runner(model, config, folder, info) if is_fused else _hf_runner(model, config, folder, info)
 
 
-def _make_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
+def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
+    runner = FusedRunner(model, config, info, make_packer(config, info.vocab_size))
+    if runner.cache.device.type == "cuda" and not config.enforce_eager:
+        runner.graphs = StepGraphs(runner.run, runner.cache, runner.num_heads)
+    return _settled(runner, config, folder)
+
+
+def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
     from starspec.models.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
-    from starspec.models.fused import FusedRunner, why_not_fused  # noqa: PLC0415
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
-    from starspec.models.packing import make_packer, num_step_bytes, swap_linears  # noqa: PLC0415
-    from starspec.models.step_graphs import StepGraphs  # noqa: PLC0415
+    from starspec.models.swapped import num_step_bytes, swap_linears  # noqa: PLC0415
 
-    pack = make_packer(config, info.vocab_size)
-    if config.fused and why_not_fused(model) is None:
-        fused = FusedRunner(model, config, info, pack)
-        if fused.cache.device.type == "cuda" and not config.enforce_eager:
-            fused.graphs = StepGraphs(fused.run, fused.cache, fused.num_heads)
-        return _settled(fused, config, folder)
     if config.fused or config.quantization != "none":
-        swap_linears(model, pack)
-        info = replace(info, num_weight_bytes=num_step_bytes(model))
+        swap_linears(model, make_packer(config, info.vocab_size))
+    info = replace(info, num_weight_bytes=num_step_bytes(model))
     expected = own_logits(model)
     with reading(f"'{config.model}' cannot be run over starspec's cache"):
         runner = _settled(TransformersRunner(model, config, info), config, folder)
@@ -90,7 +99,8 @@ def _read_config(model: str, folder: Path) -> Any:
     hf_config = read_hf_config(model, folder)
     with reading(f"the config.json of '{model}' cannot be used"):
         check_config(model, hf_config)
-        check_class(model, hf_config, _model_class(model, hf_config))
+        if hf_config.model_type not in FUSED_FAMILIES:  # of which it is known, and what knows it takes long to import
+            check_class(model, hf_config, _model_class(model, hf_config))
         check_length(model, model_length(hf_config))
     return hf_config
 
@@ -104,7 +114,7 @@ def _model_class(model: str, hf_config: Any) -> type:
     return found
 
 
-def _read_model(config: ModelConfig, folder: Path, hf_config: Any, device: torch.device) -> Any:
+def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -> Any:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     with reading(f"the weights of '{config.model}' cannot be read"):
@@ -133,20 +143,17 @@ def _read_model(config: ModelConfig, folder: Path, hf_config: Any, device: torch
             log.warning(
                 "weights that the config.json knows nothing of", model=config.model, num=len(names), first=names[0]
             )
-        check_finite(config.model, model.named_parameters())
-        return model.eval().requires_grad_(requires_grad=False).to(device)
+        return model.eval().requires_grad_(requires_grad=False)
 
 
 def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> ModelInfo:
-    from starspec.models.packing import num_step_bytes  # noqa: PLC0415
-
     text = model.config.get_text_config(decoder=True)
     return ModelInfo(
         name=folder_name(config.model) if Path(config.model).expanduser().exists() else config.model,
         vocab_size=model.get_input_embeddings().weight.shape[0],
         max_model_len=max_model_len,
         num_parameters=sum(each.numel() for each in model.parameters()),
-        num_weight_bytes=num_step_bytes(model),
+        num_weight_bytes=0,  # each path counts its own
         eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from starspec.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 BATCH_DEPENDENT: Final = ("dynamic", "longrope")  # frequencies that follow the longest position of the batch
 
@@ -43,11 +45,29 @@ class Rotation:
         self._out_high.addcmul_(low, self._sin_high)
 
 
-def rotary_table(rotary: Any, num_positions: int, dtype: torch.dtype) -> Tensor:
-    """[2, num_positions, D]: cosines and sines of the model's own rotary module."""
-    positions = torch.arange(num_positions, device=rotary.inv_freq.device)
-    like = torch.empty(0, dtype=dtype, device=positions.device)
-    return torch.stack(rotary(like, positions.unsqueeze(0))).squeeze(1)
+def rotary_table(config: PreTrainedConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[2, num_positions, D]: cosines and sines as the Llama family's modules compute them.
+
+    Args: config: one that `check_rotary` lets pass.
+    """
+    frequencies, scaling = _frequencies(config)
+    positions = torch.arange(num_positions, device=device).unsqueeze(-1)
+    angles = positions.float() * frequencies.to(device)  # [S, D / 2]
+    angles = torch.cat((angles, angles), dim=-1)
+    return torch.stack((angles.cos() * scaling, angles.sin() * scaling)).to(dtype)
+
+
+def _frequencies(config: PreTrainedConfig) -> tuple[Tensor, float]:
+    """[D / 2] radians a position, and what cosines and sines are multiplied by."""
+    kind = config.rope_parameters["rope_type"]
+    if kind != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (a second to import)
+
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config)
+        return frequencies, scaling
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    halves = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / config.rope_parameters["rope_theta"] ** halves, 1.0
 
 
 def check_rotary(config: PreTrainedConfig) -> None:
