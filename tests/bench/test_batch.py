@@ -48,13 +48,14 @@ def jobs_of(*lengths: int) -> list[Job]:
     ]
 
 
+def models_of(folder: Path) -> BatchModels:
+    return BatchModels(target=str(folder), draft=str(folder), quantization="none", dtype="float32", num_threads=1)
+
+
 @pytest.fixture(scope="module")
 def report(tiny_folder: Path):
-    models = BatchModels(
-        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
-    )
     turns: list[tuple[str, int | None]] = []
-    report = measure_batch(models, own_prompts(), PLAN, lambda what, num: turns.append((what, num)))
+    report = measure_batch(models_of(tiny_folder), own_prompts(), PLAN, lambda what, num: turns.append((what, num)))
     begun = next(num for what, num in turns if what == "decoding")
     assert begun == len([what for what, _ in turns if what not in ("loading", "decoding")])
     return report
@@ -90,11 +91,8 @@ def test_an_interrupt_leaves_the_repeats_that_were_done(tiny_folder: Path, monke
         return run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s, known)
 
     monkeypatch.setattr(measure, "run_method", impatient)
-    models = BatchModels(
-        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
-    )
     plan = replace(PLAN, methods=("ragged", "plain"), batch_sizes=(3,), num_repeats=3)
-    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    report = measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
     assert not report.is_whole
     assert [(row.method, row.num_repeats, row.completion) for row in report.rows] == [
         ("ragged", 1, None),
@@ -102,20 +100,19 @@ def test_an_interrupt_leaves_the_repeats_that_were_done(tiny_folder: Path, monke
     ]
     num_runs = 4
     with pytest.raises(KeyboardInterrupt):
-        measure_batch(models, own_prompts(), plan, lambda what, num: None)
+        measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
 
 
 def test_prompts_that_are_left_out_are_counted(report, tiny_folder: Path) -> None:
     assert report.is_whole
     assert (report.max_prompt_tokens, report.context, report.load, report.num_left_out) == (60, None, 0.9, 0)
-    models = BatchModels(
-        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
-    )
     long = Prompt("long", "", "many words " * 60)
     plan = replace(PLAN, methods=("plain",), batch_sizes=(1,), load=0.0, num_prompts=2)
-    assert measure_batch(models, [*own_prompts(), long], plan, lambda what, num: None).num_left_out == 1
+    assert measure_batch(models_of(tiny_folder), [*own_prompts(), long], plan, lambda what, num: None).num_left_out == 1
     grown = replace(plan, context=64)
-    assert measure_batch(models, [*own_prompts(), long], grown, lambda what, num: None).num_left_out == 0
+    assert (
+        measure_batch(models_of(tiny_folder), [*own_prompts(), long], grown, lambda what, num: None).num_left_out == 0
+    )
 
 
 def test_the_peak_of_no_method_counts_the_prompts_that_the_measurement_keeps(
@@ -147,11 +144,8 @@ def test_a_wrong_answer_to_a_request_that_arrived_late_is_not_overlooked(
         return run
 
     monkeypatch.setattr(measure, "run_method", corrupting)
-    models = BatchModels(
-        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
-    )
     plan = replace(PLAN, methods=("eqspec",), batch_sizes=(3,))
-    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    report = measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
     (row,) = report.rows
     assert (row.num_different, row.exact_match) == (1, 0.9)
     promised, unexplained = report.mistakes  # in float32 padded batches promise the same tokens, too
@@ -197,11 +191,8 @@ def test_requests_arrive_in_every_repeat_at_other_times_that_are_the_same_for_al
         return run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s, known)
 
     monkeypatch.setattr(measure, "run_method", noting)
-    models = BatchModels(
-        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
-    )
     plan = replace(PLAN, methods=("ragged", "eqspec"), batch_sizes=(3,), num_repeats=2)
-    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    report = measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
     assert [name for name, _ in arrived] == ["ragged", "eqspec", "eqspec", "ragged"]  # in turns
     first, second, third, fourth = (times for _, times in arrived)
     assert first == second != third == fourth
@@ -387,11 +378,8 @@ def test_in_small_it_is_the_same_work_with_fewer_and_shorter_requests() -> None:
 
 
 def test_above_the_bound_batches_draft_nothing_and_answer_the_same(tiny_folder: Path) -> None:
-    models = BatchModels(
-        target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
-    )
     plan = replace(PLAN, methods=("ragged", "plain"), load=0.0, num_prompts=4, disable_by_batch_size=1)
-    report = measure_batch(models, own_prompts(), plan, lambda what, num: None)
+    report = measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
     calls = {(row.method, row.batch_size): row.num_verify_calls for row in report.rows}
     assert calls["ragged", 1] <= calls["plain", 1] / 2  # a draft that is the target is always right
     assert calls["ragged", 3] >= calls["plain", 3] - 5  # the last answer goes on alone, with drafts

@@ -24,6 +24,14 @@ from starspec.models.rotary import rotary_table
 from starspec.models.runner import Segment
 from starspec.models.vocabulary import load_tokenizer
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 TOLERANCE = {"atol": 5e-5, "rtol": 2e-4}  # float32: only the order of sums differs
 TREE = (-1, 0, 0, 1, 1, 2)
 
@@ -108,14 +116,7 @@ def test_any_grouping_of_heads_agrees_with_plain_transformers(heads):
     "rope",
     [
         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-        {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        LLAMA3,
     ],
     ids=lambda rope: rope["rope_type"],
 )
@@ -206,14 +207,7 @@ def test_a_tree_forwarded_layer_by_layer_agrees_with_hugging_face_at_once(prefix
         {"rope_type": "default", "rope_theta": 500000.0},
         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
-        {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        LLAMA3,
     ],
     ids=lambda rope: rope["rope_type"],
 )

@@ -73,7 +73,8 @@ def batch(
         typer.Option(
             min=0.0,
             max=0.99,
-            help="Also let requests arrive at random, at this share of what the slowest method that drafts answers.",
+            help="Also let requests arrive at random, at this share of what the slowest method that drafts answers; "
+            "0 = do not.",
             rich_help_panel=MEASURE,
         ),
     ] = 0.0,
@@ -109,8 +110,7 @@ def batch(
         from starspec.bench.report import write_report  # noqa: PLC0415
 
         names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
-        if "exspec" not in names and (window, max_passed_over) != (None, None):
-            raise ConfigError("--window and --max-passed-over are of exspec, which is not among --methods")
+        given.check_exspec(names, "--methods", window, max_passed_over)
         if context is not None and max_prompt_tokens is not None:
             raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
         plan = BatchPlan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
 
 import typer
@@ -26,12 +26,17 @@ def batching_config(method: BatchingMethod, window: int | None, max_passed_over:
 def batching_configs(methods: str, window: int | None, max_passed_over: int | None) -> list[BatchingConfig]:
     """What was given as ragged,exspec. Raises: ConfigError as batching_config, and for a name that there is not."""
     names: list[Any] = [name.strip() for name in methods.split(",")]
-    if "exspec" not in names and (window, max_passed_over) != (None, None):
-        raise ConfigError("--window and --max-passed-over are of exspec, which is not among --batching")
+    check_exspec(names, "--batching", window, max_passed_over)
     return [
         batching_config("exspec", window, max_passed_over) if name == "exspec" else BatchingConfig(method=name)
         for name in names
     ]
+
+
+def check_exspec(names: Collection[str], option: str, window: int | None, max_passed_over: int | None) -> None:
+    """Raises: ConfigError for options of exspec where it is not among the names that an option was given."""
+    if "exspec" not in names and (window, max_passed_over) != (None, None):
+        raise ConfigError(f"--window and --max-passed-over are of exspec, which is not among {option}")
 
 
 def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | None:

@@ -67,8 +67,8 @@ class BatchPlan:
         are_plain = all(name.startswith(PLAIN) for name in self.methods)
         if are_plain and self.disable_by_batch_size is not None:
             raise ConfigError("disable_by_batch_size is of methods that draft, and there are none")
-        if self.admission == "fixed" and set(self.methods) == {"exspec"}:
-            raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
+        if set(self.methods) == {"exspec"}:
+            replace(self.exspec, admission=self.admission)  # refuses fixed batches
         if not 0.0 <= self.load < 1.0:
             raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the line grows for ever")
 
@@ -130,6 +130,8 @@ class BatchModels:
 
 Advance = Callable[[str, int | None], None]
 """(what is about to run, turns of this stage if it begins)"""
+Runs = dict[BatchMethod, list[MethodRun]]
+"""Every method's repeats."""
 
 
 class _Bench:
@@ -265,9 +267,6 @@ def _warm_up(bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job])
 
 def _shortened(jobs: Sequence[Job], max_tokens: int) -> list[Job]:
     return [replace(job, max_tokens=min(job.max_tokens, max_tokens)) for job in jobs]
-
-
-Runs = dict[BatchMethod, list[MethodRun]]
 
 
 def _measured(
