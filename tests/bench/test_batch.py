@@ -108,11 +108,9 @@ def test_prompts_that_are_left_out_are_counted(report, tiny_folder: Path) -> Non
     assert (report.max_prompt_tokens, report.context, report.load, report.num_left_out) == (60, None, 0.9, 0)
     long = Prompt("long", "", "many words " * 60)
     plan = replace(PLAN, methods=("plain",), batch_sizes=(1,), load=0.0, num_prompts=2)
-    assert measure_batch(models_of(tiny_folder), [*own_prompts(), long], plan, lambda what, num: None).num_left_out == 1
-    grown = replace(plan, context=64)
-    assert (
-        measure_batch(models_of(tiny_folder), [*own_prompts(), long], grown, lambda what, num: None).num_left_out == 0
-    )
+    models, prompts = models_of(tiny_folder), [*own_prompts(), long]
+    assert measure_batch(models, prompts, plan, lambda what, num: None).num_left_out == 1
+    assert measure_batch(models, prompts, replace(plan, context=64), lambda what, num: None).num_left_out == 0
 
 
 def test_the_peak_of_no_method_counts_the_prompts_that_the_measurement_keeps(
