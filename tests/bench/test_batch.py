@@ -28,6 +28,7 @@ from starspec.models.padded import PaddedRunner
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import BatchStats
 from starspec.target.drafts import NoDrafts
+from starspec.target.engine import TargetEngine
 
 PLAN = BatchPlan(
     methods=METHODS,
@@ -101,6 +102,36 @@ def test_an_interrupt_leaves_the_repeats_that_were_done(tiny_folder: Path, monke
     num_runs = 4
     with pytest.raises(KeyboardInterrupt):
         measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
+
+
+def test_an_interrupt_in_a_round_leaves_rows_for_telling_why_answers_differ(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_method, num_runs = measure.run_method, 0
+
+    def interrupted(bench, method, drafts, jobs, num_draft_tokens, arrivals_s=None, known=None):
+        nonlocal num_runs
+        num_runs += len(jobs) == PLAN.num_prompts and jobs[0].max_tokens == PLAN.max_tokens
+        if num_runs == 3:
+            step = TargetEngine.step
+            num_steps = iter(range(8))  # prompts, and some rounds
+
+            def impatient(engine):
+                if next(num_steps, None) is None:
+                    raise KeyboardInterrupt
+                return step(engine)
+
+            monkeypatch.setattr(TargetEngine, "step", impatient)
+        run = run_method(bench, method, drafts, jobs, num_draft_tokens, arrivals_s, known)
+        if method.name == "eqspec":
+            run.served.answers[0].token_ids[0] += 1
+        return run
+
+    monkeypatch.setattr(measure, "run_method", interrupted)
+    plan = replace(PLAN, methods=("eqspec", "ragged"), batch_sizes=(3,), num_repeats=2)
+    report = measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
+    assert [(row.method, row.num_different) for row in report.rows] == [("eqspec", 1)]
+    assert not report.is_whole
 
 
 def test_prompts_that_are_left_out_are_counted(report, tiny_folder: Path) -> None:
@@ -373,6 +404,7 @@ def test_in_small_it_is_the_same_work_with_fewer_and_shorter_requests() -> None:
     assert replace(plan, batch_sizes=(2, 16), num_prompts=1).in_small().batch_sizes == (2,)
     assert replace(plan, batch_sizes=(4, 16), num_prompts=1).in_small().num_prompts == 1
     assert small.num_prompts * small.max_tokens * small.num_repeats < 100
+    assert (small.max_prompt_tokens, replace(plan, max_prompt_tokens=64).in_small().max_prompt_tokens) == (192, 64)
 
 
 def test_above_the_bound_batches_draft_nothing_and_answer_the_same(tiny_folder: Path) -> None:

@@ -38,6 +38,7 @@ class Corrupting:
 
     def __init__(self, runner, change: float) -> None:
         self.info, self.cache = runner.info, runner.cache
+        self.numerics_report = runner.numerics_report
         self._runner, self._change = runner, change
 
     def forward(self, segments, feature_layers=()):
@@ -214,8 +215,35 @@ def test_the_certificate_holds_for_a_tiny_model_against_transformers(
     assert [part.name for part in certificate.parts] == [*names]
     assert {row.batching for row in certificate.parts[3].rows} == {"ragged", "eqspec", "exspec", "rollback"}
     assert all(row.is_identical for part in certificate.parts for row in part.rows)
-    assert certificate.holds == all(part.holds for part in certificate.parts)
+    assert certificate.holds
     assert len(turns) == count_turns(subjects, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "needs_same_bits", "holds"),
+    [(0.0, True, True), (1e-6, True, False), (1e-6, False, True), (1e3, False, False)],
+)
+def test_a_certificate_holds_only_with_the_same_tokens_and_where_it_says_so_the_same_bits(
+    change: float, needs_same_bits: bool, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Corrupted(Workbench):
+        def __init__(self, config: ModelConfig) -> None:
+            super().__init__(config)
+            self.runner = Corrupting(self.runner, change)
+
+    part = replace(
+        BITS,
+        dtype="float32",
+        contenders=(("off", 4),),
+        samplings=(GREEDY,),
+        max_tokens=9,
+        needs_same_bits=needs_same_bits,
+    )
+    monkeypatch.setattr(certificates, "Workbench", Corrupted)
+    monkeypatch.setattr(certificates, "BITS", part)
+    model = "synthetic:vocab=128,step_ms=0"
+    certificate = certify(Subjects(model=model, part_names=("bits",)), [own_prompts()], max_prompts=4)
+    assert (certificate.holds, certificate.parts[0].holds) == (holds, holds)
 
 
 def test_a_head_is_certified_against_transformers_and_for_its_bits(headed: tuple[str, str]) -> None:

@@ -27,7 +27,7 @@ from starspec.models.packing import make_packer
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import TargetStats
 from starspec.speculation.verify import TreeVerdict
-from starspec.target.batching import lay_out, roll_back
+from starspec.target.batching import PARTS, lay_out, roll_back
 from starspec.target.drafts import Drafts, NoDrafts
 from starspec.target.engine import TargetEngine
 from starspec.target.sequence import TargetSequence
@@ -36,7 +36,7 @@ CONFIG = make_config(num_rows=24)
 RUNNER = FusedRunner(make_model("qwen2"), CONFIG, make_info(), make_packer(CONFIG, VOCAB_SIZE))
 TRUTHS = Truths()
 every_method = pytest.mark.parametrize("method", BATCHINGS)
-padded_methods = pytest.mark.parametrize("method", BATCHINGS[1:])
+padded_methods = pytest.mark.parametrize("method", [method for method in BATCHINGS if PARTS[method].is_padded])
 
 
 class Words:
@@ -236,6 +236,38 @@ def test_a_request_that_never_ends_starves_nobody_and_is_not_starved():
         engine = engine_of("exspec", TruthfulDrafts(1), 2, stats, window=8, max_passed_over=max_passed_over)
         assert ids(served(engine, jobs)) == ids(expected)
         assert (stats.batch.longest_wait_rounds <= 4 + 8 // 2) == is_bounded
+
+
+def test_whoever_was_overtaken_in_the_line_is_the_next_to_enter():
+    """A long prompt before ever new short ones, where a row becomes free one at a time."""
+    jobs = [job(0, 3, 2), job(1, 40, 2), *[job(index, 3, 2) for index in range(2, 12)]]
+    alone(jobs)
+    for max_passed_over, place in ((3, 4), (None, 11)):  # after the first and three that overtook it; after all others
+        engine = engine_of("exspec", NoDrafts(), 1, window=1, max_passed_over=max_passed_over)
+        entered: list[str] = []
+        engine.drafts.open = lambda sequences: entered.extend(each.request_id for each in sequences)  # type: ignore[method-assign]  # noqa: B023
+        served(engine, jobs)
+        assert entered.index("1") == place
+
+
+def test_a_prompt_that_was_begun_is_read_to_its_end_and_of_those_that_enter_together_the_oldest_first():
+    engine = engine_of("exspec", NoDrafts(), 3, window=3)
+    read: list[int] = []  # tokens of each chunk
+    forward = engine.runner.forward
+
+    def noting(segments, feature_layers=()):
+        if not segments[0].num_logits:
+            read.append(len(segments[0].token_ids))
+        return forward(segments, feature_layers)
+
+    engine.runner.forward = noting  # type: ignore[method-assign]
+    for number, length in enumerate((40, 20)):
+        engine.submit(RequestId(f"{number}"), job(number, length, 1).spec)
+    engine.step()
+    engine.submit(RequestId("shorter than both"), job(2, 10, 1).spec)
+    while engine.has_work:
+        engine.step()
+    assert read == [16, 16, 7, 16, 3, 9]
 
 
 def test_ragged_waits_and_realigns_never():

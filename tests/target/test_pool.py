@@ -6,9 +6,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
 from starspec.ids import RequestId
-from starspec.target.batching import make_scheduler
+from starspec.target.batching import PARTS, make_scheduler
 from starspec.target.pool import SameLengthPool
-from starspec.target.scheduler import Candidate, Continuous, FixedBatches, PromptsFirst, ScheduleSnapshot
+from starspec.target.scheduler import (
+    Candidate,
+    Continuous,
+    FixedBatches,
+    PromptsFirst,
+    ScheduleSnapshot,
+    passed_over,
+)
 
 
 def candidates(*lengths, passed_over=()):
@@ -92,6 +99,10 @@ def test_rounds_wait_while_a_prompt_is_read_where_prompts_come_first():
         assert first.choose(snapshot(candidates(7), (), candidates(5), 0)).decode == ("0",)
 
 
+def test_every_method_has_its_parts():
+    assert [*PARTS] == [*BATCHINGS]
+
+
 def test_prompts_come_first_by_any_method_of_batching():
     for method in BATCHINGS:
         config = TargetConfig(batching=BatchingConfig(method=method, prompts="first"))
@@ -120,24 +131,21 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(gains=st.lists(st.integers(1, 5), min_size=4, max_size=4), ends=st.sets(st.integers(0, 3), max_size=1))
     def step(self, gains, ends):
-        plan = self.pool.choose(
-            ScheduleSnapshot(
-                tuple(Candidate(RequestId(name), length, wait) for name, length, wait in self.waiting),
-                (),
-                tuple(Candidate(RequestId(name), length, wait) for name, length, wait in self.window),
-                self.window_size - len(self.window),
-            )
+        snapshot = ScheduleSnapshot(
+            tuple(Candidate(RequestId(name), length, wait) for name, length, wait in self.waiting),
+            (),
+            tuple(Candidate(RequestId(name), length, wait) for name, length, wait in self.window),
+            self.window_size - len(self.window),
         )
+        plan = self.pool.choose(snapshot)
         assert len(set(plan.decode)) == len(plan.decode) == min(self.batch_size, len(self.window))
         assert len(plan.admit) == min(len(self.waiting), self.window_size - len(self.window))
-        is_overtaken = False
-        for each in reversed(self.waiting):
-            is_admitted = each[0] in plan.admit
-            each[2] += is_overtaken and not is_admitted
-            is_overtaken |= is_admitted
-        by_name = {each[0]: each for each in self.window}
-        for each in self.window:
-            each[2] = 0 if each[0] in plan.decode else each[2] + 1
+        overtaken, left_out = passed_over(snapshot, plan)
+        by_name = {each[0]: each for each in (*self.waiting, *self.window)}
+        for name in (*overtaken, *left_out):
+            by_name[name][2] += 1
+        for name in plan.decode:
+            by_name[name][2] = 0
         for place, name in enumerate(plan.decode):
             by_name[name][1] += gains[place]
             if place in ends:

@@ -15,6 +15,7 @@ from starspec.bench.workbench import Recorded, Sampling, Workbench
 from starspec.config import BatchingConfig, BatchingMethod, Dtype
 from starspec.speculation.law import TokenLaw
 from starspec.speculation.stats import AcceptanceStats
+from starspec.target.batching import PARTS
 from starspec.target.drafts import Drafts, NoDrafts
 from starspec.target.sequence import TargetSequence
 
@@ -82,7 +83,7 @@ def promises_tokens(layout: BatchingMethod, dtype: Dtype) -> bool:
 
     In ragged batches, and in float32 however a batch is laid out.
     """
-    return layout == "ragged" or dtype == "float32"
+    return not PARTS[layout].is_padded or dtype == "float32"
 
 
 def mistake_sentences(broken: str, unexplained: str) -> list[str]:

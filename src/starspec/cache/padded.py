@@ -30,7 +30,8 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows, check_increasing
-from starspec.errors import OurBug
+from starspec.errors import CacheRangeError, OurBug
+from starspec.speculation.budget import MAX_FORWARDED
 
 # Of a new rectangle, beyond the forward that it is made for: rows that accept evenly grow in place.
 SPARE_COLUMNS: Final = 64
@@ -39,8 +40,8 @@ SPARE_COLUMNS: Final = 64
 class Movement(Enum):
     """What it took to bring the sequences of a forward together."""
 
-    NOTHING = auto()  # they lay in one rectangle, at one right edge
-    COPY = auto()  # they are of one length, and were concatenated; or their rectangle was full, and grew
+    NOTHING = auto()  # they, and no others, lay in one rectangle, at one right edge
+    COPY = auto()  # of one length, and concatenated; or at one edge of a rectangle that others left, or that was full
     REALIGNMENT = auto()  # unpadded and padded anew
 
 
@@ -63,8 +64,16 @@ class Rectangle:
         return self.keys_values[:, :, index, :, self.starts[index] : self.stops[index]]
 
     @property
+    def num_columns(self) -> int:
+        return self.keys_values.shape[4]
+
+    @property
     def num_free_columns(self) -> int:
-        return self.keys_values.shape[4] - self.width
+        return self.num_columns - self.width
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys_values.numel() * self.keys_values.element_size()
 
 
 class PaddedCache(SequenceRows):
@@ -82,19 +91,22 @@ class PaddedCache(SequenceRows):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the two rectangles that there are while one is realigned, of all rows at their longest."""
+        """Bytes at most, of all rows at their longest.
+
+        While sequences are brought together, there are the rectangles that they come from, of which others may have
+        left nearly half, and the one that they get.
+        """
         num_layers, _, num_heads, head_dim = self._shape
-        num_columns = self.max_len + SPARE_COLUMNS
-        return 2 * 2 * num_layers * self.num_rows * num_heads * num_columns * head_dim * self._dtype.itemsize
+        num_columns = self.max_len + MAX_FORWARDED + SPARE_COLUMNS
+        return (2 + 1) * 2 * num_layers * self.num_rows * num_heads * num_columns * head_dim * self._dtype.itemsize
 
     @property
     def num_held_bytes(self) -> int:
         """Bytes of all rectangles now."""
-        tensors = {id(each): each.keys_values for each in self._homes.values()}
-        return sum(each.numel() * each.element_size() for each in tensors.values())
+        return sum(each.num_bytes for each in self._rectangles())
 
     def free(self, row: int) -> None:
-        """As `SequenceRows.free`. The row's columns stay where they are until its rectangle is left by all."""
+        """As `SequenceRows.free`. The row's columns stay where they are until others are brought together."""
         super().free(row)
         self._homes.pop(row, None)
 
@@ -104,20 +116,21 @@ class PaddedCache(SequenceRows):
         Args:
             rows: leased, each once; the order of the rectangle.
         Returns: their rectangle, and what it took.
-        Effects: may copy their keys and values into a new rectangle; those that stay behind in an old one get
-            copies of their own, so that none keeps the memory of others alive.
+        Effects: may copy their keys and values into a new rectangle. Whoever is in a rectangle that half of its
+            sequences or more have left gets a copy of its own, so that none keeps the memory of others alive for long.
         """
-        home = self._common_home(rows)
-        if home is not None and home.num_free_columns >= num_new:
-            return home, Movement.NOTHING
-        lengths = [self.lengths[row] for row in rows]
-        made = self._make(rows, max(lengths) + num_new + SPARE_COLUMNS, max(lengths))
-        left = {id(old): old for row in rows if (old := self._homes.get(row)) is not None}
-        self._homes.update(dict.fromkeys(rows, made))
-        for old in left.values():
-            self._move_out(old)
-        is_even = home is not None or len(set(lengths)) == 1
-        return made, Movement.COPY if is_even else Movement.REALIGNMENT
+        home = self._home_at_one_edge(rows)
+        if home is not None and home.rows == list(rows) and home.num_free_columns >= num_new:
+            gathered, movement = home, Movement.NOTHING
+        else:
+            lengths = [self.lengths[row] for row in rows]
+            gathered = self._make(rows, max(lengths) + num_new + SPARE_COLUMNS, max(lengths))
+            self._homes.update(dict.fromkeys(rows, gathered))
+            is_even = home is not None or len(set(lengths)) == 1
+            movement = Movement.COPY if is_even else Movement.REALIGNMENT
+        for each in self._rectangles():
+            self._move_out_of_half_empty(each)
+        return gathered, movement
 
     def behind(self, row: int, num_tokens: int) -> Tensor:
         """As `LocalRows.behind`. Effects: the row lies in a rectangle of its own, as after a forward of it alone."""
@@ -135,9 +148,13 @@ class PaddedCache(SequenceRows):
         self.check_fits(row, max(path, default=-1) + 1)
         if not path:
             return
-        home = self._homes[row]
+        home = self._homes.get(row)
+        if home is None:
+            raise CacheRangeError(f"row {row} was in no forward, so there is nothing to commit")
         index = home.rows.index(row)
         start = home.stops[index]
+        if start + path[-1] >= home.num_columns:
+            raise CacheRangeError(f"row {row} was forwarded without token {path[-1]} of {tuple(path)}")
         if path[-1] != len(path) - 1:
             columns = torch.tensor([start + token for token in path], device=self._device)
             of_row = home.keys_values[:, :, index]  # [L, 2, H, C, D]
@@ -166,11 +183,16 @@ class PaddedCache(SequenceRows):
             if not is_right:
                 raise OurBug(f"row {row} of length {length} does not lie in as many columns")
 
-    def _common_home(self, rows: Sequence[int]) -> Rectangle | None:
-        """The rectangle in which these sequences, and no others, lie in this order and at one right edge."""
+    def _rectangles(self) -> list[Rectangle]:
+        return [*{id(each): each for each in self._homes.values()}.values()]
+
+    def _home_at_one_edge(self, rows: Sequence[int]) -> Rectangle | None:
+        """The rectangle in which all of these sequences lie, at one right edge, if there is one."""
         home = self._homes.get(rows[0])
-        is_theirs = home is not None and home.rows == list(rows) and all(self._homes.get(row) is home for row in rows)
-        return home if home is not None and is_theirs and len(set(home.stops)) == 1 else None
+        if home is None or any(self._homes.get(row) is not home for row in rows):
+            return None
+        stops = {home.stops[home.rows.index(row)] for row in rows}
+        return home if len(stops) == 1 else None
 
     def _make(self, rows: Sequence[int], num_columns: int, width: int) -> Rectangle:
         """Copy sequences into a rectangle of their own, right-aligned at `width`."""
@@ -188,8 +210,9 @@ class PaddedCache(SequenceRows):
                 made.content(index).copy_(old.content(old.rows.index(row)))
         return made
 
-    def _move_out(self, left: Rectangle) -> None:
-        """Give the sequences that stayed behind in a rectangle copies of their own."""
-        for row in [row for row in left.rows if self._homes.get(row) is left]:
-            length = self.lengths[row]
-            self._homes[row] = self._make([row], length, length)
+    def _move_out_of_half_empty(self, rectangle: Rectangle) -> None:
+        staying = [row for row in rectangle.rows if self._homes.get(row) is rectangle]
+        if 2 * len(staying) <= len(rectangle.rows):
+            for row in staying:
+                length = self.lengths[row]
+                self._homes[row] = self._make([row], length, length)

@@ -11,9 +11,11 @@ Everything else is shared: drafts, verification, ends of answers, statistics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from starspec.config import BatchingConfig, TargetConfig
+from starspec.config import BatchingConfig, BatchingMethod, TargetConfig
 from starspec.errors import ConfigError
 from starspec.models.packed import PackedRunner
 from starspec.models.padded import PaddedRunner
@@ -24,12 +26,29 @@ from starspec.target.pool import SameLengthPool
 from starspec.target.scheduler import Continuous, FixedBatches, PromptsFirst, Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What makes a method: a line of the table above."""
+
+    is_padded: bool  # rectangles, not rows
+    is_grouped: bool = False  # rounds over sequences of one length
+    commits_evenly: bool = False  # all of a round as many tokens as the one that accepted fewest
+
+
+PARTS: Final[Mapping[BatchingMethod, Parts]] = {
+    "ragged": Parts(is_padded=False),
+    "eqspec": Parts(is_padded=True),
+    "exspec": Parts(is_padded=True, is_grouped=True),
+    "rollback": Parts(is_padded=True, commits_evenly=True),
+}
+
+
 def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) -> BatchRunner:
     """The runner as a batching method needs it: itself, or its layers over padded rectangles.
 
-    Raises: ConfigError if the method is not ragged, and the runner none of our own layers' in this process.
+    Raises: ConfigError if the method pads, and the runner is none of our own layers' in this process.
     """
-    if batching.method == "ragged":
+    if not PARTS[batching.method].is_padded:
         return runner
     if not isinstance(runner, PackedRunner):
         raise ConfigError(
@@ -42,14 +61,9 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
     """The scheduler of a target's batching method."""
     batching = config.batching
     scheduler: Scheduler = FixedBatches() if batching.admission == "fixed" else Continuous()
-    if batching.method == "exspec":
+    if PARTS[batching.method].is_grouped:
         scheduler = SameLengthPool(config.max_num_seqs, batching.max_passed_over)
     return PromptsFirst(scheduler) if batching.prompts == "first" else scheduler
-
-
-def commits_evenly(batching: BatchingConfig) -> bool:
-    """Whether all of a round commit as many tokens as the one that accepted fewest."""
-    return batching.method == "rollback"
 
 
 def roll_back(verdicts: Sequence[TreeVerdict]) -> list[TreeVerdict]:

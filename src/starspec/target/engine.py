@@ -11,11 +11,11 @@ from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestErr
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, Segment
 from starspec.speculation.stats import TargetStats
-from starspec.target.batching import commits_evenly, make_scheduler
+from starspec.target.batching import PARTS, make_scheduler
 from starspec.target.detokenize import Decodes, Detokenizer
 from starspec.target.drafts import Drafts
 from starspec.target.round import RoundRunner
-from starspec.target.scheduler import Candidate, ScheduleSnapshot, StepPlan
+from starspec.target.scheduler import Candidate, ScheduleSnapshot, StepPlan, passed_over
 from starspec.target.sequence import Emitted, Finish, SequenceState, TargetSequence
 from starspec.tracing import Tracer
 from starspec.wire.messages import Emission, RequestSpec
@@ -47,7 +47,8 @@ class TargetEngine:
         self._config = config
         self._clock = clock
         self._trace = trace
-        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=commits_evenly(config.batching))
+        is_even = PARTS[config.batching.method].commits_evenly
+        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=is_even)
         self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
         self._at_work: Sequence[TargetSequence] = ()  # whom this step's prompt or round is of
@@ -130,8 +131,9 @@ class TargetEngine:
         """
         self._at_work = ()
         started_s = self._clock()
-        plan = self._scheduler.choose(self._snapshot())
-        num_left_out = self._count_passed_over(plan)
+        snapshot = self._snapshot()
+        plan = self._scheduler.choose(snapshot)
+        num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
         if plan.admit:
             self._admit([self._sequences[request_id] for request_id in plan.admit])
@@ -207,48 +209,41 @@ class TargetEngine:
         return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
 
     def _snapshot(self) -> ScheduleSnapshot:
-        by_state: dict[SequenceState, list[Candidate]] = {state: [] for state in SequenceState}
-        for request_id, sequence in self._sequences.items():
-            candidate = Candidate(request_id, len(sequence.token_ids), sequence.num_passed_over)
-            by_state[sequence.state].append(candidate)
-        return ScheduleSnapshot(
-            tuple(by_state[SequenceState.WAITING]),
-            tuple(by_state[SequenceState.PREFILLING]),
-            tuple(by_state[SequenceState.RUNNING]),
-            self._num_free_rows,
+        by_state: dict[SequenceState, list[TargetSequence]] = {state: [] for state in SequenceState}
+        for sequence in self._sequences.values():
+            by_state[sequence.state].append(sequence)
+        by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
+        waiting, prefilling, running = (
+            tuple(Candidate(each.request_id, len(each.token_ids), each.num_passed_over) for each in by_state[state])
+            for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)
         )
+        return ScheduleSnapshot(waiting, prefilling, running, self._num_free_rows)
 
     @property
     def _num_free_rows(self) -> int:
         """Rows that this engine may still take: a runner may have more than the engine decodes at once."""
         return min(self.runner.cache.num_free_rows, self._config.num_rows - self.num_running)
 
-    def _count_passed_over(self, plan: StepPlan) -> int:
+    def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
         """Count for each sequence the steps in a row that took others in its place: to a row, or to a round.
 
         Returns: how many could be in this step's round and are not.
         """
-        taken = {*plan.admit, *plan.decode}
-        is_overtaken = False  # by one that arrived later, when a row was free
-        num_left_out = 0
-        for request_id, sequence in reversed(self._sequences.items()):
-            is_waiting = sequence.state is SequenceState.WAITING
-            if request_id in taken:
-                sequence.num_passed_over = 0
-                is_overtaken |= is_waiting
-            elif plan.decode and sequence.state is SequenceState.RUNNING:
-                sequence.num_passed_over += 1
-                num_left_out += 1
-                stats = self.stats.batch
-                stats.longest_wait_rounds = max(stats.longest_wait_rounds, sequence.num_passed_over)
-            elif is_waiting and is_overtaken:
-                sequence.num_passed_over += 1
-        return num_left_out
+        overtaken, left_out = passed_over(snapshot, plan)
+        for request_id in (*plan.admit, *plan.decode):
+            self._sequences[request_id].num_passed_over = 0
+        for request_id in (*overtaken, *left_out):
+            self._sequences[request_id].num_passed_over += 1
+        waits = [self._sequences[request_id].num_passed_over for request_id in left_out]
+        self.stats.batch.longest_wait_rounds = max(self.stats.batch.longest_wait_rounds, *waits, 0)
+        return len(left_out)
 
     def _admit(self, sequences: list[TargetSequence]) -> None:
+        admitted_s = self._clock()
         for sequence in sequences:
             sequence.row = self.runner.cache.lease()
-            sequence.stats.queue_s = self._clock() - sequence.arrived_s
+            sequence.admitted_s = admitted_s
+            sequence.stats.queue_s = admitted_s - sequence.arrived_s
             sequence.state = SequenceState.PREFILLING
         self.drafts.open(sequences)
 

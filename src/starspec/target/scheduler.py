@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from starspec.ids import RequestId
@@ -22,7 +23,7 @@ class ScheduleSnapshot:
     """The target's sequences, each list oldest first."""
 
     waiting: tuple[Candidate, ...]
-    prefilling: tuple[Candidate, ...]
+    prefilling: tuple[Candidate, ...]  # in the order in which they got their rows
     running: tuple[Candidate, ...]
     num_free_rows: int
 
@@ -82,6 +83,20 @@ def ids_of(candidates: tuple[Candidate, ...]) -> tuple[RequestId, ...]:
 
 
 def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestId, ...]) -> RequestId | None:
-    """The prompt whose turn it is."""
-    prefilling = (*ids_of(snapshot.prefilling), *admit)
-    return prefilling[0] if prefilling else None
+    """The prompt whose turn it is: one that was begun is read to its end; of those that enter together, the oldest."""
+    entering = (each for each in ids_of(snapshot.waiting) if each in admit)
+    return next(chain(ids_of(snapshot.prefilling), entering), None)
+
+
+def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[RequestId], list[RequestId]]:
+    """In whose place a plan takes others.
+
+    Returns: those who wait on although one that arrived later gets a row; and those who could be in the plan's
+        round and are not.
+    """
+    admitted, decoded = set(plan.admit), set(plan.decode)
+    waiting = ids_of(snapshot.waiting)
+    num_before_last = max((place for place, each in enumerate(waiting) if each in admitted), default=0)
+    overtaken = [each for each in waiting[:num_before_last] if each not in admitted]
+    left_out = [each for each in ids_of(snapshot.running) if each not in decoded] if plan.decode else []
+    return overtaken, left_out

@@ -69,6 +69,7 @@ class TargetSequence:
         self.row: int | None = None
         self.stats = RequestStats()
         self.arrived_s = arrived_s
+        self.admitted_s = float("inf")  # when it got its row
         self.first_token_s: float | None = None
         self.num_passed_over = 0  # steps in a row that took others instead: to a row, or to a round
         self._eos_token_ids = frozenset(eos_token_ids)

@@ -37,6 +37,7 @@ WARM_UP_TOKENS = 4  # of an answer
 MAX_PROMPT_TOKENS = 448
 QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = 4
+QUICK_PROMPT_TOKENS = 192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,8 @@ class BatchPlan:
             self,
             batch_sizes=tuple(size for size in self.batch_sizes if size in QUICK_SIZES) or (min(self.batch_sizes),),
             num_prompts=min(self.num_prompts, QUICK_PROMPTS),
-            max_prompt_tokens=192,
-            context=None if self.context is None else min(self.context, 192),
+            max_prompt_tokens=min(self.max_prompt_tokens, QUICK_PROMPT_TOKENS),
+            context=None if self.context is None else min(self.context, QUICK_PROMPT_TOKENS),
             max_tokens=min(self.max_tokens, 12),
             num_repeats=1,
         )
@@ -298,7 +299,8 @@ def _run_in_turns(
     """Effects: `runs` gets every method's repeats, each as soon as it is there."""
     for _, method in _turns(methods, bench.plan.num_repeats):
         advance(f"{method.name}, batch {method.batch_size}", None)
-        runs.setdefault(method, []).append(bench.run(method, jobs))
+        run = bench.run(method, jobs)
+        runs.setdefault(method, []).append(run)
 
 
 def _turns(methods: Sequence[BatchMethod], num_repeats: int) -> Iterator[tuple[int, BatchMethod]]:

@@ -50,26 +50,32 @@ def serve(
         arrivals_s: when each job comes, in seconds from the beginning, not decreasing; None = all at once.
         after_step: called after each step of the engine.
     Raises: RequestError if a job can never run; OurBug if the engine was not idle.
+    Effects: whatever is raised, no row of the engine's cache is held afterwards.
     """
     if engine.has_work:
         raise OurBug("an engine that measures must begin idle")
     arrivals = [0.0] * len(jobs) if arrivals_s is None else arrivals_s
     answers, ended_s = [Answer() for _ in jobs], [0.0] * len(jobs)
     num_submitted, started_s = 0, clock()
-    while num_submitted < len(jobs) or engine.has_work:
-        while num_submitted < len(jobs) and arrivals[num_submitted] <= clock() - started_s:
-            engine.submit(RequestId(str(num_submitted)), jobs[num_submitted].spec)
-            num_submitted += 1
-        if not engine.has_work:
-            sleep(max(0.0, arrivals[num_submitted] - (clock() - started_s)))
-            continue
-        for emission in engine.step():
-            index = int(emission.request_id)
-            answers[index].token_ids += emission.token_ids
-            if emission.finish_reason is not None:
-                answers[index].finish_reason = emission.finish_reason
-                answers[index].stats = emission.stats or answers[index].stats
-                ended_s[index] = clock() - started_s
-        after_step()
+    try:
+        while num_submitted < len(jobs) or engine.has_work:
+            while num_submitted < len(jobs) and arrivals[num_submitted] <= clock() - started_s:
+                engine.submit(RequestId(str(num_submitted)), jobs[num_submitted].spec)
+                num_submitted += 1
+            if not engine.has_work:
+                sleep(max(0.0, arrivals[num_submitted] - (clock() - started_s)))
+                continue
+            for emission in engine.step():
+                index = int(emission.request_id)
+                answers[index].token_ids += emission.token_ids
+                if emission.finish_reason is not None:
+                    answers[index].finish_reason = emission.finish_reason
+                    answers[index].stats = emission.stats or answers[index].stats
+                    ended_s[index] = clock() - started_s
+            after_step()
+    except BaseException:  # an interrupt too: what was measured before is told with the help of the same cache
+        for index in range(num_submitted):
+            engine.abort(RequestId(str(index)))
+        raise
     waits = [end - arrival for end, arrival in zip(ended_s, arrivals, strict=True)]
     return Served(answers, waits, max(ended_s, default=0.0))
