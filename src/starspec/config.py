@@ -300,7 +300,10 @@ class BatchingConfig:
         if self.window is None:
             return WINDOW_BATCHES * batch_size
         if self.window < batch_size:
-            raise ConfigError(f"exspec chooses batches of {batch_size} from its window: {self.window} is too few")
+            raise ConfigError(
+                f"exspec chooses batches of {batch_size} from its window: {self.window} is too few, "
+                f"{WINDOW_BATCHES * batch_size} is the default"
+            )
         return self.window
 
 

@@ -13,12 +13,14 @@ from starspec.bench.lossless import (
     compare_with_plain,
     mistake_sentences,
     no_progress,
+    num_turns,
     promises_tokens,
 )
 from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import BatchingConfig, Dtype, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
+from starspec.target.drafts import Drafts, NoDrafts
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
 
@@ -72,14 +74,8 @@ def verify_pair(
             f"rejection_sample_method '{method}' keeps the law of answers, not their tokens: nothing to compare"
         )
     bench = Workbench(target)
-    drafts = bench.drafts(speculative)
     name = "draft" if speculative.traits.needs_model else speculative.method
-    contenders = [Contender(name, 1, drafts)]
-    if batch_size == 1:
-        contenders = [Contender(name, 1, drafts, each) for each in batchings]
-    else:  # drafts' rounds wait for prompts, else short answers are over before a batch is full; others' do not
-        contenders.append(Contender("off", batch_size))
-        contenders += [Contender(name, batch_size, drafts, replace(each, prompts="first")) for each in batchings]
+    contenders = _contenders(name, bench.drafts(speculative), batch_size, batchings)
     rows = compare_with_plain(bench, prompts, SAMPLINGS, contenders, max_tokens, advance=advance)
     models = {"target": target.model} | ({"draft": speculative.model} if speculative.model else {})
     return VerifyReport(
@@ -91,3 +87,20 @@ def verify_pair(
         is_identical=all(row.is_identical for row in rows),
         prompts_sha256=hash_prompts(prompts),
     )
+
+
+def num_turns_of(num_prompts: int, batch_size: int, batchings: Sequence[BatchingConfig]) -> int:
+    """How often `verify_pair` advances."""
+    return num_turns(num_prompts, len(SAMPLINGS), len(_contenders("", NoDrafts(), batch_size, batchings)))
+
+
+def _contenders(name: str, drafts: Drafts, batch_size: int, batchings: Sequence[BatchingConfig]) -> list[Contender]:
+    """Drafts alone, and in batches of each kind; and no drafts in batches."""
+    if batch_size == 1:
+        return [Contender(name, 1, drafts, each) for each in batchings]
+    return [
+        Contender(name, 1, drafts),
+        Contender("off", batch_size),
+        # drafts' rounds wait for prompts, else short answers are over before a batch is full; others' do not
+        *(Contender(name, batch_size, drafts, replace(each, prompts="first")) for each in batchings),
+    ]

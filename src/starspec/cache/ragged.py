@@ -90,8 +90,8 @@ class RaggedCache(SequenceRows):
             if most is not None and num_rows * num_row_bytes > most:
                 raise ConfigError(
                     f"{num_rows} sequences of {max_len} tokens, drafts included, take {num_rows * num_row_bytes} "
-                    f"bytes, more than this machine's memory, {most} bytes; lower max_num_seqs, ExSpec's window where "
-                    "it has one, or max_model_len"
+                    f"bytes, more than this machine's memory, {most} bytes; lower how many are held at once "
+                    "(max_num_seqs of a server, batch sizes or ExSpec's window of a measurement), or max_model_len"
                 )
         else:
             if most is not None and num_bytes > most:

@@ -25,7 +25,7 @@ def batching_config(method: BatchingMethod, window: int | None, max_passed_over:
 
 def batching_configs(methods: str, window: int | None, max_passed_over: int | None) -> list[BatchingConfig]:
     """What was given as ragged,exspec. Raises: ConfigError as batching_config, and for a name that there is not."""
-    names: list[Any] = [name.strip() for name in methods.split(",")]
+    names: list[Any] = [*dict.fromkeys(name.strip() for name in methods.split(","))]
     check_exspec(names, "--batching", window, max_passed_over)
     return [
         batching_config("exspec", window, max_passed_over) if name == "exspec" else BatchingConfig(method=name)

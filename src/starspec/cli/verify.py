@@ -93,14 +93,11 @@ def verify(
     with ProgressBar("verify") as bar:
         bar.begin("loading", None)
         from starspec.bench.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
-        from starspec.bench.lossless import num_turns  # noqa: PLC0415
         from starspec.bench.report import write_report  # noqa: PLC0415
-        from starspec.bench.verify import SAMPLINGS, verify_pair  # noqa: PLC0415
+        from starspec.bench.verify import num_turns_of, verify_pair  # noqa: PLC0415
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
-        bar.begin(
-            "decoding", num_turns(len(chosen), len(SAMPLINGS), len(batchings) if batch == 1 else 2 + len(batchings))
-        )
+        bar.begin("decoding", num_turns_of(len(chosen), batch, batchings))
         report = verify_pair(model, drafting, chosen, max_tokens, batch, bar.turn, batchings=batchings)
     _show(report)
     if json_file is not None:
