@@ -18,7 +18,7 @@ from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 EAGLE_METHODS = tuple(method for method, traits in DRAFT_METHODS.items() if traits.reads_features)
 WINDOW_BATCHES = 4  # of ExSpec's window, unless it is given
-MAX_PASSED_OVER = 8  # rounds of ExSpec, unless it is given
+MAX_PASSED_OVER = 32  # rounds of ExSpec, unless it is given: fewer break up groups that would find each other
 MAX_NUM_THREADS = 1024  # of a forward; the next ones are refused by the machine, in other words
 DEFAULT_MAX_MODEL_LEN = 4096  # tokens: a cache is sized by it, and few requests are longer
 MAX_DRAFT_TOKENS = MAX_FORWARDED  # nodes of a proposal

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from starspec.bench.compare import (
     compare,
-    could_be_drawn,
     decision_gap,
     divergence,
     first_difference,
     gap_to,
     is_near_tie,
+    near_tie_gap,
+    rounding_to_draw,
 )
 from starspec.bench.decode import Answer, Job
 from starspec.speculation.law import TokenLaw
@@ -150,11 +151,44 @@ def test_rounding_may_move_the_edge_of_what_may_be_drawn(seed: int) -> None:
     law = TokenLaw(temperature=1.0, top_k=2, seed=seed)
     edge = torch.tensor([10.0, 9.0, 8.9375, 2.0]).bfloat16()
     for top_k in (1, 2, 3):
-        assert could_be_drawn(edge, law, 5, next_token(edge, replace(law, top_k=top_k), 5))
-    assert not could_be_drawn(edge, law, 5, 3)
+        assert could_be_drawn(edge, law, next_token(edge, replace(law, top_k=top_k), 5))
+    assert not could_be_drawn(edge, law, 3)
     clear = torch.tensor([10.0, 9.0, 7.0, 2.0]).bfloat16()
-    assert could_be_drawn(clear, law, 5, next_token(clear, law, 5))
-    assert not could_be_drawn(clear, law, 5, 2)
+    assert could_be_drawn(clear, law, next_token(clear, law, 5))
+    assert not could_be_drawn(clear, law, 2)
+
+
+def could_be_drawn(logits: torch.Tensor, law: TokenLaw, token_id: int) -> bool:
+    return rounding_to_draw(logits, law, 5, token_id) <= near_tie_gap(logits)
+
+
+@pytest.mark.parametrize("law", [GREEDY, TokenLaw(temperature=0.7), TokenLaw(temperature=1.0, top_p=0.9)])
+@given(st.integers(0, 1000))
+def test_the_drawn_token_needs_no_rounding_and_others_as_much_as_lifts_them_above_it(law: TokenLaw, seed: int) -> None:
+    law = replace(law, seed=seed)
+    logits = 3 * torch.randn(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = next_token(logits, law, 5)
+    assert rounding_to_draw(logits, law, 5, drawn) == 0
+    for token_id in {*range(40)} - {drawn}:
+        needed = rounding_to_draw(logits, law, 5, token_id)
+        assert needed > 0 or law.has_filters  # the last one of a nucleus is at its edge already
+        if not law.has_filters:
+            lifted = logits.clone()
+            lifted[token_id] += 0.999 * needed
+            assert next_token(lifted, law, 5) == drawn
+            lifted[token_id] += 0.002 * needed
+            assert next_token(lifted, law, 5) == token_id
+
+
+def test_of_sampled_tokens_it_is_the_noise_that_decides_and_is_told() -> None:
+    law = TokenLaw(temperature=1.0, seed=3)
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(3))
+    drawn, other = next_token(logits, law, 2), 7
+    logits[other] += gap_to(logits, law, 2, other) - 1e-7  # all but drawn
+    found = divergence(Job("a", (1, 2), law, 4), Answer([drawn]), Answer([other]), 0, logits)
+    assert found.is_near_tie
+    assert found.rounding < 1e-6
+    assert abs(found.logit_gap) > 0.1
 
 
 def test_the_gap_of_a_sampled_token_is_that_of_its_draw() -> None:

@@ -186,6 +186,7 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
         dtype=dtype,
         is_promised=True,
         is_identical=False,
+        num_left_out=0,
         prompts_sha256="",
     )
     assert report.promised == rows[:num_promised]
@@ -194,6 +195,21 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
     assert not replace(report, is_promised=False).mistakes
     (sentence,) = replace(report, is_promised=False, rows=[replace(row, num_explained=0)]).mistakes
     assert sentence.startswith("1 answers differ at tokens that are no near-tie: within 4 rounding steps")
+
+
+def test_verify_leaves_out_what_does_not_fit_and_says_how_much(tiny_folder: Path) -> None:
+    target = ModelConfig(model=str(tiny_folder), num_rows=2, max_model_len=60)
+    prompts = [Prompt("short", "continued", "a word"), Prompt("long", "continued", "a word " * 60)]
+    report = verify_pair(target, SpeculativeConfig(method="ngram"), prompts, 4, 1)
+    assert (report.num_left_out, report.rows[0].num_prompts) == (1, 1)
+    with pytest.raises(ConfigError, match="none of the 1 prompts has at most 56 tokens"):
+        verify_pair(target, SpeculativeConfig(method="ngram"), prompts[1:], 4, 1)
+
+
+@pytest.mark.parametrize("max_model_len", [2, 5, 11])
+def test_a_context_shorter_than_the_probe_is_measured_too(tiny_folder: Path, max_model_len: int) -> None:
+    config = ModelConfig(model=str(tiny_folder), num_rows=3, max_model_len=max_model_len)
+    assert Workbench(config).numerics_report
 
 
 def test_verify_promises_nothing_with_fast_numerics(tiny_folder: Path) -> None:

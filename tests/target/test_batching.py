@@ -270,6 +270,15 @@ def test_a_prompt_that_was_begun_is_read_to_its_end_and_of_those_that_enter_toge
     assert read == [16, 16, 7, 16, 3, 9]
 
 
+def test_who_is_ready_and_passed_over_waits_and_it_is_counted():
+    now_s, stats = iter(range(10**6)), TargetStats()
+    engine = engine_of("exspec", NoDrafts(), 1, stats, window=3)
+    engine._clock = lambda: float(next(now_s))
+    engine._rounds.clock = engine._clock
+    served(engine, [job(index, 4, 3) for index in range(3)])
+    assert stats.batch.grouping_wait_s >= 2 * 3  # of three that are ready one runs, for some ticks of the clock
+
+
 def test_ragged_waits_and_realigns_never():
     stats = TargetStats()
     alone(MIXED)

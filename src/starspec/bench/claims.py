@@ -163,7 +163,8 @@ MAX_BATCH_PROMPT_TOKENS = 3072  # all of Spec-Bench but for a few articles
 MAX_BATCH_TOKENS = 64
 BATCH = Part(
     name="batch",
-    claim="float32: every token is the one of plain decoding alone, ragged, realigned, grouped or rolled back",
+    claim="float32: every token is the one of plain decoding alone, ragged, realigned, grouped or rolled back; "
+    "each prompt in each of these, in batches of 1, 2, 4, 8 or 16, which take turns",
     dtype="float32",
     num_prompts=480,
     max_tokens=MAX_BATCH_TOKENS,

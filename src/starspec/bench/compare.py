@@ -29,7 +29,8 @@ class Divergence:
     expected: int | None  # token ids; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
-    near_tie_gap: float | None  # up to this gap, in logits, two tokens are nearly tied here; None if not recorded
+    rounding: float | None  # logits by which rounding must move what decides, noise included; None if not recorded
+    near_tie_gap: float | None  # rounding of at most this is a near-tie here; None if not recorded
     is_near_tie: bool | None  # whether a few rounding steps decide between the two; None if not recorded
 
 
@@ -182,25 +183,24 @@ def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float
     return float(scores.max() - own[0]) * law.temperature if len(own) else float("inf")
 
 
-def could_be_drawn(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> bool:
-    """Whether this token is drawn if a few rounding steps fall as they may.
+def rounding_to_draw(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
+    """By how much, in logits, rounding has to move what decides for this token to be drawn; 0 for the one that is.
 
-    They can also move the edge of a law's nucleus: tokens there may be drawn or not, and so beat nobody for sure.
+    It has to lift the token by its gap to each that is ahead of it, noise included. Where a law has filters it can also
+    move the edge of the nucleus: push one that is ahead out, which then is ahead of nobody, or let this token in.
 
     Args: as decision_gap.
     """
-    bound = near_tie_gap(logits)
     if not law.has_filters:
-        return gap_to(logits, law, position, token_id) <= bound
+        return gap_to(logits, law, position, token_id)
     adjusted = adjust(logits, law, position, None)
     scaled = (adjusted - adjusted.max()) / law.temperature
     kept = support(scaled, law).token_ids
     inside_by = adjusted - adjusted[kept].min()
-    if inside_by[token_id] < -bound:
-        return False
-    rivals = torch.cat([kept[inside_by[kept] > bound], kept.new_tensor([token_id])])
-    scores = scaled[rivals] + gumbel(stream_key(law.seed, position), rivals)
-    return float(scores.max() - scores[-1]) * law.temperature <= bound
+    rivals = torch.cat([kept, kept.new_tensor([token_id])])
+    scores = (scaled[rivals] + gumbel(stream_key(law.seed, position), rivals)) * law.temperature
+    to_pass = torch.minimum(scores[:-1] - scores[-1], inside_by[kept].to(scores.dtype))
+    return max(0.0, float(to_pass.max()), -float(inside_by[token_id]))
 
 
 def near_tie_gap(logits: Tensor) -> float:
@@ -222,12 +222,13 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
     """
     expected = reference.token_ids[at] if at < len(reference.token_ids) else None
     found = answer.token_ids[at] if at < len(answer.token_ids) else None
-    gap = bound = is_tie = None
+    gap = rounding = bound = is_tie = None
     if logits is not None:
-        bound = near_tie_gap(logits)
-        position = len(job.prompt_token_ids) + at
-        # of both: where these logits were computed anew it may be the other token that they prefer
-        is_tie = all(each is not None and could_be_drawn(logits, job.law, position, each) for each in (expected, found))
+        bound, is_tie = near_tie_gap(logits), False
         if expected is not None and found is not None:
+            position = len(job.prompt_token_ids) + at
+            # of both: where these logits were computed anew it may be the other token that they prefer
+            rounding = max(rounding_to_draw(logits, job.law, position, each) for each in (expected, found))
+            is_tie = rounding <= bound
             gap = float(logits[expected].double() - logits[found].double())
-    return Divergence(job.name, at, expected, found, gap, bound, is_tie)
+    return Divergence(job.name, at, expected, found, gap, rounding, bound, is_tie)

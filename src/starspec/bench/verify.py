@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from starspec.bench.datasets import Prompt, hash_prompts
+from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids
 from starspec.bench.lossless import (
     Advance,
     Contender,
@@ -35,6 +35,7 @@ class VerifyReport:
     dtype: Dtype
     is_promised: bool  # whether these settings promise the same tokens; padded batches never do in bfloat16
     is_identical: bool
+    num_left_out: int  # prompts too long for the model's context with an answer behind them
     prompts_sha256: str
 
     @property
@@ -74,9 +75,16 @@ def verify_pair(
             f"rejection_sample_method '{method}' keeps the law of answers, not their tokens: nothing to compare"
         )
     bench = Workbench(target)
+    longest = bench.runner.info.max_model_len - max_tokens
+    fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= longest]
+    if not fitting:
+        raise ConfigError(
+            f"none of the {len(prompts)} prompts has at most {longest} tokens, which leaves room for {max_tokens} "
+            "more: raise max_model_len, or lower max_tokens"
+        )
     name = "draft" if speculative.traits.needs_model else speculative.method
     contenders = _contenders(name, bench.drafts(speculative), batch_size, batchings)
-    rows = compare_with_plain(bench, prompts, SAMPLINGS, contenders, max_tokens, advance=advance)
+    rows = compare_with_plain(bench, fitting, SAMPLINGS, contenders, max_tokens, advance=advance)
     models = {"target": target.model} | ({"draft": speculative.model} if speculative.model else {})
     return VerifyReport(
         provenance=collect_provenance(models),
@@ -85,7 +93,8 @@ def verify_pair(
         dtype=target.dtype,
         is_promised=bench.promises_equality,
         is_identical=all(row.is_identical for row in rows),
-        prompts_sha256=hash_prompts(prompts),
+        num_left_out=len(prompts) - len(fitting),
+        prompts_sha256=hash_prompts(fitting),
     )
 
 

@@ -111,6 +111,8 @@ def _show(report: VerifyReport) -> None:
     console.print(lossless_table(report.rows, "decoding with drafts and in batches, against plain decoding alone"))
     for line in divergence_lines(report.rows):
         console.print(line)
+    if report.num_left_out:
+        console.print(f"prompts left out, too long for the model's context: {report.num_left_out}")
     console.print(f"numerics: {report.numerics}")
     console.print(f"identical: {_share_identical(report.rows)} answers ({_promise(report)})")
     for sentence in report.mistakes:

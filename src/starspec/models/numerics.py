@@ -171,7 +171,8 @@ def model_is_invariant(runner: PackedRunner) -> bool:
     rows = sorted(cache.lease() for _ in range(min(3, cache.num_free_rows)))
     try:
         vocab_size = runner.info.vocab_size
-        prompt = [token * 7919 % vocab_size for token in range(PROMPT_LEN + CHAIN_LEN)]
+        prefix_len = min(PROMPT_LEN, cache.max_len - 2 * CHAIN_LEN)
+        prompt = [token * 7919 % vocab_size for token in range(prefix_len + CHAIN_LEN)]
         prefix, chain = prompt[:-CHAIN_LEN], prompt[-CHAIN_LEN:]
         row, *others = rows
         runner.forward([Segment(row, prefix, 0)])

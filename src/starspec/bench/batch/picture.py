@@ -19,20 +19,25 @@ def draw(rows: Sequence[BatchRow], path: Path) -> None:
     require_matplotlib()
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
 
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure = Figure(figsize=(15, 4.4), layout="constrained")
     scaling, overhead, grouping = figure.subplots(1, 3)
     _lines(scaling, rows, lambda row: row.batch_scaling)
-    scaling.set_title("(a) tokens/s of rounds over the method's own at batch 1")
+    scaling.set_title("(a) tokens/s of rounds,\nover the method's own at batch 1")
     _lines(overhead, _speculative(rows), lambda row: 100 * row.overhead_share)
-    overhead.set_title("(b) overhead, % of rounds' time (dotted: ms a round)")
+    overhead.set_title("(b) overhead, % of rounds' time\n(dotted, right axis: ms a round)")
     per_round = overhead.twinx()
     _lines(per_round, _speculative(rows), _overhead_ms, linestyle=":")
     _lines(grouping, _speculative(rows), lambda row: 100 * row.grouping_rate)
-    grouping.set_title("(c) rounds without realignment, %")
+    grouping.set_title("(c) rounds without realignment, %\n")
+    sizes = sorted({row.batch_size for row in rows})
     for panel in (scaling, overhead, grouping):
         panel.set_xlabel("batch size")
         panel.set_xscale("log", base=2)
-    scaling.legend()
+        panel.set_xticks(sizes, labels=[*map(str, sizes)], minor=False)
+    if not scaling.lines:
+        scaling.text(0.5, 0.5, "batch 1 was not measured", ha="center", transform=scaling.transAxes)
+    lines = {line.get_label(): line for panel in (overhead, scaling) for line in panel.lines}
+    figure.legend([*lines.values()], [*lines], loc="outside right center")
     save(figure, path)
 
 

@@ -48,7 +48,7 @@ class BatchRow:
     partial_match: float  # share of tokens before the first divergence, averaged over answers
     num_different: int
     num_explained: int  # of those, answers that differ from a near-tie of the target on
-    largest_gap: float | None  # in logits, between expected and found token, either way; None = no divergence
+    largest_rounding: float | None  # in logits, that a difference takes (`Divergence.rounding`); None = no divergence
     first_divergence: Divergence | None
     tokens_per_s: Spread  # prompts included, as if each run read them; the spread is that of rounds
     batch_scaling: float | None  # tokens/s of rounds over the method's own at batch 1; None = that was not measured
@@ -121,8 +121,9 @@ class BatchReport:
         num_prompts = self.rows[0].num_answers
         batches = {row.batch_size for row in self.rows if row.batch_size > num_prompts}
         windows = {row.num_rows for row in self.rows if row.batch_size <= num_prompts < row.num_rows}
+        answered = "1 prompt was" if num_prompts == 1 else f"{num_prompts} prompts were"
         return [
-            f"{num_prompts} prompts were answered, so that {those} of {', '.join(map(str, sorted(sizes)))} {what}"
+            f"{answered} answered, so that {those} of {', '.join(map(str, sorted(sizes)))} {what}"
             for those, sizes, what in (
                 ("batches", batches, "never held as many sequences"),
                 ("exspec's windows", windows, "were never full"),
@@ -155,7 +156,7 @@ def batch_row(
     for answer in answers:
         acceptance.add(answer.stats.acceptance)
     rate = Spread.of([round(run.tokens_per_s, 3) for run in runs])
-    gaps = [each.logit_gap for each in differing if each.logit_gap is not None]
+    roundings = [each.rounding for each in differing if each.rounding is not None]
     ms_per_token = Spread.of([_ms_per_token(run, run.stats.total_s) for run in runs])
     ms_alone = Spread.of([_ms_per_token(run, run.stats.total_s) for run in alone]) if alone else None
     return BatchRow(
@@ -170,7 +171,7 @@ def batch_row(
         partial_match=round(sum(partial_match(reference, each) for each in answered) / len(answered), 4),
         num_different=len(differing),
         num_explained=sum(each.is_near_tie is True for each in differing),
-        largest_gap=max(map(abs, gaps), default=None),
+        largest_rounding=max(roundings, default=None),
         first_divergence=differing[0] if differing else None,
         tokens_per_s=rate,
         batch_scaling=_ratio(ms_alone, ms_per_token) if ms_alone else None,
