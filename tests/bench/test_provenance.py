@@ -1,12 +1,16 @@
 """Provenance: what a receipt says of machine, code and models."""
 
 import hashlib
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import starspec
 from starspec.bench.provenance import abbreviate, collect_provenance, hash_model, hash_token_ids
 from starspec.bench.report import Report, Spread, write_report
 from starspec.errors import ConfigError
@@ -34,6 +38,37 @@ def test_the_receipt_names_command_code_and_machine(monkeypatch: pytest.MonkeyPa
     assert provenance.cpu
     assert provenance.packages.keys() >= {"torch", "transformers", "pyzmq"}
     assert provenance.date.endswith("+00:00")
+
+
+def test_a_commit_while_something_is_measured_is_not_the_one_that_was_measured(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "starspec"
+    shutil.copytree(Path(starspec.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "heads"))
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "measured")
+    measured = git("rev-parse", "HEAD")
+    script = """
+from starspec.bench.provenance import collect_provenance
+print("loaded", flush=True)
+input()
+found = collect_provenance()
+print(found.git_sha, found.has_local_changes)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    with child:
+        assert child.stdout.readline() == "loaded\n"
+        (package / "ids.py").write_text("changed")
+        git("commit", "-qam", "later")
+        (package / "ids.py").write_text("changed again")
+        assert child.communicate("\n", timeout=60)[0] == f"{measured} False\n"
 
 
 @pytest.mark.parametrize("argument", ["--quick", "models/one", "synthetic:alpha=0.5", "0.5"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -44,21 +45,47 @@ class Provenance:
     models: dict[str, str] = field(default_factory=dict)  # name -> sha256 over its files, or "synthetic"
 
 
+def _git(*arguments: str) -> str | None:
+    """What git says of the checkout that this code runs from; None if it runs from none."""
+    command = ["git", "-C", str(Path(starspec.__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """The sources of this process."""
+
+    sha: str | None  # None: it runs from no checkout
+    has_local_changes: bool | None
+
+    @classmethod
+    def look(cls) -> Checkout:
+        """Ask git, where there is one."""
+        is_checkout = _git("ls-files", "--error-unmatch", "__init__.py") is not None
+        sha = _git("rev-parse", "HEAD") if is_checkout else None
+        changes = None if sha is None else _git("status", "--porcelain", "--untracked-files=no")
+        return cls(sha, None if changes is None else bool(changes))
+
+
+LOADED: Final = Checkout.look()  # with the sources: a measurement takes long, and others commit meanwhile
+
+
 def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
     """Describe this process and machine.
 
     Args:
         models: name in the receipt -> model, as given to the command; each is hashed, some seconds a gigabyte.
     """
-    is_checkout = _git("ls-files", "--error-unmatch", "__init__.py") is not None
-    sha = _git("rev-parse", "HEAD") if is_checkout else None
-    changes = None if sha is None else _git("status", "--porcelain", "--untracked-files=no")
     return Provenance(
         argv=[Path(sys.argv[0]).name, *(abbreviate(argument) for argument in sys.argv[1:])],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         starspec_version=starspec.__version__,
-        git_sha=sha,
-        has_local_changes=None if changes is None else bool(changes),
+        git_sha=LOADED.sha,
+        has_local_changes=LOADED.has_local_changes,
         python=platform.python_version(),
         packages={name: found for name in PACKAGES if (found := _version(name))},
         system=platform.platform(),
@@ -99,16 +126,6 @@ def hash_token_ids(answers: Iterable[list[int]]) -> str:
         digest.update(f"{', ' if number else ''}{answer}".encode())
     digest.update(b"]")
     return digest.hexdigest()
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says of the checkout that this code runs from; None if it runs from none."""
-    command = ["git", "-C", str(Path(starspec.__file__).parent), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:
