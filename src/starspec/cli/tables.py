@@ -291,9 +291,9 @@ def _of_difference(who: str, first: Divergence | None, num_different: int, num_e
     gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
     kind = "a near-tie" if first.is_near_tie else "no near-tie"
     bound = "" if first.near_tie_gap is None else f" ({kind}: those are within {first.near_tie_gap:.3g})"
-    decided = "" if first.rounding is None else f", decided by {first.rounding:.3g}{bound}"
+    decided = "" if first.rounding is None else f", decided by {first.rounding:.3g}"
     where = f"first divergence in prompt {first.prompt} at token {first.position}"
-    what = f"{_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}{decided}"
+    what = f"{_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}{decided}{bound}"
     several = [f"  {num_different} answers differ, {num_explained} of them from a near-tie on"]
     return [f"{who}: {where}: {what}", *(several if num_different > 1 else [])]
 

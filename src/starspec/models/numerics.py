@@ -165,7 +165,8 @@ def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s
 def model_is_invariant(runner: PackedRunner) -> bool:
     """Whether a chain's tokens get the bits that they have one by one: together, in a batch, and hidden in a tree.
 
-    The chain crosses a key block. Takes about fifteen decoding steps and a prompt of 60 tokens.
+    The chain crosses a key block, where rows are long enough. Takes about fifteen decoding steps and a prompt of 60
+    tokens.
     """
     cache = runner.cache
     rows = sorted(cache.lease() for _ in range(min(3, cache.num_free_rows)))
