@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -134,19 +136,19 @@ class Trainer:
         """
         self.resume()
         saved_at = -1
-        for batch in self._batches():
-            if self.share_done >= 1:
-                break
-            self.progress.note_lesson(self._lesson)
-            begun = time.monotonic()
-            with uninterrupted(self.save):
-                self._step(batch)
-                self.progress.seconds += time.monotonic() - begun
-            advance()
-            if self.progress.step % self.plan.save_every == 0:
-                saving(self.progress)
-                self.save()
-                saved_at = self.progress.step
+        with contextlib.closing(_one_ahead(self._batches())) as batches:
+            while self.share_done < 1:
+                begun = time.monotonic()
+                batch = next(batches)
+                self.progress.note_lesson(self._lesson)
+                with uninterrupted(self.save):
+                    self._step(batch)
+                    self.progress.seconds += time.monotonic() - begun
+                advance()
+                if self.progress.step % self.plan.save_every == 0:
+                    saving(self.progress)
+                    self.save()
+                    saved_at = self.progress.step
         if saved_at != self.progress.step:
             saving(self.progress)
             self.save()
@@ -201,7 +203,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """Batches without end, from where the progress is; the order is the seed's."""
         lengths = [len(text) for text in self.texts]
-        number = 0
+        number, num_done = 0, self.progress.step
         for epoch in range(10**9):
             dice = random.Random(f"{self.plan.seed}/{epoch}")  # noqa: S311 (an order, no secret)
             order = list(range(len(lengths)))
@@ -213,7 +215,7 @@ class Trainer:
             dice.shuffle(batches)
             for batch in batches:
                 number += 1
-                if number > self.progress.step:
+                if number > num_done:
                     yield collate([self.texts[place] for place in batch])
 
     # ---------------------------------------------------------------- state on disk
@@ -251,6 +253,16 @@ class Trainer:
                 state.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.progress = msgspec.json.decode(progress, type=Progress)
+
+
+def _one_ahead(batches: Iterator[Batch]) -> Generator[Batch]:
+    """The same batches; the next one is read from disk while the caller works on this one."""
+    with ThreadPoolExecutor(1) as reader:
+        upcoming = reader.submit(next, batches)
+        while True:
+            batch = upcoming.result()
+            upcoming = reader.submit(next, batches)
+            yield batch
 
 
 def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
