@@ -354,6 +354,7 @@ def test_a_method_of_exspec_never_has_fixed_batches() -> None:
         {"num_repeats": 0},
         {"methods": ("exspec",), "admission": "fixed"},
         {"methods": ("plain", "plain-fast"), "disable_by_batch_size": 2},
+        {"methods": ("plain",), "draft_p_min": 0.5},
     ],
 )
 def test_a_plan_that_cannot_be_run_is_refused(wrong) -> None:
@@ -414,6 +415,16 @@ def test_above_the_bound_batches_draft_nothing_and_answer_the_same(tiny_folder: 
     assert calls["ragged", 1] <= calls["plain", 1] / 2  # a draft that is the target is always right
     assert calls["ragged", 3] >= calls["plain", 3] - 5  # the last answer goes on alone, with drafts
     assert all(row.exact_match == 1.0 for row in report.rows)
+
+
+def test_a_draft_that_is_never_sure_enough_ends_behind_its_first_guess(tiny_folder: Path) -> None:
+    plan = replace(PLAN, methods=("ragged", "eqspec"), load=0.0, num_prompts=4, draft_p_min=1.0)
+    report = measure_batch(models_of(tiny_folder), own_prompts(), plan, lambda what, num: None)
+    assert report.draft_p_min == 1.0
+    for row in report.rows:
+        assert row.acceptance_length is not None
+        assert 1 < row.acceptance_length <= 2, row.method  # K is 2, and a draft that is the target is always right
+        assert row.exact_match == 1.0
 
 
 def test_llm_batches_as_it_is_told(tiny_folder: Path) -> None:

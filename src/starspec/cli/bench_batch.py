@@ -57,6 +57,15 @@ def batch(
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=MEASURE)] = 64,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.", rich_help_panel=MEASURE)] = 5,
+    draft_p_min: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Draft no further where the draft gives what it would go on from less than this; 0 = never.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = 0.0,
     disable_by_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +134,7 @@ def batch(
             max_tokens=max_tokens,
             temperature=temperature,
             num_draft_tokens=num_draft_tokens,
+            draft_p_min=draft_p_min,
             disable_by_batch_size=disable_by_batch_size,
             num_repeats=repeats,
             load=load,

@@ -55,7 +55,8 @@ class BatchPlan:
     max_tokens: int = 64
     temperature: float = 0.0
     num_draft_tokens: int = 5  # the paper's K
-    disable_by_batch_size: int | None = None  # as in a speculative config
+    draft_p_min: float = 0.0  # as in a speculative config, and the next
+    disable_by_batch_size: int | None = None
     num_repeats: int = 3
     load: float = 0.0  # arrivals a second, as a share of what the slowest drafting method answers; 0 = no arrivals
 
@@ -66,8 +67,9 @@ class BatchPlan:
         if not self.methods or not self.batch_sizes:
             raise ConfigError("a measurement needs at least one method and one batch size")
         are_plain = all(name.startswith(PLAIN) for name in self.methods)
-        if are_plain and self.disable_by_batch_size is not None:
-            raise ConfigError("disable_by_batch_size is of methods that draft, and there are none")
+        for name in ("disable_by_batch_size", "draft_p_min"):
+            if are_plain and getattr(self, name):
+                raise ConfigError(f"{name} is of methods that draft, and there are none")
         if set(self.methods) == {"exspec"}:
             replace(self.exspec, admission=self.admission)  # refuses fixed batches
         if not 0.0 <= self.load < 1.0:
@@ -124,6 +126,7 @@ class BatchModels:
             model=self.draft,
             quantization=self.quantization,
             num_speculative_tokens=plan.num_draft_tokens,
+            draft_p_min=plan.draft_p_min,
             disable_by_batch_size=plan.disable_by_batch_size,
             max_model_len=plan.max_model_len,
         )
@@ -224,6 +227,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
         rows=rows,
         ratios=ratios_of(rows),
         num_draft_tokens=plan.num_draft_tokens,
+        draft_p_min=plan.draft_p_min,
         disable_by_batch_size=plan.disable_by_batch_size,
         draft_quantization=models.quantization,
         dtype=models.dtype,

@@ -87,6 +87,7 @@ class BatchReport:
     rows: list[BatchRow]
     ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ours over theirs
     num_draft_tokens: int
+    draft_p_min: float  # drafting ended where the draft gave what it would go on from less
     disable_by_batch_size: int | None  # rounds of more sequences drafted nothing
     draft_quantization: str
     dtype: Dtype
