@@ -22,6 +22,7 @@ from starspec.integrations.vllm.hub_client import HubClient, Wanted
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.integrations.vllm.step_cost import StepCost
+from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
 from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
@@ -130,6 +131,36 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     assert {len(each.lengths) for each in rounds} == {1, 2, 3}
     assert len({size for size, _ in steps}) > 3
     assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in steps)
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.6])
+def test_the_hub_is_told_how_sure_it_is_to_be(p_min: float) -> None:
+    vllm = ToyVllm(draft_p_min=p_min)
+    vllm.submit(PROMPT, 40)
+    vllm.run()
+    told = [each for sent in vllm.sends for each in sent if isinstance(each, Open | Verdict) and each.num_draft_tokens]
+    assert {type(each) for each in told} == {Open, Verdict}
+    assert all(each.budget == DraftBudget.chain(each.num_draft_tokens, p_min) for each in told)
+
+
+def test_a_draft_that_ends_early_costs_what_it_took_and_a_longer_one_after_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vllm = ToyVllm()
+    vllm.hub.token_s, vllm.hub.sure_of = 0.01, 1
+    rounds: list[Round] = []
+    note = RoundTimes.note
+    monkeypatch.setattr(RoundTimes, "note", lambda self, round_: (rounds.append(round_), note(self, round_)))
+    request = vllm.submit(PROMPT, 60)
+    for _ in range(20):
+        vllm.step()
+    assert max(each.num_draft_tokens for sent in vllm.sends for each in sent if isinstance(each, Open | Verdict)) == 4
+    assert {tuple(each.lengths) for each in rounds} == {(1,)}
+    vllm.hub.sure_of = None
+    vllm.step()
+    assert tuple(rounds[-1].lengths) == (4,)
+    vllm.run()
+    assert request.is_done and not request.num_refused
 
 
 def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -746,7 +777,7 @@ def test_a_tree_is_no_draft_for_a_server_that_verifies_chains() -> None:
 
 def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants() -> None:
     clock = VirtualClock()
-    client = HubClient(ToyHub(clock), Deadline(0.75 * DRAFT_S), VOCAB_SIZE, clock)
+    client = HubClient(ToyHub(clock), Deadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     assert client.draft([Wanted(request, 4)]) == {}
     clock.now += STEP_S

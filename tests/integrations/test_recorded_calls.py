@@ -84,7 +84,7 @@ def test_the_hub_hears_each_token_once_and_forgets_what_ends(recording: Any) -> 
     clock = VirtualClock()
     hub = ListeningHub(clock)
     deadline = Deadline(0.001)
-    client = HubClient(hub, deadline, VOCAB_SIZE, clock)
+    client = HubClient(hub, deadline, VOCAB_SIZE, clock=clock)
     settings = VllmSettings(fallback="none")
     drafter = StepDrafter(client, deadline, settings, recording["num_draft_tokens"], MAX_MODEL_LEN, clock)
     for call in recording["calls"]:

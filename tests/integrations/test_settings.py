@@ -43,6 +43,7 @@ def test_what_kubernetes_says_of_a_service_is_no_setting() -> None:
         ({"STARSPEC_DEADLINE": "5"}, "unknown variable STARSPEC_DEADLINE; did you mean 'STARSPEC_DEADLINE_MS'?"),
         ({"STARSPEC_DEADLINE_MS": "soon"}, "STARSPEC_DEADLINE_MS='soon'"),
         ({"STARSPEC_DEADLINE_MS": "-1"}, "deadline_ms must be above 0"),
+        ({"STARSPEC_DRAFT_P_MIN": "1.5"}, "draft_p_min is a probability, 0 to 1, got 1.5"),
         ({"STARSPEC_FALLBACK": "ngrm"}, "did you mean 'ngram'?"),
         ({"STARSPEC_PROMPT_LOOKUP_MIN": "5"}, "prompt_lookup_min <= prompt_lookup_max"),
         ({"STARSPEC_CONFIG": "/nowhere.toml"}, "STARSPEC_CONFIG: cannot read /nowhere.toml"),

@@ -60,8 +60,8 @@ class ToyVllm:
         self.hub = ToyHub(self.clock)
         deadline_ms = settings.get("deadline_ms")
         self.deadline = Deadline(None if deadline_ms is None else deadline_ms / 1e3)
-        self.client = HubClient(self.hub, self.deadline, VOCAB_SIZE, self.clock)
         known = VllmSettings(**settings)
+        self.client = HubClient(self.hub, self.deadline, VOCAB_SIZE, known.draft_p_min, self.clock)
         self.drafter = StepDrafter(self.client, self.deadline, known, num_tokens, MAX_MODEL_LEN, self.clock)
         self.rows: list[ToyRequest] = []
         self.waiting: list[ToyRequest] = []

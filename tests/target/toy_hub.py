@@ -73,6 +73,7 @@ class ToyHub:
         self.num_opens_lost = 0  # so many are going to be
         self.busy_s = 0.0  # what every proposal takes longer
         self.token_s = 0.0  # and for each token that it and those asked for beside it have
+        self.sure_of: int | None = None  # tokens behind which it doubts its guesses, and drafts no further
         self._owed_s = 0.0
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
@@ -140,6 +141,7 @@ class ToyHub:
         if self.mood == "empty":  # the draft's context is full
             self._post(REFUSAL_S, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
             return
+        num = num if self.sure_of is None else min(num, self.sure_of)
         self._owed_s += self.token_s * num
         delay_s += self._owed_s
         path = list(self.ids[session.tag])

@@ -21,11 +21,11 @@ from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.speculation.budget import MAX_FORWARDED
+from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.codec import fits_a_frame
 from starspec.wire.hub_talk import HubTalk
-from starspec.wire.messages import Close, Open, Proposal, Reopen, TargetToHub, Verdict
+from starspec.wire.messages import Close, Open, Proposal, Reopen, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
 from starspec.wire.waiting import Waiting
@@ -63,6 +63,11 @@ class _HubTag(Waiting):
         """Whether there is a proposal for which the hub drafted."""
         return self.proposal is not None and bool(self.proposal.token_ids)
 
+    @property
+    def num_layers(self) -> int:
+        """That the hub drafted, as far as is known: it may have ended before it had all that were wanted."""
+        return len(self.proposal.token_ids) if self.proposal and self.has_tokens else self.session.wanted.num_steps
+
     def draft(self) -> list[int]:
         """Returns: the rest of the last proposal behind the request's tokens; empty if they are not what it says."""
         if self.proposal is None or not self.proposal.tree.is_chain:  # vLLM verifies chains
@@ -80,6 +85,7 @@ class HubClient:
 
     Args:
         vocab_size: as the handshake told it; the hub refuses other token ids, and with one all that came beside it.
+        p_min: of every draft that is asked for, as `DraftBudget` has it.
         clock: seconds, monotonic.
     """
 
@@ -88,11 +94,13 @@ class HubClient:
         transport: TargetTransport,
         deadline: Deadline,
         vocab_size: int,
+        p_min: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._deadline = deadline
         self._vocab_size = vocab_size
+        self._p_min = p_min
         self._clock = clock
         self._hub = HubTalk(transport, self, clock)
         self._tags: dict[KnownRequest, _HubTag] = {}
@@ -213,6 +221,7 @@ class HubClient:
             prompt_len=tag.request.prompt_len,
             law=LIKELIEST,
             num_draft_tokens=num_tokens,
+            shape=self._shape(num_tokens),
         )
 
     def _verdict(self, tag: _HubTag, num_tokens: int) -> Verdict:
@@ -223,7 +232,11 @@ class HubClient:
             base_len=base_len,
             token_ids=tag.request.token_ids(base_len),
             num_draft_tokens=num_tokens,
+            shape=self._shape(num_tokens),
         )
+
+    def _shape(self, num_tokens: int) -> TreeShape | None:
+        return TreeShape.of(DraftBudget.chain(num_tokens, self._p_min))
 
     def _can_be_told(self, message: Open | Verdict) -> bool:
         if not fits_a_frame(message):
@@ -249,7 +262,7 @@ class HubClient:
             return
         if not late and not any(tag.has_tokens for tag in awaited):  # nor is an answer for which nothing was drafted
             return
-        round_ = Round(lengths, self._clock() - asked_s)
+        round_ = Round([tag.num_layers for tag in awaited], self._clock() - asked_s)
         self._deadline.note_round(round_)
         self.round = None if has_to_read else round_
 

@@ -137,7 +137,8 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
             "set STARSPEC_KEYS=FOLDER, or set STARSPEC_INSECURE=true on a trusted network"
         )
     deadline = Deadline(None if settings.deadline_ms is None else settings.deadline_ms / 1e3)
-    hub = HubClient(ZmqTarget(settings.hub, hello, keys, settings.insecure), deadline, hello.vocab_size)
+    transport = ZmqTarget(settings.hub, hello, keys, settings.insecure)
+    hub = HubClient(transport, deadline, hello.vocab_size, settings.draft_p_min)
     num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
     return StepDrafter(hub, deadline, settings, num_tokens, int(model_config.max_model_len))
 

@@ -34,6 +34,7 @@ class VllmSettings:
     insecure: bool = False  # allow a host that is not loopback without keys
     name: str | None = None  # this server in the hub's logs and traces; None = host and process
     deadline_ms: float | None = None  # longest wait of a step for proposals; None = what the last rounds took
+    draft_p_min: float = 0.4  # the hub drafts no further where its draft gives what it would go on from less; 0 = never
     fallback: Fallback = "ngram"  # drafter of the steps without a hub
     prompt_lookup_min: int = 2  # shortest n-gram that it looks up
     prompt_lookup_max: int = 4  # longest
@@ -45,6 +46,8 @@ class VllmSettings:
             raise ConfigError(f"fallback '{self.fallback}' is unknown{nearest(self.fallback, [*get_args(Fallback)])}")
         if self.deadline_ms is not None and not 0 < self.deadline_ms <= 60_000:
             raise ConfigError(f"deadline_ms must be above 0 and at most 60000, got {self.deadline_ms}")
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise ConfigError(f"draft_p_min is a probability, 0 to 1, got {self.draft_p_min}")
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
             raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
         if self.keys == "":
