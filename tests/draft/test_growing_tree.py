@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from math import exp, log
 from unittest import mock
@@ -172,6 +173,41 @@ def test_whether_a_drawn_node_is_proposed_does_not_depend_on_what_is_drawn_below
             guesses = [Guess(token, log(each)) for token, each in zip((1, 2), likely, strict=True)]
             tree.expand(node, Children(guesses, draft), budget.opinion)
     assert set(paths(tree.best(budget))) == {(1,), (1, 1), (2,)}
+
+
+@settings(max_examples=300)
+@given(
+    st.builds(DraftBudget, st.integers(2, 6), st.integers(3, 5), st.integers(2, 3), st.floats(0.2, 0.8)),
+    st.integers(0, 10**6),
+)
+def test_whatever_is_drawn_below_a_node_it_is_proposed_and_told_of_or_not(budget: DraftBudget, seed: int) -> None:
+    """The same in general: rejection sampling is exact for no rule of which this is not true."""
+    tree = grow_drawn(budget, seed)
+    one = tree.best(budget)
+    for node in range(len(tree.token_ids)):
+        path = tuple(tree.path(node))
+        for salt in (1, 2, 3):
+            other = grow_drawn(budget, seed, below=path, salt=salt).best(budget)
+            assert (path in paths(one)) == (path in paths(other))
+            assert (path in drafts(one)) == (path in drafts(other))
+
+
+def grow_drawn(budget: DraftBudget, seed: int, below: Path | None = None, salt: int = 0) -> GrowingTree:
+    """A tree whose nodes are drawn; other ones below one node, with a salt. The first is likely, others are less."""
+    tree = GrowingTree(is_drawn=True)
+    while nodes := tree.to_forward(budget):
+        for node in nodes:
+            path = tuple(tree.path(node))
+            dice = random.Random(repr((seed, path, salt if path == below else 0)))
+            order = tuple(dice.sample(range(10), budget.top_k))
+            shares, rest = [dice.uniform(0.6, 0.98)], 1.0
+            for _ in order[1:]:
+                rest -= shares[-1]
+                shares.append(rest * dice.uniform(0.8, 1.0))
+            guesses = [Guess(token, log(share)) for token, share in zip(order, shares, strict=True)]
+            draft = NodeDraft(order, order, (1 / budget.top_k,) * budget.top_k, Drawing.WITHOUT_REPLACEMENT)
+            tree.expand(node, Children(guesses, draft), budget.opinion)
+    return tree
 
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:

@@ -160,7 +160,8 @@ def test_a_draft_that_ends_early_costs_what_it_took_and_a_longer_one_after_it_is
     vllm.step()
     assert tuple(rounds[-1].lengths) == (4,)
     vllm.run()
-    assert request.is_done and not request.num_refused
+    assert request.is_done
+    assert not request.num_refused
 
 
 def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,17 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_toys import train, write_prompts
+from train_toys import HIDDEN, train, write_prompts
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 from starspec.bench.provenance import hash_model
 from starspec.errors import ConfigError
 from starspec.models.eagle_checkpoint import read_head
+from starspec.train import pipeline
 from starspec.train.answer_files import SaidTokens, read_answers
-from starspec.train.features import read_shard
+from starspec.train.features import load_target, read_shard
+from starspec.train.held_out import split
+from starspec.train.start import frequent_tokens
 
 
 @pytest.mark.parametrize(("method", "layers"), [("eagle", (6,)), ("eagle3", (1, 3, 5))])
@@ -119,14 +122,50 @@ def test_a_trained_head_is_started_from(target_folder, prompt_file, tmp_path, ca
     assert "its method is eagle3, here it is eagle" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_head_with_an_lm_head_of_its_own_is_not_started_from(target_folder, prompt_file, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        ("lm_head.weight", (64, HIDDEN), "it has an LM head of its own, which is not trained here"),
+        ("fc.bias", (HIDDEN,), "it has a bias of fc, which is not trained here"),
+        ("embed_tokens.weight", (260, HIDDEN), "its embedding is not its target's"),
+    ],
+)
+def test_a_head_with_weights_that_are_not_trained_is_not_started_from(
+    name, shape, sentence, target_folder, prompt_file, tmp_path, capsys
+):
     first = tmp_path / "first"
     assert train(target_folder, prompt_file, first, "--draft-vocab-size", "64") == 0
     weights = load_file(first / "model.safetensors")
-    weights["lm_head.weight"] = torch.zeros(64, weights["norm.weight"].shape[0], dtype=torch.bfloat16)
-    save_file(weights, first / "model.safetensors")
+    save_file(weights | {name: torch.zeros(shape, dtype=torch.bfloat16)}, first / "model.safetensors")
     assert train(target_folder, prompt_file, tmp_path / "second", "--start-from", str(first)) == 2
-    assert "it has an LM head of its own" in capsys.readouterr().err.replace("\n", " ")
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_head_whose_files_repeat_the_targets_embedding_is_started_from(target_folder, prompt_file, tmp_path):
+    first = tmp_path / "first"
+    assert train(target_folder, prompt_file, first, "--draft-vocab-size", "64") == 0
+    weights = load_file(first / "model.safetensors")
+    weights["embed_tokens.weight"] = load_target(str(target_folder)).embedding.clone()
+    save_file(weights, first / "model.safetensors")
+    assert train(target_folder, prompt_file, tmp_path / "second", "--start-from", str(first)) == 0
+
+
+def test_what_a_head_is_measured_on_does_not_choose_its_vocabulary(target_folder, prompt_file, tmp_path, monkeypatch):
+    found = {}
+
+    def split_and_tell(*args):
+        found["held out"], found["learnt"] = split(*args)
+        return found["held out"], found["learnt"]
+
+    def choose(answers, *rest):
+        found["chosen from"] = [answer.index for answer in answers]
+        return frequent_tokens(answers, *rest)
+
+    monkeypatch.setattr(pipeline, "split", split_and_tell)
+    monkeypatch.setattr(pipeline, "frequent_tokens", choose)
+    assert train(target_folder, prompt_file, tmp_path / "head", "--draft-vocab-size", "64") == 0
+    assert found["held out"]
+    assert found["chosen from"] == [text.index for text in found["learnt"]]
 
 
 def test_half_a_line_is_passed_over(tmp_path):

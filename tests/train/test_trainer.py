@@ -102,6 +102,52 @@ def test_an_interrupt_keeps_all_steps_up_to_it(interruptible, head, make_batch, 
     assert resumed.progress.step == 5  # the one that was interrupted has ended
 
 
+@pytest.mark.parametrize("where", ["reading", "saving", "advancing"])
+def test_an_interrupt_between_steps_keeps_them(
+    where, interruptible, head, make_batch, embedding, tmp_path, monkeypatch
+):
+    plan = TrainPlan(steps=8, **{**PLAN, "save_every": 4})
+
+    def trainer():
+        return Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+
+    stopped = trainer()
+    batches = stopped._batches
+
+    def interrupt(now):
+        if now == where and stopped.progress.step == 4:
+            raise KeyboardInterrupt
+
+    def interrupted_batches():
+        for number, batch in enumerate(batches()):
+            if where == "reading" and number == 4:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(stopped, "_batches", interrupted_batches)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(lambda _: interrupt("saving"), lambda: interrupt("advancing"))
+    resumed = trainer()
+    resumed.resume()
+    assert resumed.progress.step == 4
+
+
+def test_what_was_learnt_is_kept_though_measuring_it_fails(head, make_batch, embedding, tmp_path):
+    plan = TrainPlan(steps=8, **{**PLAN, "save_every": 4})
+
+    def trainer():
+        return Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+
+    def fail(_):
+        raise ConfigError("the disk is full")
+
+    with pytest.raises(ConfigError):
+        trainer().run(fail, lambda: None)
+    resumed = trainer()
+    resumed.resume()
+    assert resumed.progress.step == 4
+
+
 def test_the_loss_falls(head, make_batch, embedding, tmp_path):
     plan = TrainPlan(steps=60, **PLAN)
     progress = Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON).run(

@@ -36,7 +36,7 @@ class Rounds:
         """On this proposal, with so many tokens."""
         spoke = self._spokes[session.key.session_id]
         spoke.add_verdict(num_tokens, now - proposal.since_s)
-        if proposal.tree.is_chain:
+        if proposal.budget.is_chain:
             session.pace.add_verdict(proposal.tree.num_draft_tokens, num_tokens - 1)
         if self._trace:
             tag = session.key.tag

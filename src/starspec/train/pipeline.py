@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -44,7 +44,7 @@ class TrainReport:
     started_from: str  # the first weights
     learns_prompts: bool
     draft_vocab_size: int
-    share_of_answers_covered: float  # tokens that the draft vocabulary knows
+    share_of_answers_covered: float  # tokens that the draft vocabulary knows, of the answers that were learnt from
     prompts_sha256: str
     data_licence: str
     num_prompts: int  # distinct ones
@@ -94,7 +94,8 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     if plan.learn_prompts:
         opening = _len_shared(answer.prompt_ids for answer in answers)
         learnt = [text.learnt_from(opening) for text in learnt]
-    draft_token_ids = _draft_token_ids(plan, answers, target)
+    learnt_from = _Chosen(answers, {text.index for text in learnt})
+    draft_token_ids = _draft_token_ids(plan, learnt_from, target)
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
     rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
@@ -109,7 +110,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         started_from=str(plan.start_from or "the target's last layer"),
         learns_prompts=plan.learn_prompts,
         draft_vocab_size=head.spec.draft_vocab_size,
-        share_of_answers_covered=round(_share_covered(answers, draft_token_ids), 5),
+        share_of_answers_covered=round(_share_covered(learnt_from, draft_token_ids), 5),
         prompts_sha256=data_hash,
         data_licence=plan.data_licence,
         num_prompts=len(prompts),
@@ -198,7 +199,17 @@ def _len_shared(prompts: Iterable[list[int]]) -> int:
     return max(1, len(shared or ()))
 
 
-def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) -> Tensor | None:
+class _Chosen(Iterable[Answer]):
+    """Some of the answers, by the index of their prompts, read anew each time: all may not fit into memory."""
+
+    def __init__(self, answers: Sequence[Answer], indices: Set[int]) -> None:
+        self._answers, self._indices = answers, indices
+
+    def __iter__(self) -> Iterator[Answer]:
+        return (answer for answer in self._answers if answer.index in self._indices)
+
+
+def _draft_token_ids(plan: HeadPlan, answers: Iterable[Answer], target: Target) -> Tensor | None:
     vocab_size = target.config.vocab_size
     size = plan.draft_vocab_size
     if plan.method == "eagle" or size is None or size >= vocab_size:
@@ -213,11 +224,11 @@ def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_tok
     if plan.start_from is None:
         begin_like_target(head, target.model)
     else:
-        begin_like_head(head, plan.start_from, target.config.num_hidden_layers)
+        begin_like_head(head, plan.start_from, target.config.num_hidden_layers, target.embedding)
     return head
 
 
-def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) -> float:
+def _share_covered(answers: Iterable[Answer], draft_token_ids: Tensor | None) -> float:
     if draft_token_ids is None:
         return 1.0
     known, num_known, num_all = set(draft_token_ids.tolist()), 0, 0

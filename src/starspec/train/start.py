@@ -21,6 +21,7 @@ from starspec.train.answer_files import Answer
 from starspec.train.head import TrainedHead
 
 ZIPF_OFFSET, PRIOR_WEIGHT = 500, 0.5
+EMBEDDING = "embed_tokens.weight"
 
 
 def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple[int, ...]:
@@ -94,11 +95,20 @@ def begin_like_target(head: TrainedHead, model: Any) -> None:
         head.norm.weight.copy_(model.model.norm.weight)
 
 
-def begin_like_head(head: TrainedHead, folder: Path, num_layers: int) -> None:
-    """Go on from a head that was trained before. Effects: the head's weights. Raises: as `earlier_head`."""
+def begin_like_head(head: TrainedHead, folder: Path, num_layers: int, embedding: Tensor) -> None:
+    """Go on from a head that was trained before.
+
+    Args:
+        embedding: the target's, [V, C]; a copy in the head's files may only repeat it.
+    Effects: the head's weights.
+    Raises: as `earlier_head`; ConfigError if the head has not all weights, or an embedding of its own.
+    """
     earlier, own = earlier_head(folder, head.spec, num_layers), head.state_dict()
     if missing := own.keys() - earlier.tensors.keys():
         raise ConfigError(f"'{folder}' cannot be started from: it has no {min(missing)}")
+    theirs = earlier.tensors.get(EMBEDDING)
+    if theirs is not None and not torch.equal(theirs, embedding.to("cpu", theirs.dtype)):
+        raise ConfigError(f"'{folder}' cannot be started from: its embedding is not its target's, and not trained here")
     head.load_state_dict({name: earlier.tensors[name].to(value.dtype) for name, value in own.items()})
 
 
@@ -120,15 +130,16 @@ def earlier_head(folder: Path, spec: HeadSpec, num_layers: int) -> HeadWeights:
 
     Args:
         num_layers: of the target.
-    Raises: ModelError if it cannot be read; ConfigError if it has another shape, or an LM head of its own: what is
-        trained here speaks through its target's.
+    Raises: ModelError if it cannot be read; ConfigError if it has another shape, or weights that are not trained here:
+        an LM head of its own, where ours speak through their target's, or an EAGLE-3 head's bias.
     """
     earlier = read_head(
         folder,
         target=TargetShape(num_layers=num_layers, hidden_size=spec.target_hidden_size, vocab_size=spec.vocab_size),
     )
-    if "lm_head.weight" in earlier.tensors:
-        raise ConfigError(f"'{folder}' cannot be started from: it has an LM head of its own, which is not trained here")
+    for name, what in (("lm_head.weight", "an LM head of its own"), ("fc.bias", "a bias of fc")):
+        if name in earlier.tensors and (name, spec.method) != ("fc.bias", "eagle"):
+            raise ConfigError(f"'{folder}' cannot be started from: it has {what}, which is not trained here")
     free = {"draft_vocab_size", "target_name", "max_position_embeddings"}
     for name in (each.name for each in fields(HeadSpec) if each.name not in free):
         theirs, ours = getattr(earlier.spec, name), getattr(spec, name)

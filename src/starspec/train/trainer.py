@@ -114,6 +114,7 @@ class Trainer:
         self._lesson = lesson
         self.embedding, self.lm_head = embedding, lm_head
         self.progress = Progress()
+        self._measured_at = -1  # step
         decayed = [each for each in head.parameters() if each.ndim > 1]
         others = [each for each in head.parameters() if each.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
@@ -131,28 +132,49 @@ class Trainer:
         """Train to the end.
 
         Args:
-            saving: called before the state is written; may add to the progress.
+            saving: called now and then, and at the end; may add to the progress.
             advance: called after each step.
         """
         self.resume()
-        saved_at = -1
+        self._learn(saving, advance)
+        if self._measured_at != self.progress.step:
+            self._measure(saving)
+        return self.progress
+
+    def _learn(self, saving: Callable[[Progress], None], advance: Callable[[], None]) -> None:
         with contextlib.closing(_one_ahead(self._batches())) as batches:
             while self.share_done < 1:
                 begun = time.monotonic()
-                batch = next(batches)
+                with self._kept():
+                    batch = next(batches)
                 self.progress.note_lesson(self._lesson)
                 with uninterrupted(self.save):
                     self._step(batch)
                     self.progress.seconds += time.monotonic() - begun
-                advance()
+                with self._kept():
+                    advance()
                 if self.progress.step % self.plan.save_every == 0:
-                    saving(self.progress)
-                    self.save()
-                    saved_at = self.progress.step
-        if saved_at != self.progress.step:
-            saving(self.progress)
+                    self._measure(saving)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Between two steps: an interrupt loses none of them."""
+        try:
+            yield
+        except KeyboardInterrupt:
             self.save()
-        return self.progress
+            raise
+
+    def _measure(self, saving: Callable[[Progress], None]) -> None:
+        """Effects: the state is kept with what was measured, and without it where that fails or is interrupted."""
+        try:
+            saving(self.progress)
+        except BaseException:
+            with contextlib.suppress(ConfigError):  # why measuring failed is what is told
+                self.save()
+            raise
+        self.save()
+        self._measured_at = self.progress.step
 
     def _step(self, batch: Batch) -> None:
         rate = self.plan.learning_rate * min(1.0, (self.progress.step + 1) / self.plan.warmup) * self._cosine()

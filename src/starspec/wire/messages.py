@@ -315,7 +315,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    num_draft_tokens: DraftCount | None = None  # None: the target's own choice; 0: do not speculate
+    num_draft_tokens: DraftCount | None = None  # depth of its proposals; None: the target's own choice; 0: none
 
 
 class Submit(Message, frozen=True):
