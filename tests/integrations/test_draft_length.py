@@ -60,6 +60,30 @@ def test_where_each_token_costs_a_step_nothing_is_drafted() -> None:
     assert paying_lengths([0.9, 0.9], [4, 4], BY_TOKEN, NO_WAIT) == [0, 0]
 
 
+def test_what_is_not_reached_is_worth_nothing_and_costs_nothing() -> None:
+    """Four draft tokens, all of which would be accepted, where a step over six takes as long as two."""
+    steep = cost(of_1=0.1, of_2=0.11, of_6=0.2)
+    by_layer = RoundCost(0.0, 0.05, 0.0, deepest=8)
+    assert paying_lengths([1.0], [4], steep, by_layer) == [4]
+    assert paying_lengths([1.0], [4], steep, by_layer, [0.0]) == [1]
+    dear = RoundCost(0.1, 0.0, 0.0, deepest=8)
+    assert paying_lengths([1.0], [4], FLAT, dear) == [4]
+    assert paying_lengths([1.0], [4], FLAT, dear, [0.05]) == [0], "2.05 tokens in twice the time"
+
+
+def test_how_far_a_draft_goes_is_told_apart_from_how_often_it_is_right() -> None:
+    acceptance = Acceptance(first_reach=0.5)
+    assert acceptance.reach == 0.5
+    for _ in range(200):
+        acceptance.note(num_drafted=3, num_accepted=3, num_asked=4)
+    assert acceptance.rate == pytest.approx(1.0, abs=1e-6)
+    assert acceptance.reach == pytest.approx(2 / 3)
+    for _ in range(200):
+        acceptance.note(num_drafted=4, num_accepted=1, num_asked=4)
+    assert acceptance.rate == pytest.approx(0.5)
+    assert acceptance.reach == pytest.approx(1.0, abs=1e-6)
+
+
 def test_no_rows_no_lengths() -> None:
     assert paying_lengths([], [], FLAT, NO_WAIT) == []
 
@@ -105,7 +129,7 @@ def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
 def test_no_other_choice_expects_more_tokens_a_second(
     rows: list[tuple[float, int]], step_s: list[float], parts: tuple[float, float, float]
 ) -> None:
-    """Against all choices there are; what steps cost never falls with their size."""
+    """Against all choices there are; what steps cost never falls with their size. No draft ends early."""
     rates, most = [rate for rate, _ in rows], [limit for _, limit in rows]
     step_s = sorted(step_s)
     step_cost = cost(**{f"of_{size}": seconds for size, seconds in enumerate(step_s, 1)})

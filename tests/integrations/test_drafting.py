@@ -164,6 +164,18 @@ def test_a_draft_that_ends_early_costs_what_it_took_and_a_longer_one_after_it_is
     assert not request.num_refused
 
 
+def test_how_far_the_hub_drafts_is_learnt_beside_how_often_it_is_right() -> None:
+    vllm = ToyVllm()
+    vllm.hub.sure_of = 1
+    vllm.submit(PROMPT, 100)
+    for _ in range(40):
+        vllm.step()
+    (state,) = vllm.drafter._drafted.values()
+    assert state.acceptance.rate > 0.95
+    assert state.acceptance.reach < 0.05
+    assert state.num_drafted == 1
+
+
 def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm()
     vllm.hub.token_s = 0.001
@@ -227,9 +239,15 @@ def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was
 ) -> None:
     weighed: list[RoundCost] = []
 
-    def weigh(rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost) -> list[int]:
+    def weigh(
+        rates: Sequence[float],
+        most: Sequence[int],
+        step_cost: StepCost,
+        round_cost: RoundCost,
+        reaches: Sequence[float],
+    ) -> list[int]:
         weighed.append(round_cost)
-        return paying_lengths(rates, most, step_cost, round_cost)
+        return paying_lengths(rates, most, step_cost, round_cost, reaches)
 
     monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
     vllm = ToyVllm()
@@ -276,9 +294,15 @@ def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.Monk
     monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
     weighed: set[int] = set()
 
-    def weigh(rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost) -> list[int]:
+    def weigh(
+        rates: Sequence[float],
+        most: Sequence[int],
+        step_cost: StepCost,
+        round_cost: RoundCost,
+        reaches: Sequence[float],
+    ) -> list[int]:
         weighed.update(most)
-        return paying_lengths(rates, most, step_cost, round_cost)
+        return paying_lengths(rates, most, step_cost, round_cost, reaches)
 
     monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
     vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)

@@ -2,7 +2,9 @@
 
 Each draft token of a row is worth the probability that it is accepted, and costs its share of vLLM's next step and of
 the wait for the hub. Rows are weighed together, since they share both: for each depth that drafts may have, the
-likeliest draft tokens of all rows first, up to the number with the best quotient of expected tokens and seconds.
+likeliest draft tokens of all rows first, up to the number with the best quotient of expected tokens and seconds. A hub
+may end a draft before the length that it was asked for, in doubt: what is not reached is worth nothing and costs
+nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from starspec.integrations.vllm.step_cost import StepCost
 
 FIRST_RATE: Final = 0.8  # before anything was verified
 FIRST_WEIGHT: Final = 2.0  # draft tokens that this counts as
+FIRST_REACH: Final = 1.0
 FADING: Final = 0.9  # of what is known, with each draft that follows
 LEAST_GAIN: Final = 1.1  # times the tokens a second without drafts: what promises less may as well lose
 WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was timed
@@ -30,12 +33,14 @@ class Acceptance:
     """What one request accepted lately, and how long it has had no draft.
 
     Args:
-        first_rate: what is thought before anything was verified.
+        first_rate: what is thought before anything was verified, and
+        first_reach: likewise.
     """
 
-    def __init__(self, first_rate: float = FIRST_RATE) -> None:
-        self._num_tried = FIRST_WEIGHT
+    def __init__(self, first_rate: float = FIRST_RATE, first_reach: float = FIRST_REACH) -> None:
+        self._num_tried = self._num_asked_on = FIRST_WEIGHT
         self._num_accepted = first_rate * FIRST_WEIGHT
+        self._num_gone_on = first_reach * FIRST_WEIGHT
         self._num_idle_steps = 0
 
     @property
@@ -43,12 +48,24 @@ class Acceptance:
         """Probability that a draft token is accepted if all before it are."""
         return self._num_accepted / self._num_tried
 
-    def note(self, num_drafted: int, num_accepted: int) -> None:
-        """A step's draft of so many tokens was verified; behind the first that was refused nothing was tried."""
+    @property
+    def reach(self) -> float:
+        """Probability that a draft goes on behind a token, if it is asked to."""
+        return self._num_gone_on / self._num_asked_on
+
+    def note(self, num_drafted: int, num_accepted: int, num_asked: int | None = None) -> None:
+        """A step's draft of so many tokens was verified; behind the first that was refused nothing was tried.
+
+        Args:
+            num_asked: at least `num_drafted`; None = as many as were drafted.
+        """
+        num_asked = num_drafted if num_asked is None else num_asked
         self._num_idle_steps = 0 if num_drafted else self._num_idle_steps + 1
         if num_drafted:
             self._num_tried = FADING * self._num_tried + num_accepted + (num_accepted < num_drafted)
             self._num_accepted = FADING * self._num_accepted + num_accepted
+            self._num_asked_on = FADING * self._num_asked_on + num_drafted - 1 + (num_drafted < num_asked)
+            self._num_gone_on = FADING * self._num_gone_on + num_drafted - 1
 
     @property
     def is_idle(self) -> bool:
@@ -62,7 +79,11 @@ def is_for_probes(step: int) -> bool:
 
 
 def paying_lengths(
-    rates: Sequence[float], most: Sequence[int], step_cost: StepCost, round_cost: RoundCost
+    rates: Sequence[float],
+    most: Sequence[int],
+    step_cost: StepCost,
+    round_cost: RoundCost,
+    reaches: Sequence[float] | None = None,
 ) -> list[int]:
     """Draft tokens of each row: those that give the most tokens a second, none unless by LEAST_GAIN more than without.
 
@@ -71,22 +92,28 @@ def paying_lengths(
         most: draft tokens that each row may have.
         step_cost: seconds of vLLM's step by its tokens; while it is empty, what is likely enough pays.
         round_cost: of the wait for the hub.
+        reaches: probability of each row that its draft goes on as long as it is asked to; None = all do.
     """
     if not any(most):
         return list(most)
     depths = np.arange(1, max(most) + 1)
-    worth = np.where(depths <= np.array(most)[:, None], np.array(rates)[:, None] ** depths, -1.0)
+    has_room = depths <= np.array(most)[:, None]
+    reach = np.ones(len(rates)) if reaches is None else np.array(reaches)
+    drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [rows, depths]: expected tokens
+    worth = np.where(has_room, np.array(rates)[:, None] ** depths, -1.0)  # of a token that is drafted
     if not step_cost:
         return [int(each) for each in (worth >= WORTHLESS).sum(axis=1)]
     order = np.argsort(-worth.ravel(), kind="stable")[: sum(most)]  # stable: of a row, the first token comes first
     nth = order % len(depths)
-    step_s = step_cost.predict(len(rates) + np.arange(len(order) + 1))
-    best, taken = LEAST_GAIN * len(rates) / step_s[0], order[:0]
+    num_layers = np.cumsum(1.0 - np.prod(1.0 - drafted, axis=0))  # a layer is drafted if any row goes on
+    plain_s = float(step_cost.predict(np.array([len(rates)]))[0])
+    best, taken = LEAST_GAIN * len(rates) / plain_s, order[:0]
     for depth in depths.tolist():
         allowed = order[nth < depth]
-        expected = len(rates) + np.cumsum(worth.flat[allowed])
-        num_tokens = np.arange(1, len(allowed) + 1)
-        speed = expected / (step_s[num_tokens] + round_cost.seconds(depth, num_tokens))
+        expected = len(rates) + np.cumsum((worth * drafted).flat[allowed])
+        num_tokens = np.cumsum(drafted.flat[allowed])
+        wait_s = round_cost.seconds(num_layers[depth - 1], num_tokens)
+        speed = expected / (step_cost.predict(len(rates) + num_tokens) + wait_s)
         num = int(np.argmax(speed))
         if speed[num] > best:
             best, taken = speed[num], allowed[: num + 1]

@@ -29,6 +29,7 @@ class _Drafted:
     acceptance: Acceptance
     is_by_hub: bool  # whose drafts it tells of
     num_drafted: int = 0  # tokens handed to vLLM in the last step
+    num_asked: int = 0  # and that the hub was asked for
     index: NgramIndex | None = None
 
 
@@ -84,7 +85,8 @@ class StepDrafter:
         elif self._hub.round is not None:
             self._round_times.note(self._hub.round)
         for each in wanted:
-            self._drafted[each.request].num_drafted = len(drafts.get(each.request, ()))
+            state = self._drafted[each.request]
+            state.num_drafted, state.num_asked = len(drafts.get(each.request, ())), each.num_draft_tokens
         self._stepped = {each.request for each in wanted}
         self._step_cost.end_step()
         self._ended_s = self._clock()
@@ -121,7 +123,8 @@ class StepDrafter:
         most = [self._most(row.request) for row in seen]
         if not self._settings.adaptive:
             return most
-        lengths = paying_lengths([each.rate for each in known], most, self._step_cost, self._round_times.cost)
+        rates, reaches = [each.rate for each in known], [each.reach for each in known]
+        lengths = paying_lengths(rates, most, self._step_cost, self._round_times.cost, reaches)
         self._num_steps += 1
         if not is_for_probes(self._num_steps) and not any(lengths):
             return lengths
@@ -137,11 +140,12 @@ class StepDrafter:
         state = self._drafted.get(row.request)
         is_by_hub = self._hub.is_serving
         if state is None or state.is_by_hub != is_by_hub:  # what n-grams achieve says nothing of a hub
-            state = self._drafted[row.request] = _Drafted(Acceptance(self._usual[is_by_hub].rate), is_by_hub)
+            usual = self._usual[is_by_hub]
+            state = self._drafted[row.request] = _Drafted(Acceptance(usual.rate, usual.reach), is_by_hub)
         num_drafted = state.num_drafted if row.request in self._stepped else 0  # of one preempted, nothing was verified
         num_accepted = min(num_drafted, row.num_new - 1)
-        state.acceptance.note(num_drafted, num_accepted)
-        self._usual[is_by_hub].note(num_drafted, num_accepted)
+        for acceptance in (state.acceptance, self._usual[is_by_hub]):
+            acceptance.note(num_drafted, num_accepted, state.num_asked)
         return state.acceptance
 
     def _propose(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:

@@ -39,13 +39,13 @@ class RoundCost(NamedTuple):
     token_s: float
     deepest: int
 
-    def seconds(self, num_layers: int, num_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of rounds with so many layers, at least 1, and tokens [N]."""
+    def seconds(self, num_layers: float, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of rounds with so many layers, at least 1, and tokens [N]; of either as many as are expected."""
         return np.asarray(self.fixed_s + self.layer_s * min(num_layers, self.deepest) + self.token_s * num_tokens)
 
     def seconds_of(self, lengths: Sequence[int]) -> float:
         """Of a round with drafts of such lengths, at least one of which is not 0."""
-        return float(self.seconds(max(lengths), np.array(sum(lengths))))
+        return float(self.seconds(max(lengths), np.array(float(sum(lengths)))))
 
 
 NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0, deepest=0)

@@ -41,8 +41,8 @@ class StepCost:
         last = self._step - NUM_STEPS
         self._by_size = {size: mean for size, mean in self._by_size.items() if mean.noted_in >= last}
 
-    def predict(self, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of each size [N], at least 1; what has been measured must not be empty.
+    def predict(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of each size [N], at least 1, expected ones too; what has been measured must not be empty.
 
         Between two measured sizes on the line between them; above the largest as that one, and below the smallest in
         proportion to it, both the least that it can be.
