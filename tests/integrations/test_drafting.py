@@ -106,6 +106,19 @@ def test_where_drafts_do_not_pay_few_steps_wait_for_a_probe_however_requests_com
     assert seconds_of_stream(slow) <= 1.08 * seconds_of_stream(alone)
 
 
+def test_where_drafts_do_not_pay_the_hub_reads_one_prompt_of_a_batch() -> None:
+    """That of the row which probes: what it achieves is what others are thought to."""
+    vllm = ToyVllm(token_s=0.05)
+    for seed in range(3):
+        before = vllm.hub.num_opens
+        for prompt in prompts(4, seed):
+            vllm.submit(prompt, 70)
+        for _ in range(50):
+            vllm.step()
+        assert seed == 0 or vllm.hub.num_opens - before == 1
+        vllm.run()
+
+
 def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toy_hub.READING_S", 2 * DRAFT_S)
     vllm = ToyVllm(token_s=0.001)

@@ -128,8 +128,24 @@ class StepDrafter:
         self._num_steps += 1
         if not is_for_probes(self._num_steps) and not any(lengths):
             return lengths
-        probes = [min(PROBE_TOKENS, limit) if each.is_idle else 0 for each, limit in zip(known, most, strict=True)]
+        may_probe = self._may_probe([row.request for row in seen], known)
+        probes = [min(PROBE_TOKENS, limit) if may else 0 for may, limit in zip(may_probe, most, strict=True)]
         return [length or probe for length, probe in zip(lengths, probes, strict=True)]
+
+    def _may_probe(self, requests: Sequence[KnownRequest], known: Sequence[Acceptance]) -> list[bool]:
+        """Of rows without drafts for long those whose texts the hub has; if it has none, one of them.
+
+        What the hub has not read it has to read first, which may cost more than all drafts of a request would save, and
+        what one achieves is what others are thought to: should drafts pay, all get them.
+        """
+        may = [each.is_idle for each in known]
+        if not self._hub.is_serving:
+            return may
+        are_held = [self._hub.holds(request) for request in requests]
+        if any(are_held):
+            return [idle and held for idle, held in zip(may, are_held, strict=True)]
+        first = may.index(True) if any(may) else None
+        return [place == first for place in range(len(may))]
 
     def _most(self, request: KnownRequest) -> int:
         """Draft tokens that a request has room for and can get."""

@@ -127,6 +127,11 @@ class HubClient:
     def num_tags(self) -> int:
         return len(self._tags)
 
+    def holds(self, request: KnownRequest) -> bool:
+        """Whether the hub has a request's text, as far as is known, or is reading it."""
+        tag = self._tags.get(request)
+        return tag is not None and tag.session.is_held
+
     def most(self, request: KnownRequest) -> int:
         """Draft tokens that the hub may give a request in the next step."""
         tag = self._tags.get(request)
