@@ -424,6 +424,15 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_spoils_the_head(
     assert "is no number: give a lower --learning-rate" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_a_spoiled_training_is_begun_anew_as_it_says(target_folder, prompt_file, tmp_path, capsys):
+    out = tmp_path / "head"
+    assert train(target_folder, prompt_file, out, "--learning-rate", "1e9", "--save-every", "1") == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"and delete '{out / 'work' / 'state'}'" in said
+    shutil.rmtree(out / "work" / "state")
+    assert train(target_folder, prompt_file, out) == 0
+
+
 def test_an_answer_ends_with_the_token_that_ended_it(target_folder, tmp_path):
     """A model may have several such tokens; no other of them may be put behind it."""
     folder = tmp_path / "target"

@@ -26,26 +26,31 @@ def card_text(report: TrainReport) -> str:
         if len(report.lessons) > 1
     )
     learnt = ", learnt from together with their prompts" if report.learns_prompts else ""
-    where = report.provenance
+    where, speaks = report.provenance, "all tokens of its target"
+    covered = report.share_of_answers_covered
+    if covered < 1.0:
+        speaks = f"the {report.draft_vocab_size:,} most frequent tokens, {covered:.1%} of the answers"
+    command, *arguments = where.argv
+    command = "starspec" if command == "__main__.py" else command  # python -m starspec
     return f"""# {"EAGLE-3" if report.method == "eagle3" else "EAGLE"} head for {report.target}
 
 One decoder layer that drafts for {report.target}; useless for any other model. Written in the layout of `speculators`;
 its embedding and LM head are the target's and not stored.
 
-    starspec generate --target TARGET --draft THIS_FOLDER
+    starspec generate "Hello" --target TARGET --draft THIS_FOLDER
 
 | | |
 |---|---|
 | reads | hidden states {", ".join(map(str, report.feature_layers))} (indices into `hidden_states`, 0 = embeddings) |
-| speaks | the {report.draft_vocab_size:,} most frequent tokens, {report.share_of_answers_covered:.1%} of the answers |
+| speaks | {speaks} |
 | data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens{learnt} |
 | prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |
 | started from | {report.started_from} |
-| training | {report.steps:,} steps over {report.num_positions:,} positions in {report.training_minutes:.0f} minutes |
+| training | {report.steps:,} steps over {report.num_positions:,} positions in {report.training_minutes:.3g} minutes |
 {lessons}| on | {where.cpu}, {where.num_threads} threads{", " + ", ".join(where.devices) if where.devices else ""} |
 | chain of 4, greedy | {measured} |
 
-The command: `{shlex.join(where.argv)}`
+The command, folders shortened: `{shlex.join([command, *arguments])}`
 
 `provenance.json` has the versions, the plan and the hashes of target, prompts and answers.
 """

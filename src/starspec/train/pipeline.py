@@ -57,7 +57,7 @@ class TrainReport:
     steps: int = 0
     num_positions: int = 0
     training_minutes: float = 0.0
-    total_minutes: float = 0.0  # of this start; answers and features that were there already took their time before
+    minutes_of_last_start: float = 0.0  # all stages; what starts before it did took their own time
     held_out_chain: Acceptance | None = None  # None: no held-out prompt was answered greedily
     curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
     lessons: Sequence[Lesson] = field(default_factory=list)  # what was learnt from, start by start
@@ -132,7 +132,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
             steps=progress.step,
             num_positions=progress.num_positions,
             training_minutes=round(progress.seconds / 60, 2),
-            total_minutes=round((time.monotonic() - begun) / 60, 2),
+            minutes_of_last_start=round((time.monotonic() - begun) / 60, 2),
             held_out_chain=found,
             curve=progress.acceptance,
             lessons=progress.lessons,

@@ -183,7 +183,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss, share_right, num = self.loss(batch)
         if not bool(loss.isfinite()):
-            raise ConfigError(f"the loss of step {self.progress.step + 1} is no number: give a lower --learning-rate")
+            raise ConfigError(
+                f"the loss of step {self.progress.step + 1} is no number: give a lower --learning-rate, and delete "
+                f"'{self.folder}', where the steps that led to it may be kept"
+            )
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), MAX_GRADIENT)
         self.optimizer.step()
