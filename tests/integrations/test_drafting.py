@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from starspec.integrations.vllm.draft_length import paying_lengths
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.integrations.vllm.step_cost import StepCost
 from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
 from starspec.wire.hub_liveness import DOUBT_S
@@ -247,22 +247,22 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     assert not vllm.deadline._rounds
 
 
+def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -> None:
+    """Effects: `note` is told what lengths are weighed by."""
+
+    def weigh(*given: Any) -> list[int]:
+        note(*given)
+        return paying_lengths(*given)
+
+    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
+
+
 def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weighed: list[RoundCost] = []
 
-    def weigh(
-        rates: Sequence[float],
-        most: Sequence[int],
-        step_cost: StepCost,
-        round_cost: RoundCost,
-        reaches: Sequence[float],
-    ) -> list[int]:
-        weighed.append(round_cost)
-        return paying_lengths(rates, most, step_cost, round_cost, reaches)
-
-    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
+    watch_weighing(monkeypatch, lambda *given: weighed.append(given[3]))
     vllm = ToyVllm()
     vllm.submit(PROMPT, 30)
     vllm.run()
@@ -307,17 +307,7 @@ def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.Monk
     monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
     weighed: set[int] = set()
 
-    def weigh(
-        rates: Sequence[float],
-        most: Sequence[int],
-        step_cost: StepCost,
-        round_cost: RoundCost,
-        reaches: Sequence[float],
-    ) -> list[int]:
-        weighed.update(most)
-        return paying_lengths(rates, most, step_cost, round_cost, reaches)
-
-    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
+    watch_weighing(monkeypatch, lambda *given: weighed.update(given[1]))
     vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
     request = vllm.submit(PROMPT, 60)
     vllm.step()

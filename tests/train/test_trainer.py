@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -81,9 +82,7 @@ def test_a_second_interrupt_is_not_put_off(interruptible):
 
 def test_an_interrupt_keeps_all_steps_up_to_it(interruptible, head, make_batch, embedding, tmp_path, monkeypatch):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 100})
-
-    def trainer():
-        return Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
 
     stopped = trainer()
     step = stopped._step
@@ -107,9 +106,7 @@ def test_an_interrupt_between_steps_keeps_them(
     where, interruptible, head, make_batch, embedding, tmp_path, monkeypatch
 ):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 4})
-
-    def trainer():
-        return Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
 
     stopped = trainer()
     batches = stopped._batches
@@ -134,9 +131,7 @@ def test_an_interrupt_between_steps_keeps_them(
 
 def test_what_was_learnt_is_kept_though_measuring_it_fails(head, make_batch, embedding, tmp_path):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 4})
-
-    def trainer():
-        return Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
 
     def fail(_):
         raise ConfigError("the disk is full")

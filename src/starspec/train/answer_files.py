@@ -6,7 +6,7 @@ counts; a line that a killed run left unfinished is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -50,6 +50,10 @@ class StoredAnswers(Sequence[Answer]):
     def indices(self) -> list[int]:
         """Of the prompts that are answered."""
         return [place.prompt_index for place in self._places]
+
+    def to_prompts(self, indices: Set[int]) -> StoredAnswers:
+        """Those to these prompts alone."""
+        return StoredAnswers([place for place in self._places if place.prompt_index in indices])
 
     def __len__(self) -> int:
         return len(self._places)

@@ -26,10 +26,7 @@ def card_text(report: TrainReport) -> str:
         if len(report.lessons) > 1
     )
     learnt = ", learnt from together with their prompts" if report.learns_prompts else ""
-    where, speaks = report.provenance, "all tokens of its target"
-    covered = report.share_of_answers_covered
-    if covered < 1.0:
-        speaks = f"the {report.draft_vocab_size:,} most frequent tokens, {covered:.1%} of the answers"
+    where = report.provenance
     command, *arguments = where.argv
     command = "starspec" if command == "__main__.py" else command  # python -m starspec
     return f"""# {"EAGLE-3" if report.method == "eagle3" else "EAGLE"} head for {report.target}
@@ -42,7 +39,7 @@ its embedding and LM head are the target's and not stored.
 | | |
 |---|---|
 | reads | hidden states {", ".join(map(str, report.feature_layers))} (indices into `hidden_states`, 0 = embeddings) |
-| speaks | {speaks} |
+| speaks | {report.draft_vocab_size:,} tokens, {report.share_of_answers_covered:.1%} of the answers learnt from |
 | data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens{learnt} |
 | prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |
 | started from | {report.started_from} |

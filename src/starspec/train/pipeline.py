@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -94,7 +94,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     if plan.learn_prompts:
         opening = _len_shared(answer.prompt_ids for answer in answers)
         learnt = [text.learnt_from(opening) for text in learnt]
-    learnt_from = _Chosen(answers, {text.index for text in learnt})
+    learnt_from = answers.to_prompts({text.index for text in learnt})
     draft_token_ids = _draft_token_ids(plan, learnt_from, target)
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
@@ -199,17 +199,7 @@ def _len_shared(prompts: Iterable[list[int]]) -> int:
     return max(1, len(shared or ()))
 
 
-class _Chosen(Iterable[Answer]):
-    """Some of the answers, by the index of their prompts, read anew each time: all may not fit into memory."""
-
-    def __init__(self, answers: Sequence[Answer], indices: Set[int]) -> None:
-        self._answers, self._indices = answers, indices
-
-    def __iter__(self) -> Iterator[Answer]:
-        return (answer for answer in self._answers if answer.index in self._indices)
-
-
-def _draft_token_ids(plan: HeadPlan, answers: Iterable[Answer], target: Target) -> Tensor | None:
+def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) -> Tensor | None:
     vocab_size = target.config.vocab_size
     size = plan.draft_vocab_size
     if plan.method == "eagle" or size is None or size >= vocab_size:
@@ -228,7 +218,7 @@ def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_tok
     return head
 
 
-def _share_covered(answers: Iterable[Answer], draft_token_ids: Tensor | None) -> float:
+def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) -> float:
     if draft_token_ids is None:
         return 1.0
     known, num_known, num_all = set(draft_token_ids.tolist()), 0, 0

@@ -67,8 +67,12 @@ class BatchPlan:
         if not self.methods or not self.batch_sizes:
             raise ConfigError("a measurement needs at least one method and one batch size")
         are_plain = all(name.startswith(PLAIN) for name in self.methods)
-        for name in ("disable_by_batch_size", "draft_p_min"):
-            if are_plain and getattr(self, name):
+        given = {
+            "disable_by_batch_size": self.disable_by_batch_size is not None,
+            "draft_p_min": self.draft_p_min != 0.0,
+        }
+        for name, is_given in given.items():
+            if are_plain and is_given:
                 raise ConfigError(f"{name} is of methods that draft, and there are none")
         if set(self.methods) == {"exspec"}:
             replace(self.exspec, admission=self.admission)  # refuses fixed batches
