@@ -250,9 +250,9 @@ class Trainer:
 
         Raises: ConfigError if it cannot be written.
         """
-        tensors = {f"head.{name}": value.detach().contiguous() for name, value in self.head.state_dict().items()}
+        tensors = {f"head.{name}": value.detach().cpu().contiguous() for name, value in self.head.state_dict().items()}
         for number, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
+            tensors |= {f"adam.{number}.{name}": value.cpu() for name, value in state.items()}
         unfinished, path = self.folder / "state.part", self.folder / "state.safetensors"
         with writing(path):
             self.folder.mkdir(parents=True, exist_ok=True)
