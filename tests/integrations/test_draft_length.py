@@ -14,8 +14,9 @@ from starspec.integrations.vllm.draft_length import (
     PROBE_EVERY,
     PROBE_STEPS,
     Acceptance,
+    PayingDrafts,
     is_for_probes,
-    paying_lengths,
+    paying_drafts,
 )
 from starspec.integrations.vllm.round_cost import NO_WAIT, RoundCost
 from starspec.integrations.vllm.step_cost import StepCost
@@ -30,6 +31,12 @@ def cost(**seconds_by_size: float) -> StepCost:
 
 FLAT = cost(of_1=0.1, of_100=0.1)
 BY_TOKEN = cost(of_1=0.1, of_100=10.0)
+
+
+def paying_lengths(
+    rates: list[float], most: list[int], step_cost: StepCost, round_cost: RoundCost, reaches: list[float] | None = None
+) -> list[int]:
+    return paying_drafts(rates, most, step_cost, round_cost, reaches).lengths
 
 
 def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
@@ -85,7 +92,12 @@ def test_how_far_a_draft_goes_is_told_apart_from_how_often_it_is_right() -> None
 
 
 def test_no_rows_no_lengths() -> None:
-    assert paying_lengths([], [], FLAT, NO_WAIT) == []
+    assert paying_drafts([], [], FLAT, NO_WAIT) == PayingDrafts([], None)
+
+
+def test_before_a_step_was_timed_no_speed_is_expected() -> None:
+    assert paying_drafts([0.9], [4], StepCost(), NO_WAIT).speed is None
+    assert paying_drafts([0.9], [0], StepCost(), NO_WAIT).speed is None
 
 
 def test_rows_with_no_room_get_none() -> None:
@@ -140,7 +152,9 @@ def test_no_other_choice_expects_more_tokens_a_second(
         wait_s = round_cost.seconds_of(lengths) if any(lengths) else 0.0
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
-    chosen = tuple(paying_lengths(rates, most, step_cost, round_cost))
+    drafts = paying_drafts(rates, most, step_cost, round_cost)
+    chosen = tuple(drafts.lengths)
+    assert drafts.speed == pytest.approx(speed(chosen))
     best = max(speed(each) for each in product(*(range(limit + 1) for limit in most)))
     if any(chosen):
         assert speed(chosen) == pytest.approx(best)

@@ -18,7 +18,7 @@ from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import SessionId
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.draft_length import paying_lengths
+from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
@@ -119,9 +119,60 @@ def test_where_drafts_do_not_pay_the_hub_reads_one_prompt_of_a_batch() -> None:
         vllm.run()
 
 
+def test_on_shared_cores_a_hub_reads_only_what_drafts_make_good() -> None:
+    """Answers of 30 tokens: reading their prompts takes longer than drafts could ever save."""
+
+    def seconds_of_answers(vllm: ToyVllm, num_tokens: int) -> float:
+        for _ in range(2):  # in the first round it is learnt what reading costs
+            started_s, before = vllm.clock.now, vllm.hub.num_opens
+            for prompt in [list(range(100 * n, 100 * n + 100)) for n in range(4)]:
+                vllm.submit([each % VOCAB_SIZE for each in prompt], num_tokens)
+            vllm.run()
+            vllm.rest(3.0)
+        opens.append(vllm.hub.num_opens - before)
+        return vllm.clock.now - started_s
+
+    opens: list[int] = []
+    alone = ToyVllm(fallback="none")
+    alone.hub.kill()
+    shared = ToyVllm()
+    shared.hub.read_token_s = 0.01
+    assert seconds_of_answers(shared, 30) <= 1.05 * seconds_of_answers(alone, 30)
+    assert opens[0] == 0
+    shared.hub.read_token_s = 0.0001
+    for _ in range(20):
+        seconds_of_answers(shared, 300)
+    assert opens[-1] == 4, "reading became cheap, and answers long"
+
+
+def test_a_hub_of_its_own_is_told_every_prompt() -> None:
+    """It reads as long as that of the test before; vLLM loses nothing by it."""
+    vllm = ToyVllm(fallback="none")
+    vllm.hub.mood = "reading"
+    for seed in range(4):
+        before = vllm.hub.num_opens
+        for prompt in prompts(4, seed):
+            vllm.submit(prompt, 100)
+        vllm.run()
+        vllm.rest(3.0)
+        assert vllm.hub.num_opens - before == 4
+
+
+def test_a_new_server_times_a_step_before_a_hub_is_told_anything() -> None:
+    vllm = ToyVllm(is_new=True)
+    vllm.drafter.tend()  # the hub is found
+    vllm.submit(PROMPT, 40)
+    opens = []
+    for _ in range(4):
+        vllm.step()
+        opens.append(vllm.hub.num_opens)
+    assert opens == [0, 1, 1, 1]
+    assert vllm.drafter._step_cost
+
+
 def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toy_hub.READING_S", 2 * DRAFT_S)
-    vllm = ToyVllm(token_s=0.001)
+    vllm = ToyVllm(token_s=0.001, is_new=True)
     vllm.hub.mood = "reading"  # what it is first told of a request takes it longer
     steps: set[tuple[int, float]] = set()
     note = vllm.drafter._step_cost.note
@@ -250,11 +301,11 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
 def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -> None:
     """Effects: `note` is told what lengths are weighed by."""
 
-    def weigh(*given: Any) -> list[int]:
+    def weigh(*given: Any) -> PayingDrafts:
         note(*given)
-        return paying_lengths(*given)
+        return paying_drafts(*given)
 
-    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_lengths", weigh)
+    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_drafts", weigh)
 
 
 def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(

@@ -52,9 +52,10 @@ class ToyVllm:
 
     Args:
         token_s: seconds that a step takes for each of its tokens, beside STEP_S.
+        is_new: no step has been timed yet.
     """
 
-    def __init__(self, num_tokens: int = 4, token_s: float = 0.0, **settings: Any) -> None:
+    def __init__(self, num_tokens: int = 4, token_s: float = 0.0, *, is_new: bool = False, **settings: Any) -> None:
         self.token_s = token_s
         self.clock = VirtualClock()
         self.hub = ToyHub(self.clock)
@@ -71,6 +72,8 @@ class ToyVllm:
         self.longest_propose_s = 0.0
         self._tended_s = self.clock.now
         self._count_sends()
+        if not is_new:
+            self._time_a_step()
 
     def submit(self, prompt: list[int], num_output: int, chunk: int = 10_000) -> ToyRequest:
         request = ToyRequest(list(prompt), len(prompt) + num_output, chunk)
@@ -92,7 +95,7 @@ class ToyVllm:
             self.rows.insert(0, self.rows.pop())
         while self.waiting and len(self.rows) < NUM_ROWS:
             self.rows.append(self.waiting.pop(0))
-        self._pass(STEP_S + self.token_s * sum(each.num_forwarded for each in self.rows))
+        self._pass(self.hub.slow_down(STEP_S + self.token_s * sum(each.num_forwarded for each in self.rows)))
         sampled = [self._sample(each) for each in self.rows]
         for row, request in enumerate(self.rows):
             self.token_ids[row, : len(request.token_ids)] = request.token_ids
@@ -118,6 +121,15 @@ class ToyVllm:
         until_s = self.clock.now + seconds
         while self.clock.now < until_s:
             self._pass(TEND_S)
+
+    def _time_a_step(self) -> None:
+        """While the hub cannot be reached, of a request that is forgotten again."""
+        self.hub.is_connected = False
+        self.submit([1], 3)
+        self.run()
+        self.rest(2.0)
+        self.hub.is_connected = True
+        self.num_sent, self.longest_propose_s = [], 0.0
 
     def _sample(self, request: ToyRequest) -> list[int]:
         num_known = len(request.token_ids)

@@ -72,7 +72,9 @@ class ToyHub:
         self.num_opens = 0
         self.num_opens_lost = 0  # so many are going to be
         self.busy_s = 0.0  # what every proposal takes longer
-        self.token_s = 0.0  # and for each token that it and those asked for beside it have
+        self.read_token_s = 0.0  # what an `Open` takes for each token, on the target's own cores
+        self.read_at_s = 0.0  # all that it was told of
+        self.token_s = 0.0  # what it takes longer for each token that it and those asked for beside it have
         self.sure_of: int | None = None  # tokens behind which it doubts its guesses, and drafts no further
         self._owed_s = 0.0
 
@@ -118,12 +120,26 @@ class ToyHub:
                         self._post(0.001, session.send(session.gap))
                     return
                 self.ids[tag] = [*(self.ids[tag] if isinstance(message, Verdict) else []), *message.token_ids]
+                if isinstance(message, Open) and self.read_token_s:
+                    self.read_at_s = max(self.read_at_s, self.clock.now) + self.read_token_s * len(message.token_ids)
                 if message.num_draft_tokens:
                     is_read = isinstance(message, Verdict) or self.mood != "reading"
                     self._propose(session, message.num_draft_tokens, DRAFT_S if is_read else READING_S)
             case Close(tag=tag):
                 self.sessions.pop(tag, None)
                 self.ids.pop(tag, None)
+                if not self.ids:
+                    self.read_at_s = self.clock.now
+
+    def slow_down(self, seconds: float) -> float:
+        """Returns: what a target's step takes beside a hub that reads on its cores, and has half of them then.
+
+        Effects: what the hub still has to answer comes later by as much.
+        """
+        num_beside = min(seconds, max(0.0, self.read_at_s - self.clock.now))
+        self.read_at_s += num_beside
+        self.mail = [(when + num_beside, message) for when, message in self.mail]
+        return seconds + num_beside
 
     def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
         if self.mood == "mute":
@@ -154,6 +170,7 @@ class ToyHub:
         proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids)
         if self.mood != "chatty":
             session.send(proposal)
+        delay_s += max(0.0, self.read_at_s - self.clock.now)
         self._post(10.0 if self.mood == "late" else delay_s + self.busy_s, proposal)
 
     def _bush(self, session: TagSession, path: list[int], num: int) -> Proposal:

@@ -10,7 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -78,14 +78,21 @@ def is_for_probes(step: int) -> bool:
     return step % PROBE_EVERY < PROBE_STEPS
 
 
-def paying_lengths(
+class PayingDrafts(NamedTuple):
+    """What to draft in one step."""
+
+    lengths: list[int]  # of each row
+    speed: float | None = None  # expected tokens a second of all rows; None = no step has been timed
+
+
+def paying_drafts(
     rates: Sequence[float],
     most: Sequence[int],
     step_cost: StepCost,
     round_cost: RoundCost,
     reaches: Sequence[float] | None = None,
-) -> list[int]:
-    """Draft tokens of each row: those that give the most tokens a second, none unless by LEAST_GAIN more than without.
+) -> PayingDrafts:
+    """The drafts that give the most tokens a second, none unless by LEAST_GAIN more than without.
 
     Args:
         rates: probability of each row that a draft token is accepted.
@@ -94,20 +101,21 @@ def paying_lengths(
         round_cost: of the wait for the hub.
         reaches: probability of each row that its draft goes on as long as it is asked to; None = all do.
     """
+    plain_s = float(step_cost.predict(np.array([len(rates)]))[0]) if step_cost and rates else None
+    plain = None if plain_s is None else len(rates) / plain_s
     if not any(most):
-        return list(most)
+        return PayingDrafts(list(most), plain)
     depths = np.arange(1, max(most) + 1)
     has_room = depths <= np.array(most)[:, None]
     reach = np.ones(len(rates)) if reaches is None else np.array(reaches)
     drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [rows, depths]: expected tokens
     worth = np.where(has_room, np.array(rates)[:, None] ** depths, -1.0)  # of a token that is drafted
-    if not step_cost:
-        return [int(each) for each in (worth >= WORTHLESS).sum(axis=1)]
+    if plain is None:
+        return PayingDrafts([int(each) for each in (worth >= WORTHLESS).sum(axis=1)])
     order = np.argsort(-worth.ravel(), kind="stable")[: sum(most)]  # stable: of a row, the first token comes first
     nth = order % len(depths)
     num_layers = np.cumsum(1.0 - np.prod(1.0 - drafted, axis=0))  # a layer is drafted if any row goes on
-    plain_s = float(step_cost.predict(np.array([len(rates)]))[0])
-    best, taken = LEAST_GAIN * len(rates) / plain_s, order[:0]
+    best, taken = LEAST_GAIN * plain, order[:0]
     for depth in depths.tolist():
         allowed = order[nth < depth]
         expected = len(rates) + np.cumsum((worth * drafted).flat[allowed])
@@ -116,6 +124,6 @@ def paying_lengths(
         speed = expected / (step_cost.predict(len(rates) + num_tokens) + wait_s)
         num = int(np.argmax(speed))
         if speed[num] > best:
-            best, taken = speed[num], allowed[: num + 1]
+            best, taken = float(speed[num]), allowed[: num + 1]
     lengths: list[int] = np.bincount(taken // len(depths), minlength=len(rates)).tolist()
-    return lengths
+    return PayingDrafts(lengths, best if any(lengths) else plain)

@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, is_for_probes, paying_lengths
+from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, PayingDrafts, is_for_probes, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.reading_cost import ReadingCost
 from starspec.integrations.vllm.round_cost import RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.integrations.vllm.step_cost import StepCost
 from starspec.speculation.ngram import NgramIndex
 
+FIRST_STEPS: Final = 4  # of a server, without drafts until one of them was timed: what follows is compared with it
 MAX_CATCH_UP: Final = 4096  # tokens that n-gram indexes take in in one step: a hub may go while prompts are long
 
 
@@ -64,8 +66,10 @@ class StepDrafter:
         self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
         self._step_cost = StepCost()  # of vLLM's steps, by their tokens
         self._round_times = RoundTimes()  # of the hub's drafts
+        self._reading_cost = ReadingCost()  # of what it has not read yet
         self._num_catch_up = 0
         self._num_found = 0  # the hub, up to the last step
+        self._num_read = 0  # tokens that the hub had read when it had nothing more to read
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
         """As `RowBook.see`. Returns: draft tokens of each row, none where there is no draft."""
@@ -75,8 +79,10 @@ class StepDrafter:
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self._note_cost(rows, now - self._ended_s)
+        self._notice_read()  # `tend` may have closed what was being read
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
+        num_told = self._hub.num_told_to_read
         drafts = self._propose(wanted)
         self._notice_another_hub()
         if not self._hub.is_serving:  # the next one may be faster
@@ -87,8 +93,10 @@ class StepDrafter:
         for each in wanted:
             state = self._drafted[each.request]
             state.num_drafted, state.num_asked = len(drafts.get(each.request, ())), each.num_draft_tokens
+        self._note_reading(num_told, now, [len(token_ids) for token_ids in drafts.values()])
         self._stepped = {each.request for each in wanted}
-        self._step_cost.end_step()
+        if not self._reading_cost.is_going_on:
+            self._step_cost.end_step()
         self._ended_s = self._clock()
         self._book.end_step(self._ended_s)
         return [[] if row is None else drafts.get(row.request, []) for row in rows]
@@ -98,6 +106,7 @@ class StepDrafter:
         gone = self._book.forget(self._clock())
         for request in gone:
             self._drafted.pop(request, None)
+            self._reading_cost.note_answer(len(request) - request.prompt_len)
         self._stepped.difference_update(gone)
         self._hub.close(gone)
         self._hub.tend()
@@ -109,13 +118,34 @@ class StepDrafter:
         """What the one before took says nothing of it."""
         if self._hub.num_found != self._num_found:
             self._num_found = self._hub.num_found
-            self._round_times = RoundTimes()
+            self._round_times, self._reading_cost = RoundTimes(), ReadingCost()
 
     def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
-        """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost."""
+        """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost.
+
+        While the hub reads one, it tells what that costs.
+        """
         requests = {row.request for row in rows if row is not None}
-        if rows and None not in rows and requests <= self._stepped:
-            self._step_cost.note(len(rows) + sum(self._drafted[each].num_drafted for each in requests), step_s)
+        if not rows or None in rows or not requests <= self._stepped:
+            return
+        size = len(rows) + sum(self._drafted[each].num_drafted for each in requests)
+        if self._reading_cost.is_going_on and self._step_cost:
+            self._reading_cost.note_lost(step_s - float(self._step_cost.predict(np.array([size]))[0]))
+        else:
+            self._step_cost.note(size, step_s)
+
+    def _note_reading(self, num_told_before: int, asked_s: float, lengths: Sequence[int]) -> None:
+        """The wait, as far as it was for what the hub has to read."""
+        self._reading_cost.note_told(self._hub.num_told_to_read - num_told_before)
+        if self._reading_cost.is_going_on:
+            drafting_s = self._round_times.cost.seconds_of(lengths) if lengths else 0.0
+            self._reading_cost.note_lost(self._clock() - asked_s - drafting_s)
+            self._notice_read()
+
+    def _notice_read(self) -> None:
+        if self._reading_cost.is_going_on and not self._hub.is_reading:
+            self._reading_cost.note_end(self._clock(), self._hub.num_read - self._num_read)
+            self._num_read = self._hub.num_read
 
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""
@@ -123,17 +153,40 @@ class StepDrafter:
         most = [self._most(row.request) for row in seen]
         if not self._settings.adaptive:
             return most
-        rates, reaches = [each.rate for each in known], [each.reach for each in known]
-        lengths = paying_lengths(rates, most, self._step_cost, self._round_times.cost, reaches)
         self._num_steps += 1
+        if self._num_steps <= FIRST_STEPS and not self._step_cost and self._hub.is_serving:
+            return [0] * len(seen)
+        lengths = self._paying_lengths(seen, known, most)
         if not is_for_probes(self._num_steps) and not any(lengths):
             return lengths
         may_probe = self._may_probe([row.request for row in seen], known)
         probes = [min(PROBE_TOKENS, limit) if may else 0 for may, limit in zip(may_probe, most, strict=True)]
         return [length or probe for length, probe in zip(lengths, probes, strict=True)]
 
+    def _paying_lengths(self, seen: Sequence[SeenRow], known: Sequence[Acceptance], most: Sequence[int]) -> list[int]:
+        """What the hub has not read it reads only if drafts save more, until the requests end, than reading costs."""
+        best = self._weigh(known, most)
+        if not self._hub.is_serving or best.speed is None:
+            return best.lengths
+        are_held = [self._hub.holds(row.request) for row in seen]
+        num_unread = sum(
+            len(row.request)
+            for row, length, is_held in zip(seen, best.lengths, are_held, strict=True)
+            if length and not is_held
+        )
+        if not num_unread:
+            return best.lengths
+        held = self._weigh(known, [limit if is_held else 0 for limit, is_held in zip(most, are_held, strict=True)])
+        assert held.speed is not None
+        saved_s = len(seen) * (1.0 / held.speed - 1.0 / best.speed)
+        return (best if self._reading_cost.is_worth(num_unread, saved_s) else held).lengths
+
+    def _weigh(self, known: Sequence[Acceptance], most: Sequence[int]) -> PayingDrafts:
+        rates, reaches = [each.rate for each in known], [each.reach for each in known]
+        return paying_drafts(rates, most, self._step_cost, self._round_times.cost, reaches)
+
     def _may_probe(self, requests: Sequence[KnownRequest], known: Sequence[Acceptance]) -> list[bool]:
-        """Of rows without drafts for long those whose texts the hub has; if it has none, one of them.
+        """Of rows without drafts for long those whose texts the hub has; if it has none, the shortest of them.
 
         What the hub has not read it has to read first, which may cost more than all drafts of a request would save, and
         what one achieves is what others are thought to: should drafts pay, all get them.
@@ -144,7 +197,10 @@ class StepDrafter:
         are_held = [self._hub.holds(request) for request in requests]
         if any(are_held):
             return [idle and held for idle, held in zip(may, are_held, strict=True)]
-        first = may.index(True) if any(may) else None
+        shortest = min((len(request) for request, idle in zip(requests, may, strict=True) if idle), default=0)
+        if not self._reading_cost.is_worth_a_probe(shortest, self._clock()):
+            return [False] * len(may)
+        first = next((n for n, each in enumerate(requests) if may[n] and len(each) == shortest), None)
         return [place == first for place in range(len(may))]
 
     def _most(self, request: KnownRequest) -> int:

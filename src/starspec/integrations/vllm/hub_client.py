@@ -107,6 +107,8 @@ class HubClient:
         self._by_number: dict[Tag, _HubTag] = {}
         self._tag_numbers = itertools.count(1)
         self.round: Round | None = None  # of this step; None = no sample
+        self.num_told_to_read = 0  # tokens of all texts so far,
+        self.num_read = 0  # and of those that the hub has answered to
 
     @property
     def is_here(self) -> bool:
@@ -126,6 +128,11 @@ class HubClient:
     @property
     def num_tags(self) -> int:
         return len(self._tags)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the hub was told of a text that it has not answered to."""
+        return any(tag.is_opening for tag in self._tags.values())
 
     def holds(self, request: KnownRequest) -> bool:
         """Whether the hub has a request's text, as far as is known, or is reading it."""
@@ -215,6 +222,7 @@ class HubClient:
             return []
         if not tag.session.is_held:
             tag.begin_opening(self._clock())
+            self.num_told_to_read += len(message.token_ids)
         tag.is_awaited = True
         return [tag.session.send(message)]
 
@@ -260,7 +268,7 @@ class HubClient:
         if not awaited:
             return
         asked_s = self._clock()
-        has_to_read = any(tag.is_opening for tag in self._tags.values())  # a prompt holds up whoever asks meanwhile
+        has_to_read = self.is_reading  # a prompt holds up whoever asks meanwhile
         lengths = [tag.session.wanted.num_steps for tag in awaited]
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(lengths))
         if late is None or (late and all(tag.is_opening for tag in late)):  # a prompt that is read is no sample
@@ -306,6 +314,8 @@ class HubClient:
             return
         if tag.is_awaited:
             self._hub.patience.note_in_time()
+        if tag.is_opening:
+            self.num_read += tag.session.prefix_len
         tag.take_answer(self._clock(), is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
