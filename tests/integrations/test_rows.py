@@ -123,3 +123,23 @@ def test_a_row_without_tokens_goes_on_from_nothing() -> None:
     book.see([[9]], np.array([10], np.int32), row[None], 100.0)
     assert book.forget(102.0)
     assert book.see([[]], np.array([0], np.int32), row[None], 103.0) == [None]
+
+
+def test_one_that_was_dropped_in_a_long_step_is_back_and_has_not_ended() -> None:
+    book = RowBook()
+    for index in range(4):
+        step(book, 10 + index, now=0.05 * index)
+    assert len(book.forget(3.0)) == 1
+    assert not book.ended
+    (seen,) = book.see([[13]], np.array([14], np.int32), TOKENS, 3.0)
+    assert seen is not None
+    assert seen.request.is_back
+    assert seen.request.prompt_len == 9
+    assert not book.ended
+    assert len(book.forget(9.0)) == 1
+    (seen,) = book.see([[1]], np.array([51], np.int32), TOKENS, 9.0)  # another request
+    assert seen is not None
+    assert not seen.request.is_back
+    assert book.ended == [5]
+    book.see([[1]], np.array([52], np.int32), TOKENS, 9.1)
+    assert not book.ended

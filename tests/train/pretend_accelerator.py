@@ -17,7 +17,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 NAME: Final = "pretend"
 COPIES: Final = {"aten::copy_", "aten::_copy_from", "aten::_to_copy"}
-INDEXING: Final = {"aten::index.Tensor", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::index"}
+INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}  # places are second
 
 
 class OnDevice(Tensor):
@@ -62,7 +62,7 @@ def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     if parts is not NotImplemented:  # inference mode hands over whole what is made of several operations
         return parts
     name = operation._schema.name
-    _refuse_a_mixture(name, (args, kwargs))
+    _refuse_a_mixture(name, (args[0], *args[2:]) if name in INDEXING else args, kwargs)
     inner_kwargs = tree_map(_unwrapped, kwargs)
     is_for_cpu = name in COPIES and torch.device(kwargs.get("device") or NAME).type == "cpu"
     if kwargs.get("device") is not None:
@@ -78,13 +78,13 @@ def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     return found if is_for_cpu else tree_map(_wrapped, found)
 
 
-def _refuse_a_mixture(name: str, given: Any) -> None:
+def _refuse_a_mixture(name: str, args: Any, kwargs: Any) -> None:
     if name in COPIES:
         return
-    tensors = [each for each in tree_leaves(given) if isinstance(each, Tensor)]
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     on_device = [each for each in tensors if isinstance(each, OnDevice)]
     strangers = [each for each in tensors if not isinstance(each, OnDevice) and each.dim()]
-    if on_device and strangers and not (name in INDEXING and isinstance(tensors[0], OnDevice)):
+    if on_device and strangers:
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {NAME} and cpu")
 
 

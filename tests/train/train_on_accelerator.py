@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from starspec.train import features
 
 
 def main() -> int:
-    check_refusal()
+    with Crossing():
+        check_refusal()
     load.take_device = features.take_device = lambda _: torch.device(NAME)  # type: ignore[attr-defined]
     target, prompts, out, *options = sys.argv[1:]
     with Crossing():
@@ -26,11 +28,20 @@ def main() -> int:
 
 def check_refusal() -> None:
     """What would fail on a GPU fails here, or what follows shows nothing."""
-    try:
-        torch.ones(2).to(NAME) + torch.ones(2)
-    except RuntimeError:
-        return
-    raise AssertionError("tensors of two devices were added")
+    here, there = torch.ones(2), torch.ones(2).to(NAME)
+    places = torch.tensor([1, 0])
+    assert there[places].tolist() == [1, 1]  # as on a GPU, places may be here
+    mistakes: dict[str, Callable[[], object]] = {
+        "a sum": lambda: there + here,
+        "an assignment": lambda: there.__setitem__(places, here),
+        "numpy's view": there.numpy,
+    }
+    for name, mistake in mistakes.items():
+        try:
+            mistake()
+        except (RuntimeError, TypeError):
+            continue
+        raise AssertionError(f"{name} of two devices is not refused")
 
 
 if __name__ == "__main__":

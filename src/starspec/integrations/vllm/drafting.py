@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, PayingDrafts, is_for_probes, paying_drafts
-from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.hub_client import HubClient, ToldTexts, Wanted
 from starspec.integrations.vllm.reading_cost import ReadingCost
 from starspec.integrations.vllm.round_cost import RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
@@ -20,7 +20,7 @@ from starspec.integrations.vllm.settings import VllmSettings
 from starspec.integrations.vllm.step_cost import StepCost
 from starspec.speculation.ngram import NgramIndex
 
-FIRST_STEPS: Final = 4  # of a server, without drafts until one of them was timed: what follows is compared with it
+MAX_UNTIMED: Final = 4  # steps in a row in which a text is not told yet, so that a step of as many rows is timed before
 MAX_CATCH_UP: Final = 4096  # tokens that n-gram indexes take in in one step: a hub may go while prompts are long
 
 
@@ -69,7 +69,8 @@ class StepDrafter:
         self._reading_cost = ReadingCost()  # of what it has not read yet
         self._num_catch_up = 0
         self._num_found = 0  # the hub, up to the last step
-        self._num_read = 0  # tokens that the hub had read when it had nothing more to read
+        self._told = ToldTexts()  # to the hub, likewise
+        self._num_untimed = 0  # steps in a row that were to be timed
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
         """As `RowBook.see`. Returns: draft tokens of each row, none where there is no draft."""
@@ -79,10 +80,11 @@ class StepDrafter:
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self._note_cost(rows, now - self._ended_s)
-        self._notice_read()  # `tend` may have closed what was being read
+        for num_tokens in self._book.ended:
+            self._reading_cost.note_answer(num_tokens)
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
-        num_told = self._hub.num_told_to_read
+        asked_s = self._clock()
         drafts = self._propose(wanted)
         self._notice_another_hub()
         if not self._hub.is_serving:  # the next one may be faster
@@ -93,7 +95,7 @@ class StepDrafter:
         for each in wanted:
             state = self._drafted[each.request]
             state.num_drafted, state.num_asked = len(drafts.get(each.request, ())), each.num_draft_tokens
-        self._note_reading(num_told, now, [len(token_ids) for token_ids in drafts.values()])
+        self._note_reading(self._clock() - asked_s, [len(token_ids) for token_ids in drafts.values()])
         self._stepped = {each.request for each in wanted}
         if not self._reading_cost.is_going_on:
             self._step_cost.end_step()
@@ -106,10 +108,10 @@ class StepDrafter:
         gone = self._book.forget(self._clock())
         for request in gone:
             self._drafted.pop(request, None)
-            self._reading_cost.note_answer(len(request) - request.prompt_len)
         self._stepped.difference_update(gone)
         self._hub.close(gone)
         self._hub.tend()
+        self._notice_read()
 
     def shutdown(self) -> None:
         self._hub.shutdown()
@@ -118,34 +120,37 @@ class StepDrafter:
         """What the one before took says nothing of it."""
         if self._hub.num_found != self._num_found:
             self._num_found = self._hub.num_found
-            self._round_times, self._reading_cost = RoundTimes(), ReadingCost()
+            self._round_times = RoundTimes()
+            self._reading_cost.forget_hub()
 
     def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
         """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost.
 
-        While the hub reads one, it tells what that costs.
+        While the hub reads a text, such a step tells what that costs.
         """
         requests = {row.request for row in rows if row is not None}
         if not rows or None in rows or not requests <= self._stepped:
             return
         size = len(rows) + sum(self._drafted[each].num_drafted for each in requests)
-        if self._reading_cost.is_going_on and self._step_cost:
-            self._reading_cost.note_lost(step_s - float(self._step_cost.predict(np.array([size]))[0]))
-        else:
+        if not self._reading_cost.is_going_on or not self._step_cost:
             self._step_cost.note(size, step_s)
+        elif self._step_cost.covers(size):
+            self._reading_cost.note_slowed(step_s - float(self._step_cost.predict(np.array([size]))[0]))
 
-    def _note_reading(self, num_told_before: int, asked_s: float, lengths: Sequence[int]) -> None:
-        """The wait, as far as it was for what the hub has to read."""
-        self._reading_cost.note_told(self._hub.num_told_to_read - num_told_before)
-        if self._reading_cost.is_going_on:
+    def _note_reading(self, waited_s: float, lengths: Sequence[int]) -> None:
+        """What this step told the hub, and what came of what it and others told it."""
+        told, before = self._hub.told, self._told
+        if told.num_tokens > before.num_tokens:
             drafting_s = self._round_times.cost.seconds_of(lengths) if lengths else 0.0
-            self._reading_cost.note_lost(self._clock() - asked_s - drafting_s)
-            self._notice_read()
+            self._reading_cost.note_told(told.num_tokens - before.num_tokens, waited_s - drafting_s)
+        self._notice_read()
 
     def _notice_read(self) -> None:
+        told, before = self._hub.told, self._told
+        self._told = told
+        self._reading_cost.note_answered(told.num_read - before.num_read, told.num_refused - before.num_refused)
         if self._reading_cost.is_going_on and not self._hub.is_reading:
-            self._reading_cost.note_end(self._clock(), self._hub.num_read - self._num_read)
-            self._num_read = self._hub.num_read
+            self._reading_cost.note_end(self._clock())
 
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""
@@ -154,54 +159,59 @@ class StepDrafter:
         if not self._settings.adaptive:
             return most
         self._num_steps += 1
-        if self._num_steps <= FIRST_STEPS and not self._step_cost and self._hub.is_serving:
-            return [0] * len(seen)
         lengths = self._paying_lengths(seen, known, most)
         if not is_for_probes(self._num_steps) and not any(lengths):
             return lengths
-        may_probe = self._may_probe([row.request for row in seen], known)
+        are_idle = [each.is_idle and limit > 0 for each, limit in zip(known, most, strict=True)]
+        may_probe = self._may_probe([row.request for row in seen], are_idle, most)
         probes = [min(PROBE_TOKENS, limit) if may else 0 for may, limit in zip(may_probe, most, strict=True)]
         return [length or probe for length, probe in zip(lengths, probes, strict=True)]
 
     def _paying_lengths(self, seen: Sequence[SeenRow], known: Sequence[Acceptance], most: Sequence[int]) -> list[int]:
-        """What the hub has not read it reads only if drafts save more, until the requests end, than reading costs."""
+        """What the hub has not read it reads only if drafts save more, until the requests end, than reading costs.
+
+        Where all together are not worth it, the shorter half of them may be.
+        """
         best = self._weigh(known, most)
-        if not self._hub.is_serving or best.speed is None:
+        unread = [0 if self._hub.holds(row.request) or row.request.is_back else len(row.request) for row in seen]
+        if not self._hub.is_serving or not _num_to_read(unread, best):
             return best.lengths
-        are_held = [self._hub.holds(row.request) for row in seen]
-        num_unread = sum(
-            len(row.request)
-            for row, length, is_held in zip(seen, best.lengths, are_held, strict=True)
-            if length and not is_held
-        )
-        if not num_unread:
-            return best.lengths
-        held = self._weigh(known, [limit if is_held else 0 for limit, is_held in zip(most, are_held, strict=True)])
-        assert held.speed is not None
-        saved_s = len(seen) * (1.0 / held.speed - 1.0 / best.speed)
-        return (best if self._reading_cost.is_worth(num_unread, saved_s) else held).lengths
+        held = self._weigh(known, [0 if num else limit for num, limit in zip(unread, most, strict=True)])
+        if self._has_to_be_timed(len(seen)):
+            return held.lengths
+        order = sorted((place for place, num in enumerate(unread) if num), key=unread.__getitem__)
+        while best.speed is not None and held.speed is not None and (num_tokens := _num_to_read(unread, best)):
+            if self._reading_cost.is_worth(num_tokens, len(seen) / held.speed, len(seen) / best.speed):
+                break
+            order = order[: len(order) // 2]
+            limits = [0 if unread[place] and place not in order else limit for place, limit in enumerate(most)]
+            best = self._weigh(known, limits)
+        return best.lengths
+
+    def _has_to_be_timed(self, num_rows: int) -> bool:
+        """Whether a text has to wait, since no step of so many rows was timed that could tell what reading costs."""
+        has_to = not self._step_cost.covers(num_rows) and self._num_untimed < MAX_UNTIMED
+        self._num_untimed = self._num_untimed + 1 if has_to else 0
+        return has_to
 
     def _weigh(self, known: Sequence[Acceptance], most: Sequence[int]) -> PayingDrafts:
         rates, reaches = [each.rate for each in known], [each.reach for each in known]
         return paying_drafts(rates, most, self._step_cost, self._round_times.cost, reaches)
 
-    def _may_probe(self, requests: Sequence[KnownRequest], known: Sequence[Acceptance]) -> list[bool]:
+    def _may_probe(self, requests: Sequence[KnownRequest], idle: Sequence[bool], most: Sequence[int]) -> list[bool]:
         """Of rows without drafts for long those whose texts the hub has; if it has none, the shortest of them.
 
         What the hub has not read it has to read first, which may cost more than all drafts of a request would save, and
         what one achieves is what others are thought to: should drafts pay, all get them.
         """
-        may = [each.is_idle for each in known]
-        if not self._hub.is_serving:
-            return may
-        are_held = [self._hub.holds(request) for request in requests]
+        if not self._hub.is_serving or not any(idle):
+            return list(idle)
+        are_held = [self._hub.holds(request) and limit > 0 for request, limit in zip(requests, most, strict=True)]
         if any(are_held):
-            return [idle and held for idle, held in zip(may, are_held, strict=True)]
-        shortest = min((len(request) for request, idle in zip(requests, may, strict=True) if idle), default=0)
-        if not self._reading_cost.is_worth_a_probe(shortest, self._clock()):
-            return [False] * len(may)
-        first = next((n for n, each in enumerate(requests) if may[n] and len(each) == shortest), None)
-        return [place == first for place in range(len(may))]
+            return [is_idle and is_held for is_idle, is_held in zip(idle, are_held, strict=True)]
+        shortest = min((place for place, is_idle in enumerate(idle) if is_idle), key=lambda place: len(requests[place]))
+        is_worth = self._reading_cost.is_worth_a_probe(len(requests[shortest]), self._clock())
+        return [is_worth and place == shortest for place in range(len(requests))]
 
     def _most(self, request: KnownRequest) -> int:
         """Draft tokens that a request has room for and can get."""
@@ -241,3 +251,8 @@ class StepDrafter:
         if len(state.index) < len(wanted.request):
             return []
         return state.index.propose(wanted.num_draft_tokens)
+
+
+def _num_to_read(unread: Sequence[int], drafts: PayingDrafts) -> int:
+    """Tokens of the texts that have to be read for some drafts."""
+    return sum(num for num, length in zip(unread, drafts.lengths, strict=True) if length)

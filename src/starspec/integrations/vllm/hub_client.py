@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -43,6 +43,14 @@ class Wanted:
     num_draft_tokens: int
 
 
+class ToldTexts(NamedTuple):
+    """What the hub was told of whole: tokens, since the client began."""
+
+    num_tokens: int = 0
+    num_read: int = 0  # of these: it drafted behind them,
+    num_refused: int = 0  # or would not
+
+
 @dataclass(slots=True, eq=False)
 class _HubTag(Waiting):
     """One request's tag at the hub."""
@@ -50,6 +58,7 @@ class _HubTag(Waiting):
     request: KnownRequest
     session: TagSession
     proposal: Proposal | None = None
+    num_told: int = 0  # tokens of its last `Open`
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
     @property
@@ -107,8 +116,7 @@ class HubClient:
         self._by_number: dict[Tag, _HubTag] = {}
         self._tag_numbers = itertools.count(1)
         self.round: Round | None = None  # of this step; None = no sample
-        self.num_told_to_read = 0  # tokens of all texts so far,
-        self.num_read = 0  # and of those that the hub has answered to
+        self.told = ToldTexts()
 
     @property
     def is_here(self) -> bool:
@@ -222,7 +230,8 @@ class HubClient:
             return []
         if not tag.session.is_held:
             tag.begin_opening(self._clock())
-            self.num_told_to_read += len(message.token_ids)
+            tag.num_told = len(message.token_ids)
+            self.told = self.told._replace(num_tokens=self.told.num_tokens + tag.num_told)
         tag.is_awaited = True
         return [tag.session.send(message)]
 
@@ -315,13 +324,19 @@ class HubClient:
         if tag.is_awaited:
             self._hub.patience.note_in_time()
         if tag.is_opening:
-            self.num_read += tag.session.prefix_len
+            self._note_answer_to_open(tag, message)
         tag.take_answer(self._clock(), is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
             tag.open_at_s = self._clock() + message.retry_after_s
         elif isinstance(message, Proposal):
             tag.proposal = message
+
+    def _note_answer_to_open(self, tag: _HubTag, message: Proposal | Reopen) -> None:
+        if isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s:
+            self.told = self.told._replace(num_refused=self.told.num_refused + tag.num_told)
+        else:
+            self.told = self.told._replace(num_read=self.told.num_read + tag.num_told)
 
     def _refuse(self, message: Proposal | Reopen, tag: _HubTag) -> None:
         """What the protocol forbids changes nothing, but that no other answer is going to follow."""

@@ -32,10 +32,12 @@ class KnownRequest:
     Args:
         token_ids: [S] copied.
         prompt_len: of these, so many were there before anything was sampled.
+        is_back: it was dropped, though it had not ended: a hub may have most of it.
     """
 
-    def __init__(self, token_ids: Tokens, prompt_len: int) -> None:
+    def __init__(self, token_ids: Tokens, prompt_len: int, *, is_back: bool = False) -> None:
         self.prompt_len = prompt_len
+        self.is_back = is_back
         self._buffer: Tokens = np.empty(max(256, 2 * len(token_ids)), np.int32)
         self._buffer[: len(token_ids)] = token_ids
         self._len = len(token_ids)
@@ -109,7 +111,8 @@ class RowBook:
         self._last_seen_s: dict[KnownRequest, float] = {}
         self._step_s: deque[float] = deque(maxlen=NUM_STEPS)
         self._stepped_s = 0.0  # when a step was seen last
-        self._dropped: set[tuple[int, int]] = set()  # since then: length and last token of each
+        self._dropped: dict[tuple[int, int], int] = {}  # since then: length and last token of each; its prompt_len
+        self.ended: list[int] = []  # of those dropped before the last step and not back in it: tokens sampled
 
     def __len__(self) -> int:
         return len(self._last_seen_s)
@@ -136,7 +139,7 @@ class RowBook:
         took_s = now - self._stepped_s
         if in_place or (took_s <= LONGEST_STEP_S and self._were_dropped_too_soon(rows, sampled)):
             self._step_s.append(took_s)  # else nothing went on, and the time since was no step's
-        self._stepped_s, self._dropped = now, set()
+        self._stepped_s = now
         moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
         for row, tokens in enumerate(rows):
             if row in self._by_row:
@@ -145,10 +148,12 @@ class RowBook:
             if found is not None:
                 seen[row] = self._take(row, found, tokens, len(sampled[row]), now)
             elif sampled[row]:
-                request = KnownRequest(tokens, len(tokens) - len(sampled[row]))
+                request = self._new_request(tokens, len(tokens) - len(sampled[row]))
                 self._by_row[row] = request
                 self._last_seen_s[request] = now
                 seen[row] = SeenRow(request, len(sampled[row]), is_first=True)
+        self.ended = [length - prompt_len for (length, _), prompt_len in self._dropped.items()]
+        self._dropped = {}
         return seen
 
     def end_step(self, now: float) -> None:
@@ -166,9 +171,15 @@ class RowBook:
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]
-        self._dropped |= {(len(each), each.last_token_id) for each in gone}
+        self._dropped |= {(len(each), each.last_token_id): each.prompt_len for each in gone}
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
         return gone
+
+    def _new_request(self, tokens: Tokens, known_len: int) -> KnownRequest:
+        """Of a row in which nothing is known: as far as tells, one that was dropped goes on, or one begins."""
+        last_token_id = int(tokens[known_len - 1]) if known_len else -1
+        prompt_len = self._dropped.pop((known_len, last_token_id), None)
+        return KnownRequest(tokens, known_len if prompt_len is None else prompt_len, is_back=prompt_len is not None)
 
     def _were_dropped_too_soon(self, rows: Sequence[Tokens], sampled: Sequence[Sequence[int]]) -> bool:
         """Whether a row goes on from what was dropped: the step was only long, and the next may be as long."""

@@ -31,6 +31,10 @@ class StepCost:
         """Whether anything has been measured."""
         return bool(self._by_size)
 
+    def covers(self, size: int) -> bool:
+        """Whether sizes were measured that are no larger and no smaller: of others only the least is known."""
+        return bool(self._by_size) and min(self._by_size) <= _rounded(size) <= max(self._by_size)
+
     def note(self, size: int, seconds: float) -> None:
         """Something of this size, at least 1, took so long in this step."""
         self._by_size.setdefault(_rounded(size), _Mean()).note(seconds, self._step)
