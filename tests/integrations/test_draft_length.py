@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from starspec.integrations.vllm.draft_length import (
     IDLE_STEPS,
     LEAST_GAIN,
+    MAX_PROBE_EVERY,
     PROBE_EVERY,
     PROBE_STEPS,
     Acceptance,
     PayingDrafts,
-    is_for_probes,
+    ProbeSteps,
     paying_drafts,
 )
 from starspec.integrations.vllm.round_cost import NO_WAIT, RoundCost
@@ -204,5 +205,29 @@ def test_who_had_no_draft_for_long_is_idle() -> None:
     assert not acceptance.is_idle
 
 
-def test_two_steps_in_a_row_are_for_probes() -> None:
-    assert [is_for_probes(step) for step in range(2 * PROBE_EVERY)] == ([True] * PROBE_STEPS + [False] * 14) * 2
+def test_two_steps_in_a_row_are_for_probes_ever_more_rarely_while_no_drafts_pay() -> None:
+    steps = ProbeSteps()
+    probes = [step for step in range(300) if steps.includes(step, is_drafting=False)]
+    starts = probes[::PROBE_STEPS]
+    assert probes == [start + more for start in starts for more in range(PROBE_STEPS)]
+    gaps = [later - start - PROBE_STEPS for start, later in pairwise(starts)]
+    assert starts[0] == PROBE_EVERY
+    assert gaps == [2 * PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY]
+
+
+def test_beside_drafts_that_pay_each_step_is_for_probes_and_after_them_the_next_is_soon() -> None:
+    steps = ProbeSteps()
+    for step in range(300):
+        steps.includes(step, is_drafting=False)
+    assert all(steps.includes(step, is_drafting=True) for step in range(300, 310))
+    after = [step for step in range(310, 340) if steps.includes(step, is_drafting=False)]
+    assert after == [309 + PROBE_EVERY, 310 + PROBE_EVERY]
+
+
+def test_new_rows_are_soon_probed() -> None:
+    steps = ProbeSteps()
+    for step in range(300):
+        steps.includes(step, is_drafting=False)
+    assert not steps.includes(300, is_drafting=False, has_new_rows=True)
+    after = [step for step in range(301, 330) if steps.includes(step, is_drafting=False)]
+    assert after == [300 + PROBE_EVERY, 301 + PROBE_EVERY]

@@ -209,6 +209,33 @@ def test_a_new_server_times_a_step_before_a_hub_is_told_anything() -> None:
     assert vllm.drafter._step_cost
 
 
+def test_what_a_batch_takes_without_drafts_is_looked_at_where_drafts_seem_to_pay() -> None:
+    """A step of four tokens takes a third of one of eight and more, which alone is seen where every step drafts."""
+
+    def seconds_a_token(vllm: ToyVllm) -> float:
+        started_s = vllm.clock.now
+        requests = [vllm.submit(prompt, 250) for prompt in prompts(4)]
+        num_before = sum(len(each.token_ids) for each in requests)
+        for _ in range(400):
+            vllm.step()
+            vllm.clock.now += 3 * STEP_S * any(each.draft for each in vllm.rows)
+            if any(each.is_done for each in requests):
+                break
+        num_tokens = sum(len(each.token_ids) for each in requests) - num_before
+        took_s = vllm.clock.now - started_s
+        vllm.run()
+        vllm.rest(3.0)
+        return took_s / num_tokens
+
+    alone = ToyVllm(fallback="none")
+    alone.hub.kill()
+    plain_s = seconds_a_token(alone)
+    vllm = ToyVllm(num_tokens=2)
+    seconds_a_token(vllm)  # is learnt
+    assert seconds_a_token(vllm) <= 1.05 * plain_s
+    assert vllm.drafter._step_cost.is_known(4, 256)
+
+
 def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toy_hub.READING_S", 2 * DRAFT_S)
     vllm = ToyVllm(token_s=0.001, is_new=True)
@@ -547,7 +574,7 @@ def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -
 
 
 def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() -> None:
-    vllm = ToyVllm(fallback="none")
+    vllm = ToyVllm(adaptive=False, fallback="none")
     old = vllm.submit(PROMPT, 440)
     for _ in range(4):
         vllm.step()
@@ -570,13 +597,13 @@ def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() 
     assert not old.num_refused
 
 
-def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end() -> None:
+def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_vllm.STEP_S", 6 * STEP_S)  # a slow machine
     vllm = ToyVllm()
     vllm.hub.num_opens_lost = 2
     request = vllm.submit(PROMPT, 440)
     started_s = vllm.clock.now
     while not request.num_accepted:
-        vllm.clock.now += 5 * STEP_S  # a slow machine
         vllm.step()
         assert not request.is_done
     assert (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.step_cost import NUM_STEPS, WEIGHT, StepCost
+from starspec.integrations.vllm.step_cost import FEW, NUM_STEPS, WEIGHT, StepCost
 
 SIZES = np.arange(1, 30)
 
@@ -112,3 +112,27 @@ def test_large_sizes_share_places() -> None:
     assert len(cost._by_size) < 150
     for size in (7, 32, 100, 1000):
         assert predicted(cost, size) == pytest.approx(0.001 * size, rel=0.1)
+
+
+def test_a_size_is_known_that_was_measured_a_few_times_lately() -> None:
+    cost = StepCost()
+    for num in range(FEW):
+        assert not cost.is_known(4, num_steps=10), num
+        cost.note(4, 0.1)
+        cost.end_step()
+    assert cost.is_known(4, num_steps=10)
+    assert not cost.is_known(5, num_steps=10)
+    for _ in range(9):
+        cost.end_step()
+    assert cost.is_known(4, num_steps=10)
+    cost.end_step()
+    assert not cost.is_known(4, num_steps=10)
+
+
+def test_sizes_between_those_measured_are_covered() -> None:
+    cost = StepCost()
+    assert not cost.covers(4)
+    cost.note(4, 0.1)
+    assert cost.covers(4)
+    cost.note(8, 0.1)
+    assert [cost.covers(size) for size in (3, 4, 6, 8, 9)] == [False, True, True, True, False]

@@ -23,7 +23,8 @@ FIRST_REACH: Final = 1.0
 FADING: Final = 0.9  # of what is known, with each draft that follows
 LEAST_GAIN: Final = 1.1  # times the tokens a second without drafts: what promises less may as well lose
 WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was timed
-PROBE_EVERY: Final = 16  # steps: all rows probe in the same ones, since each step with a probe waits
+PROBE_EVERY: Final = 16  # steps: all rows probe in the same ones, since each step with a probe waits,
+MAX_PROBE_EVERY: Final = 64  # and ever more rarely while no row's drafts pay
 PROBE_STEPS: Final = 2  # in a row: what the hub is first told of a request may take it longer than a step
 IDLE_STEPS: Final = 8  # of a row without a draft, before it probes
 PROBE_TOKENS: Final = 2
@@ -73,9 +74,27 @@ class Acceptance:
         return self._num_idle_steps >= IDLE_STEPS
 
 
-def is_for_probes(step: int) -> bool:
-    """Whether rows that are idle probe in this step of all."""
-    return step % PROBE_EVERY < PROBE_STEPS
+class ProbeSteps:
+    """Which steps are for probes of rows that are idle."""
+
+    def __init__(self) -> None:
+        self._pause = PROBE_EVERY
+        self._begin = PROBE_EVERY
+
+    def includes(self, step: int, *, is_drafting: bool, has_new_rows: bool = False) -> bool:
+        """Ask of each step once, in their order.
+
+        Args:
+            is_drafting: some rows' drafts pay, so that probes of others cost no wait of their own.
+            has_new_rows: of which it is not known yet whether theirs do.
+        """
+        if is_drafting or has_new_rows:
+            self._pause, self._begin = PROBE_EVERY, step + PROBE_EVERY
+            return is_drafting
+        if step >= self._begin + PROBE_STEPS:
+            self._pause = min(2 * self._pause, MAX_PROBE_EVERY)
+            self._begin = step + self._pause
+        return step >= self._begin
 
 
 class PayingDrafts(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.deadline import Deadline
-from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, PayingDrafts, is_for_probes, paying_drafts
+from starspec.integrations.vllm.draft_length import PROBE_TOKENS, Acceptance, PayingDrafts, ProbeSteps, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient, ToldTexts, Wanted
 from starspec.integrations.vllm.reading_cost import ReadingCost
 from starspec.integrations.vllm.round_cost import RoundTimes
@@ -21,6 +21,8 @@ from starspec.integrations.vllm.step_cost import StepCost
 from starspec.speculation.ngram import NgramIndex
 
 MAX_UNTIMED: Final = 4  # steps in a row in which a text is not told yet, so that a step of as many rows is timed before
+PLAIN_EVERY: Final = 64  # steps: what a step of so many rows takes without drafts is looked at so often,
+PLAIN_PAUSE: Final = 16  # and in no more than one step of so many
 MAX_CATCH_UP: Final = 4096  # tokens that n-gram indexes take in in one step: a hub may go while prompts are long
 
 
@@ -62,6 +64,7 @@ class StepDrafter:
         self._drafted: dict[KnownRequest, _Drafted] = {}
         self._ended_s: float | None = None  # the last step
         self._num_steps = 0
+        self._probe_steps = ProbeSteps()
         self._stepped: set[KnownRequest] = set()  # what was sampled for in it
         self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
         self._step_cost = StepCost()  # of vLLM's steps, by their tokens
@@ -70,6 +73,7 @@ class StepDrafter:
         self._num_catch_up = 0
         self._num_found = 0  # the hub, up to the last step
         self._told = ToldTexts()  # to the hub, likewise
+        self._plain_from = PLAIN_PAUSE  # step in which the next may go without drafts to be timed
         self._num_untimed = 0  # steps in a row that were to be timed
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
@@ -160,7 +164,10 @@ class StepDrafter:
             return most
         self._num_steps += 1
         lengths = self._paying_lengths(seen, known, most)
-        if not is_for_probes(self._num_steps) and not any(lengths):
+        if any(lengths) and self._has_to_be_plain(len(seen)):
+            return [0] * len(seen)
+        has_new_rows = any(row.is_first for row in seen)
+        if not self._probe_steps.includes(self._num_steps, is_drafting=any(lengths), has_new_rows=has_new_rows):
             return lengths
         are_idle = [each.is_idle and limit > 0 for each, limit in zip(known, most, strict=True)]
         may_probe = self._may_probe([row.request for row in seen], are_idle, most)
@@ -187,6 +194,16 @@ class StepDrafter:
             limits = [0 if unread[place] and place not in order else limit for place, limit in enumerate(most)]
             best = self._weigh(known, limits)
         return best.lengths
+
+    def _has_to_be_plain(self, num_rows: int) -> bool:
+        """Whether drafts that seem to pay are left out, since what a step takes without them was not measured lately.
+
+        What only steps with drafts tell of it is how long it takes at most.
+        """
+        is_due = self._num_steps >= self._plain_from and not self._step_cost.is_known(num_rows, PLAIN_EVERY)
+        if is_due:
+            self._plain_from = self._num_steps + PLAIN_PAUSE
+        return is_due
 
     def _has_to_be_timed(self, num_rows: int) -> bool:
         """Whether a text has to wait, since no step of so many rows was timed that could tell what reading costs."""

@@ -35,6 +35,11 @@ class StepCost:
         """Whether sizes were measured that are no larger and no smaller: of others only the least is known."""
         return bool(self._by_size) and min(self._by_size) <= _rounded(size) <= max(self._by_size)
 
+    def is_known(self, size: int, num_steps: int) -> bool:
+        """Whether this very size was measured a FEW times, and not more than so many steps ago."""
+        mean = self._by_size.get(_rounded(size))
+        return mean is not None and mean.weight >= FEW and mean.noted_in >= self._step - num_steps
+
     def note(self, size: int, seconds: float) -> None:
         """Something of this size, at least 1, took so long in this step."""
         self._by_size.setdefault(_rounded(size), _Mean()).note(seconds, self._step)
@@ -64,15 +69,15 @@ class _Mean:
     def __init__(self) -> None:
         self.seconds = inf
         self.noted_in = 0
-        self._weight = 0.0  # in measurements
+        self.weight = 0.0  # in measurements
 
     def note(self, seconds: float, step: int) -> None:
         self.noted_in = step
-        self._weight = min(self._weight + 1.0, 1.0 / WEIGHT)
-        if self._weight <= FEW:
+        self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
+        if self.weight <= FEW:
             self.seconds = min(self.seconds, seconds)
         else:
-            self.seconds += (min(seconds, MAX_RATIO * self.seconds) - self.seconds) / self._weight
+            self.seconds += (min(seconds, MAX_RATIO * self.seconds) - self.seconds) / self.weight
 
 
 def _rounded(size: int) -> int:
