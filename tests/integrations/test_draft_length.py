@@ -205,29 +205,45 @@ def test_who_had_no_draft_for_long_is_idle() -> None:
     assert not acceptance.is_idle
 
 
+def probes(steps: ProbeSteps, start: int, end: int, *, are_drafted: bool = True) -> list[int]:
+    """Of the steps from `start` to before `end` those for probes."""
+    found = []
+    for step in range(start, end):
+        if steps.includes(step, is_drafting=False):
+            found.append(step)
+            if are_drafted:
+                steps.note_tried()
+    return found
+
+
+def gaps(found: list[int]) -> list[int]:
+    """Between windows of PROBE_STEPS steps."""
+    starts = found[::PROBE_STEPS]
+    assert found == [start + more for start in starts for more in range(PROBE_STEPS)]
+    return [later - start - PROBE_STEPS for start, later in pairwise(starts)]
+
+
 def test_two_steps_in_a_row_are_for_probes_ever_more_rarely_while_no_drafts_pay() -> None:
-    steps = ProbeSteps()
-    probes = [step for step in range(300) if steps.includes(step, is_drafting=False)]
-    starts = probes[::PROBE_STEPS]
-    assert probes == [start + more for start in starts for more in range(PROBE_STEPS)]
-    gaps = [later - start - PROBE_STEPS for start, later in pairwise(starts)]
-    assert starts[0] == PROBE_EVERY
-    assert gaps == [2 * PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY]
+    found = probes(ProbeSteps(), 0, 300)
+    assert found[0] == PROBE_EVERY
+    assert gaps(found) == [2 * PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY]
+
+
+def test_probes_for_which_nothing_came_are_soon_made_again() -> None:
+    assert set(gaps(probes(ProbeSteps(), 0, 300, are_drafted=False))) == {PROBE_EVERY}
 
 
 def test_beside_drafts_that_pay_each_step_is_for_probes_and_after_them_the_next_is_soon() -> None:
     steps = ProbeSteps()
-    for step in range(300):
-        steps.includes(step, is_drafting=False)
+    probes(steps, 0, 300)
     assert all(steps.includes(step, is_drafting=True) for step in range(300, 310))
-    after = [step for step in range(310, 340) if steps.includes(step, is_drafting=False)]
-    assert after == [309 + PROBE_EVERY, 310 + PROBE_EVERY]
+    assert probes(steps, 310, 330) == [309 + PROBE_EVERY, 310 + PROBE_EVERY]
 
 
-def test_new_rows_are_soon_probed() -> None:
+def test_new_rows_are_soon_probed_however_often_rows_begin() -> None:
     steps = ProbeSteps()
-    for step in range(300):
-        steps.includes(step, is_drafting=False)
-    assert not steps.includes(300, is_drafting=False, has_new_rows=True)
-    after = [step for step in range(301, 330) if steps.includes(step, is_drafting=False)]
-    assert after == [300 + PROBE_EVERY, 301 + PROBE_EVERY]
+    probes(steps, 0, 235)
+    new = {step for step in range(235, 300) if step % 5 == 0}
+    found = [step for step in range(235, 300) if steps.includes(step, is_drafting=False, has_new_rows=step in new)]
+    assert found[0] <= 235 + PROBE_EVERY
+    assert len(found) >= 3 * PROBE_STEPS

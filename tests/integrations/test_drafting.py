@@ -188,6 +188,59 @@ def test_a_hub_that_refuses_has_read_nothing() -> None:
     assert vllm.drafter._reading_cost.seconds(100) == pytest.approx(known_s, rel=0.3)
 
 
+def test_one_that_comes_back_and_was_never_read_is_weighed_like_another() -> None:
+    vllm = ToyVllm(fallback="none")
+    vllm.hub.read_token_s = 0.02
+    for _ in range(3):
+        seconds_and_opens(vllm, 30)
+    before = vllm.hub.num_opens
+    vllm.submit([each % VOCAB_SIZE for each in range(300)], 60)
+    for _ in range(6):
+        vllm.step()
+    vllm.rest(3.0)  # a long step, in which all are dropped
+    for _ in range(6):
+        vllm.step()
+    assert vllm.hub.num_opens == before
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_one_that_comes_back_is_told_again_if_the_hub_has_read_it(is_read: bool) -> None:
+    vllm = ToyVllm(fallback="none")
+    vllm.submit(PROMPT, 200)
+    for _ in range(6):
+        vllm.step()
+    assert vllm.hub.num_opens == 1
+    vllm.rest(3.0)
+    if not is_read:
+        vllm.hub.kill()
+        vllm.drafter.tend()
+        vllm.hub.revive()
+        vllm.drafter.tend()
+        vllm.drafter._notice_another_hub()
+    vllm.drafter._reading_cost.note_told(10, waited_s=1e6)  # nothing new is worth it
+    vllm.drafter._reading_cost.note_answered(0, 10)
+    for _ in range(6):
+        vllm.step()
+    assert vllm.hub.num_opens == (2 if is_read else 1)
+
+
+def test_a_hub_that_becomes_good_is_found_out_however_often_requests_begin() -> None:
+    vllm = ToyVllm(fallback="none")
+    vllm.hub.mood = "lying"
+    for seed in range(60):
+        vllm.submit(prompts(1, seed)[0], 60)
+        for _ in range(5):
+            vllm.step()
+    assert vllm.drafter._usual[True].rate < 0.1
+    vllm.hub.mood = "good"
+    requests = []
+    for seed in range(60):
+        requests.append(vllm.submit(prompts(1, seed + 100)[0], 60))
+        for _ in range(5):
+            vllm.step()
+    assert sum(each.num_accepted for each in requests) > 100
+
+
 def test_a_row_that_cannot_be_told_keeps_no_other_from_probing() -> None:
     vllm = ToyVllm(token_s=0.05)
     vllm.submit([0, VOCAB_SIZE + 7, 1], 150)  # unknown to the hub, and the shortest
@@ -574,7 +627,8 @@ def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -
 
 
 def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() -> None:
-    vllm = ToyVllm(adaptive=False, fallback="none")
+    vllm = ToyVllm(fallback="none")
+    vllm.drafter._plain_from = 10**6  # no step goes without drafts to be timed
     old = vllm.submit(PROMPT, 440)
     for _ in range(4):
         vllm.step()

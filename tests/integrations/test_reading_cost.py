@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.integrations.vllm.reading_cost import FIRST_ANSWER, MAX_RATIO, PROBE_SHARE, UNREAD, ReadingCost
+from starspec.integrations.vllm.reading_cost import FIRST_ANSWER, MAX_SLOWED, PROBE_SHARE, UNREAD, ReadingCost
+
+USUAL_S = 10.0  # of the step beside it
 
 
 def read(cost: ReadingCost, num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> None:
     """One text, told whole, until 100 s."""
     cost.note_told(num_told, waited_s)
-    cost.note_slowed(slowed_s)
+    cost.note_step(USUAL_S + slowed_s, USUAL_S)
     cost.note_answered(num_told if num_read is None else num_read, 0)
     cost.note_end(100.0)
 
@@ -34,11 +36,18 @@ def test_a_text_costs_by_its_tokens_what_those_before_it_did() -> None:
     assert cost.seconds(100) == pytest.approx(0.5)
     for _ in range(50):
         cost.note_told(100, 0.0)
-        cost.note_slowed(2.5)
-        cost.note_slowed(-0.5)  # steps vary
+        cost.note_step(USUAL_S + 2.5, USUAL_S)
+        cost.note_step(USUAL_S - 0.5, USUAL_S)  # steps vary
         cost.note_answered(100, 0)
         cost.note_end(200.0)
     assert cost.seconds(100) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_long_texts_tell_more_than_short_ones() -> None:
+    cost = after(num_told=4000, slowed_s=8.0)
+    for _ in range(5):
+        read(cost, 5, slowed_s=0.0)
+    assert cost.seconds(1000) == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_wait_costs_the_same_however_long_the_text_is() -> None:
@@ -46,13 +55,29 @@ def test_a_wait_costs_the_same_however_long_the_text_is() -> None:
     assert cost.seconds(4000) == pytest.approx(0.03)
 
 
-def test_one_interrupted_reading_says_little_and_is_soon_forgotten() -> None:
+def test_one_interrupted_step_says_little_even_the_first() -> None:
+    assert after(num_told=100, slowed_s=5000.0).seconds(100) == pytest.approx(MAX_SLOWED * USUAL_S)
+
+
+def test_a_reading_beside_which_no_step_was_compared_tells_nothing() -> None:
     cost = after(num_told=100, slowed_s=1.0)
-    read(cost, 100, slowed_s=1000.0)
-    dear_s = cost.seconds(100)
-    assert 1.0 < dear_s < MAX_RATIO
-    read(cost, 100, slowed_s=1.0)
-    assert cost.seconds(100) - 1.0 <= (dear_s - 1.0) / 2
+    for _ in range(5):
+        cost.note_told(100, 0.0)
+        cost.note_step(3.0, None)
+        cost.note_answered(100, 0)
+        cost.note_end(200.0)
+    assert cost.seconds(100) == pytest.approx(1.0)
+
+
+def test_steps_that_could_not_be_compared_are_thought_to_lose_as_much_as_the_others() -> None:
+    cost = ReadingCost()
+    cost.note_told(100, 0.0)
+    cost.note_step(USUAL_S + 1.0, USUAL_S)
+    for _ in range(3):
+        cost.note_step(USUAL_S, None)
+    cost.note_answered(100, 0)
+    cost.note_end(200.0)
+    assert cost.seconds(100) == pytest.approx(4.0)
 
 
 def test_nothing_is_won_by_reading() -> None:
@@ -60,10 +85,12 @@ def test_nothing_is_won_by_reading() -> None:
     assert after(num_told=200, slowed_s=0.0, waited_s=-1.0).seconds(200) == 0.0
 
 
-def test_what_cost_nothing_once_may_cost_something() -> None:
-    cost = after(num_told=100, slowed_s=0.0)
-    read(cost, 100, slowed_s=1.0, waited_s=0.5)
-    assert cost.seconds(100) == pytest.approx(1.5)
+@pytest.mark.parametrize("before_s", [0.0, 1e-6])
+def test_what_cost_nothing_once_may_cost_something(before_s: float) -> None:
+    cost = after(num_told=100, slowed_s=before_s)
+    for _ in range(3):
+        read(cost, 100, slowed_s=1.0)
+    assert cost.seconds(100) >= 0.7
 
 
 def test_drafts_have_to_save_more_until_the_end_than_reading_costs() -> None:
@@ -101,7 +128,7 @@ def test_what_the_hub_refuses_it_does_not_read() -> None:
     assert not cost.is_going_on
     assert cost.seconds(100) == pytest.approx(1.0)
     cost.note_told(1100, 0.0)
-    cost.note_slowed(1.0)
+    cost.note_step(USUAL_S + 1.0, USUAL_S)
     cost.note_answered(100, num_refused=1000)
     cost.note_end(200.0)
     assert cost.seconds(100) == pytest.approx(1.0)
@@ -112,7 +139,7 @@ def test_what_goes_on_is_known_to_cost_what_it_did_so_far() -> None:
     cost.note_told(100, 0.0)
     assert cost.is_going_on
     assert cost.seconds(100) == pytest.approx(0.1)
-    cost.note_slowed(3.0)
+    cost.note_step(USUAL_S + 3.0, USUAL_S)
     assert cost.seconds(100) == pytest.approx(UNREAD * 3.0)
     cost.note_end(100.0)
     assert not cost.is_going_on

@@ -129,17 +129,17 @@ def test_one_that_was_dropped_in_a_long_step_is_back_and_has_not_ended() -> None
     book = RowBook()
     for index in range(4):
         step(book, 10 + index, now=0.05 * index)
-    assert len(book.forget(3.0)) == 1
+    assert len(book.forget(3.0, lambda _: 7)) == 1
     assert not book.ended
     (seen,) = book.see([[13]], np.array([14], np.int32), TOKENS, 3.0)
     assert seen is not None
-    assert seen.request.is_back
+    assert seen.request.read_by == 7
     assert seen.request.prompt_len == 9
     assert not book.ended
     assert len(book.forget(9.0)) == 1
     (seen,) = book.see([[1]], np.array([51], np.int32), TOKENS, 9.0)  # another request
     assert seen is not None
-    assert not seen.request.is_back
+    assert seen.request.read_by is None
     assert book.ended == [5]
     book.see([[1]], np.array([52], np.int32), TOKENS, 9.1)
     assert not book.ended

@@ -80,6 +80,7 @@ class ProbeSteps:
     def __init__(self) -> None:
         self._pause = PROBE_EVERY
         self._begin = PROBE_EVERY
+        self._was_tried = False
 
     def includes(self, step: int, *, is_drafting: bool, has_new_rows: bool = False) -> bool:
         """Ask of each step once, in their order.
@@ -88,13 +89,19 @@ class ProbeSteps:
             is_drafting: some rows' drafts pay, so that probes of others cost no wait of their own.
             has_new_rows: of which it is not known yet whether theirs do.
         """
-        if is_drafting or has_new_rows:
+        if is_drafting:
             self._pause, self._begin = PROBE_EVERY, step + PROBE_EVERY
-            return is_drafting
+            return True
         if step >= self._begin + PROBE_STEPS:
-            self._pause = min(2 * self._pause, MAX_PROBE_EVERY)
-            self._begin = step + self._pause
+            self._pause = min(2 * self._pause, MAX_PROBE_EVERY) if self._was_tried else PROBE_EVERY
+            self._begin, self._was_tried = step + self._pause, False
+        if has_new_rows:
+            self._pause, self._begin = PROBE_EVERY, min(self._begin, step + PROBE_EVERY)
         return step >= self._begin
+
+    def note_tried(self) -> None:
+        """A probe was drafted: what comes of it will be known."""
+        self._was_tried = True
 
 
 class PayingDrafts(NamedTuple):

@@ -65,6 +65,7 @@ class StepDrafter:
         self._ended_s: float | None = None  # the last step
         self._num_steps = 0
         self._probe_steps = ProbeSteps()
+        self._is_probing = False  # in this step nothing but probes is asked for
         self._stepped: set[KnownRequest] = set()  # what was sampled for in it
         self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
         self._step_cost = StepCost()  # of vLLM's steps, by their tokens
@@ -84,6 +85,7 @@ class StepDrafter:
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self._note_cost(rows, now - self._ended_s)
+        self._notice_read()  # what `tend` received while vLLM was at its step
         for num_tokens in self._book.ended:
             self._reading_cost.note_answer(num_tokens)
         seen = [row for row in rows if row is not None]
@@ -100,6 +102,8 @@ class StepDrafter:
             state = self._drafted[each.request]
             state.num_drafted, state.num_asked = len(drafts.get(each.request, ())), each.num_draft_tokens
         self._note_reading(self._clock() - asked_s, [len(token_ids) for token_ids in drafts.values()])
+        if self._is_probing and drafts:
+            self._probe_steps.note_tried()
         self._stepped = {each.request for each in wanted}
         if not self._reading_cost.is_going_on:
             self._step_cost.end_step()
@@ -109,13 +113,14 @@ class StepDrafter:
 
     def tend(self) -> None:
         """Beside the steps: keep the connection, and close the tags of requests that are gone."""
-        gone = self._book.forget(self._clock())
+        gone = self._book.forget(
+            self._clock(), lambda request: self._hub.num_found if self._hub.holds(request) else None
+        )
         for request in gone:
             self._drafted.pop(request, None)
         self._stepped.difference_update(gone)
         self._hub.close(gone)
         self._hub.tend()
-        self._notice_read()
 
     def shutdown(self) -> None:
         self._hub.shutdown()
@@ -124,8 +129,13 @@ class StepDrafter:
         """What the one before took says nothing of it."""
         if self._hub.num_found != self._num_found:
             self._num_found = self._hub.num_found
-            self._round_times = RoundTimes()
+            self._round_times, self._probe_steps = RoundTimes(), ProbeSteps()
             self._reading_cost.forget_hub()
+            self._told = ToldTexts(self._told.num_tokens, *self._hub.told[1:])  # answers of the one before
+            self._usual[True] = Acceptance()
+            for state in self._drafted.values():
+                if state.is_by_hub:
+                    state.acceptance = Acceptance()
 
     def _note_cost(self, rows: Sequence[SeenRow | None], step_s: float) -> None:
         """A step that only went on with rows of the last one, and read no prompt, tells what its tokens cost.
@@ -133,13 +143,14 @@ class StepDrafter:
         While the hub reads a text, such a step tells what that costs.
         """
         requests = {row.request for row in rows if row is not None}
-        if not rows or None in rows or not requests <= self._stepped:
-            return
-        size = len(rows) + sum(self._drafted[each].num_drafted for each in requests)
-        if not self._reading_cost.is_going_on or not self._step_cost:
+        is_usual = bool(rows) and None not in rows and requests <= self._stepped
+        size = len(rows) + sum(self._drafted[each].num_drafted for each in requests) if is_usual else 0
+        if self._reading_cost.is_going_on and self._step_cost:
+            is_comparable = is_usual and self._step_cost.covers(size)
+            usual_s = float(self._step_cost.predict(np.array([size]))[0]) if is_comparable else None
+            self._reading_cost.note_step(step_s, usual_s)
+        elif is_usual:
             self._step_cost.note(size, step_s)
-        elif self._step_cost.covers(size):
-            self._reading_cost.note_slowed(step_s - float(self._step_cost.predict(np.array([size]))[0]))
 
     def _note_reading(self, waited_s: float, lengths: Sequence[int]) -> None:
         """What this step told the hub, and what came of what it and others told it."""
@@ -158,10 +169,13 @@ class StepDrafter:
 
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one and what steps cost."""
+        self._is_probing = False
         known = [self._after_verifying(row) for row in seen]
         most = [self._most(row.request) for row in seen]
         if not self._settings.adaptive:
             return most
+        if not seen:
+            return []
         self._num_steps += 1
         lengths = self._paying_lengths(seen, known, most)
         if any(lengths) and self._has_to_be_plain(len(seen)):
@@ -172,6 +186,7 @@ class StepDrafter:
         are_idle = [each.is_idle and limit > 0 for each, limit in zip(known, most, strict=True)]
         may_probe = self._may_probe([row.request for row in seen], are_idle, most)
         probes = [min(PROBE_TOKENS, limit) if may else 0 for may, limit in zip(may_probe, most, strict=True)]
+        self._is_probing = any(probes) and not any(lengths)
         return [length or probe for length, probe in zip(lengths, probes, strict=True)]
 
     def _paying_lengths(self, seen: Sequence[SeenRow], known: Sequence[Acceptance], most: Sequence[int]) -> list[int]:
@@ -180,7 +195,7 @@ class StepDrafter:
         Where all together are not worth it, the shorter half of them may be.
         """
         best = self._weigh(known, most)
-        unread = [0 if self._hub.holds(row.request) or row.request.is_back else len(row.request) for row in seen]
+        unread = [0 if self._hub.has_read(row.request) else len(row.request) for row in seen]
         if not self._hub.is_serving or not _num_to_read(unread, best):
             return best.lengths
         held = self._weigh(known, [0 if num else limit for num, limit in zip(unread, most, strict=True)])
@@ -200,6 +215,8 @@ class StepDrafter:
 
         What only steps with drafts tell of it is how long it takes at most.
         """
+        if self._reading_cost.is_going_on:  # nothing is measured beside it
+            return False
         is_due = self._num_steps >= self._plain_from and not self._step_cost.is_known(num_rows, PLAIN_EVERY)
         if is_due:
             self._plain_from = self._num_steps + PLAIN_PAUSE
@@ -207,6 +224,8 @@ class StepDrafter:
 
     def _has_to_be_timed(self, num_rows: int) -> bool:
         """Whether a text has to wait, since no step of so many rows was timed that could tell what reading costs."""
+        if self._reading_cost.is_going_on:  # nothing is measured beside it
+            return False
         has_to = not self._step_cost.covers(num_rows) and self._num_untimed < MAX_UNTIMED
         self._num_untimed = self._num_untimed + 1 if has_to else 0
         return has_to

@@ -58,7 +58,7 @@ class _HubTag(Waiting):
     request: KnownRequest
     session: TagSession
     proposal: Proposal | None = None
-    num_told: int = 0  # tokens of its last `Open`
+    num_told: int = 0  # tokens that it has to read for its last `Open`
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
     @property
@@ -147,6 +147,10 @@ class HubClient:
         tag = self._tags.get(request)
         return tag is not None and tag.session.is_held
 
+    def has_read(self, request: KnownRequest) -> bool:
+        """Whether this hub has read nearly all of a request, as far as is known, or is at it."""
+        return self.holds(request) or request.read_by == self.num_found
+
     def most(self, request: KnownRequest) -> int:
         """Draft tokens that the hub may give a request in the next step."""
         tag = self._tags.get(request)
@@ -230,7 +234,7 @@ class HubClient:
             return []
         if not tag.session.is_held:
             tag.begin_opening(self._clock())
-            tag.num_told = len(message.token_ids)
+            tag.num_told = 0 if self.has_read(wanted.request) else len(message.token_ids)
             self.told = self.told._replace(num_tokens=self.told.num_tokens + tag.num_told)
         tag.is_awaited = True
         return [tag.session.send(message)]

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 FIRST_ANSWER: Final = 128.0  # tokens that a request has, before any was seen to end
-WEIGHT: Final = 0.2  # of a new measurement among those before it,
-WEIGHT_IF_LESS: Final = 0.5  # if it is less than they were: what is thought dear is seldom tried again
-MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted reading says little
+WEIGHT: Final = 0.2  # of a new wait, or length of an answer, among those before it
+FADING: Final = 0.8  # of what readings cost, with each that follows
+MAX_SLOWED: Final = (
+    1.0  # of a step's usual time: two who share cores lose no more, and one interrupted step says little
+)
 UNREAD: Final = 2.0  # a text that was told in vain counts as half read at most: it would have taken longer
 PROBE_SHARE: Final = 0.05  # of the time since the hub read last, at most, that reading for a probe may cost
 
@@ -29,11 +31,15 @@ class ReadingCost:
 
     def forget_hub(self) -> None:
         """What the one before cost says nothing of the next."""
-        self._wait_s = _Learnt()
-        self._token_s = _Learnt()
-        self._num_told = self._num_read = 0  # since it last had nothing to read
-        self._slowed_s = 0.0  # likewise
+        self._wait_s: float | None = None
+        self._known_s = self._num_known = 0.0  # seconds lost and tokens read, the older the less
         self._ended_s: float | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._num_told = self._num_read = 0  # since it last had nothing to read
+        self._num_beside = self._num_compared = 0  # steps, likewise
+        self._slowed_s = 0.0  # of the compared ones
 
     @property
     def is_going_on(self) -> bool:
@@ -43,23 +49,34 @@ class ReadingCost:
     def note_told(self, num_tokens: int, waited_s: float) -> None:
         """A step told the hub of texts of so many tokens, and waited so much longer than for drafts alone."""
         self._num_told += num_tokens
-        self._wait_s.note(max(0.0, waited_s))
+        waited_s = max(0.0, waited_s)
+        self._wait_s = waited_s if self._wait_s is None else self._wait_s + WEIGHT * (waited_s - self._wait_s)
 
     def note_answered(self, num_read: int, num_refused: int) -> None:
         """It has read texts of so many tokens, and refused others, which it has not read."""
         self._num_read += num_read
         self._num_told = max(0, self._num_told - num_refused)
         if not self._num_told:
-            self._num_read, self._slowed_s = 0, 0.0
+            self._begin()
 
-    def note_slowed(self, seconds: float) -> None:
-        """A step of vLLM beside it took so much longer than usual; shorter, where it is negative."""
-        self._slowed_s += seconds
+    def note_step(self, seconds: float, usual_s: float | None) -> None:
+        """A step of vLLM's beside it.
+
+        Args:
+            usual_s: what such a step takes alone; None = not known.
+        """
+        self._num_beside += 1
+        if usual_s is not None:
+            self._num_compared += 1
+            self._slowed_s += min(seconds - usual_s, MAX_SLOWED * usual_s)
 
     def note_end(self, now: float) -> None:
         """What was going on has ended; what it was told and has not answered to, nobody wants any more."""
-        self._token_s.note(self._slowed_token_s)
-        self._num_told, self._num_read, self._slowed_s, self._ended_s = 0, 0, 0.0, now
+        if self._num_compared:
+            self._known_s = FADING * self._known_s + self._lost_s
+            self._num_known = FADING * self._num_known + self._num_at_least
+        self._ended_s = now
+        self._begin()
 
     def note_answer(self, num_tokens: int) -> None:
         """A request ended after so many tokens."""
@@ -70,8 +87,10 @@ class ReadingCost:
 
         What is being read may already have cost more than usual.
         """
-        token_s = max(self._token_s.seconds, self._slowed_token_s if self._num_told else 0.0)
-        return self._wait_s.seconds + num_tokens * token_s
+        token_s = self._known_s / self._num_known if self._num_known else 0.0
+        if self._num_told:
+            token_s = max(token_s, self._lost_s / self._num_at_least)
+        return (self._wait_s or 0.0) + num_tokens * token_s
 
     def is_worth(self, num_tokens: int, now_s: float, then_s: float) -> bool:
         """Whether to have so many tokens read.
@@ -91,23 +110,11 @@ class ReadingCost:
         return self._ended_s is None or self.seconds(num_tokens) <= PROBE_SHARE * (now - self._ended_s)
 
     @property
-    def _slowed_token_s(self) -> float:
-        return max(0.0, self._slowed_s) / max(self._num_read, self._num_told / UNREAD)
-
-
-class _Learnt:
-    """Seconds, after the last measurements; none before the first."""
-
-    def __init__(self) -> None:
-        self._known: float | None = None
+    def _lost_s(self) -> float:
+        """So far: the steps that could not be compared are thought to have lost as much as the others."""
+        return max(0.0, self._slowed_s) * self._num_beside / max(1, self._num_compared)
 
     @property
-    def seconds(self) -> float:
-        return self._known or 0.0
-
-    def note(self, seconds: float) -> None:
-        if not self._known:
-            self._known = seconds
-            return
-        weight = WEIGHT if seconds > self._known else WEIGHT_IF_LESS
-        self._known += weight * (min(seconds, MAX_RATIO * self._known) - self._known)
+    def _num_at_least(self) -> float:
+        """Tokens that it has read."""
+        return max(self._num_read, self._num_told / UNREAD)

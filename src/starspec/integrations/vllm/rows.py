@@ -9,10 +9,10 @@ share drafts, which costs speed and never a token.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,12 @@ class KnownRequest:
     Args:
         token_ids: [S] copied.
         prompt_len: of these, so many were there before anything was sampled.
-        is_back: it was dropped, though it had not ended: a hub may have most of it.
+        read_by: the hub that had its text when it was dropped though it had not ended, and may have most of it still.
     """
 
-    def __init__(self, token_ids: Tokens, prompt_len: int, *, is_back: bool = False) -> None:
+    def __init__(self, token_ids: Tokens, prompt_len: int, read_by: int | None = None) -> None:
         self.prompt_len = prompt_len
-        self.is_back = is_back
+        self.read_by = read_by
         self._buffer: Tokens = np.empty(max(256, 2 * len(token_ids)), np.int32)
         self._buffer[: len(token_ids)] = token_ids
         self._len = len(token_ids)
@@ -94,6 +94,13 @@ class _Unplaced:
         return None
 
 
+class _Dropped(NamedTuple):
+    """As `KnownRequest` has it."""
+
+    prompt_len: int
+    read_by: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class SeenRow:
     """One row of a step in which tokens were sampled."""
@@ -111,7 +118,7 @@ class RowBook:
         self._last_seen_s: dict[KnownRequest, float] = {}
         self._step_s: deque[float] = deque(maxlen=NUM_STEPS)
         self._stepped_s = 0.0  # when a step was seen last
-        self._dropped: dict[tuple[int, int], int] = {}  # since then: length and last token of each; its prompt_len
+        self._dropped: dict[tuple[int, int], _Dropped] = {}  # since then, by length and last token
         self.ended: list[int] = []  # of those dropped before the last step and not back in it: tokens sampled
 
     def __len__(self) -> int:
@@ -152,7 +159,7 @@ class RowBook:
                 self._by_row[row] = request
                 self._last_seen_s[request] = now
                 seen[row] = SeenRow(request, len(sampled[row]), is_first=True)
-        self.ended = [length - prompt_len for (length, _), prompt_len in self._dropped.items()]
+        self.ended = [length - each.prompt_len for (length, _), each in self._dropped.items()]
         self._dropped = {}
         return seen
 
@@ -161,25 +168,32 @@ class RowBook:
         for request in self._by_row.values():
             self._last_seen_s[request] = now
 
-    def forget(self, now: float) -> list[KnownRequest]:
+    def forget(self, now: float, read_by: Callable[[KnownRequest], int | None] = lambda _: None) -> list[KnownRequest]:
         """Drop, and return, the requests that have not been seen for FORGET_AFTER_S and FORGET_AFTER_STEPS.
 
         vLLM tells of no ends: whether a request has ended or a step takes long shows only with time. One who is
         dropped in a step that takes unusually long is opened anew after it: the hub still holds most of what it read.
+
+        Args:
+            read_by: which hub has a request's text.
         """
         patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * median(self._step_s or [0.0]))
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]
-        self._dropped |= {(len(each), each.last_token_id): each.prompt_len for each in gone}
+        self._dropped |= {(len(each), each.last_token_id): _Dropped(each.prompt_len, read_by(each)) for each in gone}
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
         return gone
 
     def _new_request(self, tokens: Tokens, known_len: int) -> KnownRequest:
         """Of a row in which nothing is known: as far as tells, one that was dropped goes on, or one begins."""
         last_token_id = int(tokens[known_len - 1]) if known_len else -1
-        prompt_len = self._dropped.pop((known_len, last_token_id), None)
-        return KnownRequest(tokens, known_len if prompt_len is None else prompt_len, is_back=prompt_len is not None)
+        before = self._dropped.pop((known_len, last_token_id), None)
+        return (
+            KnownRequest(tokens, known_len)
+            if before is None
+            else KnownRequest(tokens, before.prompt_len, before.read_by)
+        )
 
     def _were_dropped_too_soon(self, rows: Sequence[Tokens], sampled: Sequence[Sequence[int]]) -> bool:
         """Whether a row goes on from what was dropped: the step was only long, and the next may be as long."""
