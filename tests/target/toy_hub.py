@@ -73,7 +73,7 @@ class ToyHub:
         self.num_opens_lost = 0  # so many are going to be
         self.busy_s = 0.0  # what every proposal takes longer
         self.read_token_s = 0.0  # what an `Open` takes for each token, on the target's own cores
-        self.read_at_s = 0.0  # all that it was told of
+        self.read_at_s = 0.0  # when all that it was told of is read
         self.token_s = 0.0  # what it takes longer for each token that it and those asked for beside it have
         self.sure_of: int | None = None  # tokens behind which it doubts its guesses, and drafts no further
         self._owed_s = 0.0

@@ -73,7 +73,7 @@ class StepDrafter:
         self._reading_cost = ReadingCost()  # of what it has not read yet
         self._num_catch_up = 0
         self._num_found = 0  # the hub, up to the last step
-        self._told = ToldTexts()  # to the hub, likewise
+        self._told = ToldTexts()  # as the hub had been told, and had answered, when it was looked at last
         self._plain_from = PLAIN_PAUSE  # step in which the next may go without drafts to be timed
         self._num_untimed = 0  # steps in a row that were to be timed
 
@@ -113,9 +113,7 @@ class StepDrafter:
 
     def tend(self) -> None:
         """Beside the steps: keep the connection, and close the tags of requests that are gone."""
-        gone = self._book.forget(
-            self._clock(), lambda request: self._hub.num_found if self._hub.holds(request) else None
-        )
+        gone = self._book.forget(self._clock(), self._hub.reader_of)
         for request in gone:
             self._drafted.pop(request, None)
         self._stepped.difference_update(gone)
@@ -161,6 +159,7 @@ class StepDrafter:
         self._notice_read()
 
     def _notice_read(self) -> None:
+        """What the hub has answered since it was looked at last."""
         told, before = self._hub.told, self._told
         self._told = told
         self._reading_cost.note_answered(told.num_read - before.num_read, told.num_refused - before.num_refused)

@@ -19,6 +19,7 @@ import structlog
 
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.hub_tag import HubTag
 from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
@@ -28,7 +29,6 @@ from starspec.wire.hub_talk import HubTalk
 from starspec.wire.messages import Close, Open, Proposal, Reopen, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transport import TargetTransport
-from starspec.wire.waiting import Waiting
 
 log = structlog.get_logger()
 
@@ -49,44 +49,6 @@ class ToldTexts(NamedTuple):
     num_tokens: int = 0
     num_read: int = 0  # of these: it drafted behind them,
     num_refused: int = 0  # or would not
-
-
-@dataclass(slots=True, eq=False)
-class _HubTag(Waiting):
-    """One request's tag at the hub."""
-
-    request: KnownRequest
-    session: TagSession
-    proposal: Proposal | None = None
-    num_told: int = 0  # tokens that it has to read for its last `Open`
-    open_at_s: float = 0.0  # a full hub asked not to be told of it before
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether nothing more is told before the hub has answered."""
-        num_untold = len(self.request) - self.session.prefix_len
-        return self.has_to_be_answered(may_be_of_use=num_untold < self.session.wanted.num_steps)
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether there is a proposal for which the hub drafted."""
-        return self.proposal is not None and bool(self.proposal.token_ids)
-
-    @property
-    def num_layers(self) -> int:
-        """That the hub drafted, as far as is known: it may have ended before it had all that were wanted."""
-        return len(self.proposal.token_ids) if self.proposal and self.has_tokens else self.session.wanted.num_steps
-
-    def draft(self) -> list[int]:
-        """Returns: the rest of the last proposal behind the request's tokens; empty if they are not what it says."""
-        if self.proposal is None or not self.proposal.tree.is_chain:  # vLLM verifies chains
-            return []
-        return list(self.proposal.tree.after(self.request.token_ids(self.proposal.prefix_len)).token_ids)
-
-    def give_up(self) -> None:
-        """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
-        self.session.lose()
-        self.settle()
 
 
 class HubClient:
@@ -112,8 +74,8 @@ class HubClient:
         self._p_min = p_min
         self._clock = clock
         self._hub = HubTalk(transport, self, clock)
-        self._tags: dict[KnownRequest, _HubTag] = {}
-        self._by_number: dict[Tag, _HubTag] = {}
+        self._tags: dict[KnownRequest, HubTag] = {}
+        self._by_number: dict[Tag, HubTag] = {}
         self._tag_numbers = itertools.count(1)
         self.round: Round | None = None  # of this step; None = no sample
         self.told = ToldTexts()
@@ -146,6 +108,10 @@ class HubClient:
         """Whether the hub has a request's text, as far as is known, or is reading it."""
         tag = self._tags.get(request)
         return tag is not None and tag.session.is_held
+
+    def reader_of(self, request: KnownRequest) -> int | None:
+        """This hub's number, as `num_found` counts, if it has a request's text; None if not."""
+        return self.num_found if self.holds(request) else None
 
     def has_read(self, request: KnownRequest) -> bool:
         """Whether this hub has read nearly all of a request, as far as is known, or is at it."""
@@ -212,7 +178,7 @@ class HubClient:
         """What the hub has not heard of a request; nothing while it is not to draft for it."""
         tag = self._tags.get(wanted.request)
         if tag is None and wanted.num_draft_tokens:
-            tag = _HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
+            tag = HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
         if tag is not None and tag.is_unanswered and tag.reading.is_overdue(self._clock()):
             tag.give_up()
         if tag is None or tag.is_unanswered:
@@ -239,7 +205,7 @@ class HubClient:
         tag.is_awaited = True
         return [tag.session.send(message)]
 
-    def _open(self, tag: _HubTag, num_tokens: int) -> Open:
+    def _open(self, tag: HubTag, num_tokens: int) -> Open:
         return Open(
             tag=tag.session.tag,
             epoch=tag.session.next_epoch,
@@ -250,7 +216,7 @@ class HubClient:
             shape=self._shape(num_tokens),
         )
 
-    def _verdict(self, tag: _HubTag, num_tokens: int) -> Verdict:
+    def _verdict(self, tag: HubTag, num_tokens: int) -> Verdict:
         base_len = tag.session.prefix_len
         return Verdict(
             tag=tag.session.tag,
@@ -276,7 +242,7 @@ class HubClient:
 
     # ---------------------------------------------------------------- waiting
 
-    def _await(self, awaited: list[_HubTag]) -> None:
+    def _await(self, awaited: list[HubTag]) -> None:
         """Wait for the hub, and learn from how long it took."""
         if not awaited:
             return
@@ -300,7 +266,7 @@ class HubClient:
             self._note_in_time(tag)
         return draft
 
-    def _note_in_time(self, tag: _HubTag) -> None:
+    def _note_in_time(self, tag: HubTag) -> None:
         tag.patience.note_in_time()
         self._hub.patience.note_in_time()
 
@@ -336,13 +302,13 @@ class HubClient:
         elif isinstance(message, Proposal):
             tag.proposal = message
 
-    def _note_answer_to_open(self, tag: _HubTag, message: Proposal | Reopen) -> None:
+    def _note_answer_to_open(self, tag: HubTag, message: Proposal | Reopen) -> None:
         if isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s:
             self.told = self.told._replace(num_refused=self.told.num_refused + tag.num_told)
         else:
             self.told = self.told._replace(num_read=self.told.num_read + tag.num_told)
 
-    def _refuse(self, message: Proposal | Reopen, tag: _HubTag) -> None:
+    def _refuse(self, message: Proposal | Reopen, tag: HubTag) -> None:
         """What the protocol forbids changes nothing, but that no other answer is going to follow."""
         if (tag.is_awaited or tag.is_opening or tag.is_behind) and tag.session.is_answered_by(message):
             tag.give_up()

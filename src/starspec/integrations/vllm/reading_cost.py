@@ -12,9 +12,7 @@ from typing import Final
 FIRST_ANSWER: Final = 128.0  # tokens that a request has, before any was seen to end
 WEIGHT: Final = 0.2  # of a new wait, or length of an answer, among those before it
 FADING: Final = 0.8  # of what readings cost, with each that follows
-MAX_SLOWED: Final = (
-    1.0  # of a step's usual time: two who share cores lose no more, and one interrupted step says little
-)
+MAX_SLOWED: Final = 1.0  # of a step's usual time: two who share cores lose no more; an interrupted step says little
 UNREAD: Final = 2.0  # a text that was told in vain counts as half read at most: it would have taken longer
 PROBE_SHARE: Final = 0.05  # of the time since the hub read last, at most, that reading for a probe may cost
 

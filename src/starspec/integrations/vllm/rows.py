@@ -188,12 +188,8 @@ class RowBook:
     def _new_request(self, tokens: Tokens, known_len: int) -> KnownRequest:
         """Of a row in which nothing is known: as far as tells, one that was dropped goes on, or one begins."""
         last_token_id = int(tokens[known_len - 1]) if known_len else -1
-        before = self._dropped.pop((known_len, last_token_id), None)
-        return (
-            KnownRequest(tokens, known_len)
-            if before is None
-            else KnownRequest(tokens, before.prompt_len, before.read_by)
-        )
+        before = self._dropped.pop((known_len, last_token_id), _Dropped(known_len, None))
+        return KnownRequest(tokens, before.prompt_len, before.read_by)
 
     def _were_dropped_too_soon(self, rows: Sequence[Tokens], sampled: Sequence[Sequence[int]]) -> bool:
         """Whether a row goes on from what was dropped: the step was only long, and the next may be as long."""

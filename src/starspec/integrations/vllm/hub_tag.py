@@ -1,0 +1,48 @@
+"""One request's tag at the hub: what the hub was told of it, and what of its last proposal may still be drafted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starspec.integrations.vllm.rows import KnownRequest
+from starspec.wire.messages import Proposal
+from starspec.wire.session import TagSession
+from starspec.wire.waiting import Waiting
+
+
+@dataclass(slots=True, eq=False)
+class HubTag(Waiting):
+    """As this side has it."""
+
+    request: KnownRequest
+    session: TagSession
+    proposal: Proposal | None = None
+    num_told: int = 0  # tokens that it has to read for its last `Open`
+    open_at_s: float = 0.0  # a full hub asked not to be told of it before
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing more is told before the hub has answered."""
+        num_untold = len(self.request) - self.session.prefix_len
+        return self.has_to_be_answered(may_be_of_use=num_untold < self.session.wanted.num_steps)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is a proposal for which the hub drafted."""
+        return self.proposal is not None and bool(self.proposal.token_ids)
+
+    @property
+    def num_layers(self) -> int:
+        """That the hub drafted, as far as is known: it may have ended before it had all that were wanted."""
+        return len(self.proposal.token_ids) if self.proposal and self.has_tokens else self.session.wanted.num_steps
+
+    def draft(self) -> list[int]:
+        """Returns: the rest of the last proposal behind the request's tokens; empty if they are not what it says."""
+        if self.proposal is None or not self.proposal.tree.is_chain:  # vLLM verifies chains
+            return []
+        return list(self.proposal.tree.after(self.request.token_ids(self.proposal.prefix_len)).token_ids)
+
+    def give_up(self) -> None:
+        """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
+        self.session.lose()
+        self.settle()
