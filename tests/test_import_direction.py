@@ -16,6 +16,7 @@ LEAVES = {
     "errors",
     "fingerprint",
     "ids",
+    "openmp",
     "tracing",
 }  # every package may import these; they import nothing of ours
 ENGINE = {"speculation", "length", "cache", "models", "wire", "observe", "config", "sampling_params", "request_specs"}
@@ -27,6 +28,7 @@ ARROWS = {
     "errors": set(),
     "fingerprint": set(),
     "ids": set(),
+    "openmp": set(),
     "tracing": set(),
     "config": {"speculation"},
     "speculation": set(),

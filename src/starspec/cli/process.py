@@ -14,6 +14,7 @@ from rich.console import Console
 
 from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import Trace
+from starspec.openmp import unless_given
 from starspec.supervise.report import HURRY, Failed, Loading, Ready, supervisor_line
 
 
@@ -24,10 +25,12 @@ class ServerProcess:
         name: shown in logs, tables and traces.
         trace_file: where the trace goes at the end; None = there is none.
     Raises: ConfigError if it cannot go there.
+    Effects: lets the threads of this process's forwards wait without spinning, if torch has not been loaded yet.
     """
 
     def __init__(self, name: str, trace_file: Path | None) -> None:
         check_folder(trace_file, "--trace")
+        os.environ.update(unless_given(os.environ))
         self._name = name
         self._trace_file = trace_file
         self._line = supervisor_line(os.environ)

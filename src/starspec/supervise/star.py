@@ -96,8 +96,6 @@ def child_environment(environ: Mapping[str, str], num_cores: int, num_busy: int)
     """
     defaults = {
         "OMP_NUM_THREADS": str(max(1, num_cores // num_busy)),
-        "OMP_WAIT_POLICY": "PASSIVE",  # an idle pool that spins would take the core from whoever has work
-        "GOMP_SPINCOUNT": "20000",  # but a fraction of a millisecond it may: a step of a small model is 200 short loops
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",  # what a child prints is seen when it is printed
     }

@@ -35,7 +35,7 @@ class ServerProcess:
     def __init__(self, *arguments: str) -> None:
         self.arguments = arguments
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "starspec", *arguments]
         self.process = subprocess.Popen(
             command,

@@ -18,6 +18,7 @@ import httpx
 from starspec.bench.orphans import end_with_parent
 from starspec.bench.vllm.reading import VllmReading, read_vllm
 from starspec.errors import ConfigError, PeerLost
+from starspec.openmp import WAIT_BRIEFLY
 from starspec.supervise.ports import PortReservations
 
 MODEL_NAME: Final = "target"  # what clients call the served model
@@ -40,8 +41,7 @@ def on_shared_cores(num_threads: int) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process, beside the one that serves
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(num_threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "20000",
+        **WAIT_BRIEFLY,
     }
 
 
