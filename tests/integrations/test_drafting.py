@@ -241,6 +241,19 @@ def test_a_hub_that_becomes_good_is_found_out_however_often_requests_begin() -> 
     assert sum(each.num_accepted for each in requests) > 100
 
 
+def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() -> None:
+    """It was told nothing of rows that had no drafts: what it then has to read takes it longer than the deadline."""
+    vllm = ToyVllm(token_s=0.05)
+    vllm.hub.catch_up_token_s = 0.01
+    requests = [vllm.submit(prompt, 150) for prompt in prompts(4)]
+    vllm.run()
+    verdicts = [each for messages in vllm.sends for each in messages if isinstance(each, Verdict)]
+    assert max(len(each.token_ids) for each in verdicts) > 10, "probes after a pause"
+    assert sum(each.num_accepted for each in requests) > 4
+    assert vllm.drafter._round_times.cost.seconds_of([2]) < 2 * DRAFT_S
+    assert vllm.longest_propose_s < 2 * DRAFT_S
+
+
 def test_a_row_that_cannot_be_told_keeps_no_other_from_probing() -> None:
     vllm = ToyVllm(token_s=0.05)
     vllm.submit([0, VOCAB_SIZE + 7, 1], 150)  # unknown to the hub, and the shortest

@@ -193,6 +193,7 @@ class HubClient:
         num_tokens = tag.patience.fitting(self._limited(wanted.num_draft_tokens))
         if not num_tokens or self._clock() < tag.open_at_s:
             return []
+        tag.has_to_catch_up |= tag.has_been_idle
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
         if not self._can_be_told(message):
@@ -247,14 +248,15 @@ class HubClient:
         if not awaited:
             return
         asked_s = self._clock()
-        has_to_read = self.is_reading  # a prompt holds up whoever asks meanwhile
+        has_to_read = self.is_reading  # a prompt holds up whoever asks meanwhile,
+        has_to_catch_up = any(tag.has_to_catch_up for tag in awaited)  # and so does what was told to nobody for long
         lengths = [tag.session.wanted.num_steps for tag in awaited]
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(lengths))
         if late is None or (late and all(tag.is_opening for tag in late)):  # a prompt that is read is no sample
             return
         if not late and not any(tag.has_tokens for tag in awaited):  # nor is an answer for which nothing was drafted
             return
-        round_ = Round([tag.num_layers for tag in awaited], self._clock() - asked_s)
+        round_ = Round([tag.num_layers for tag in awaited], self._clock() - asked_s, is_at_most=has_to_catch_up)
         self._deadline.note_round(round_)
         self.round = None if has_to_read else round_
 

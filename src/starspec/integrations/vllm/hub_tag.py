@@ -27,6 +27,12 @@ class HubTag(Waiting):
         return self.has_to_be_answered(may_be_of_use=num_untold < self.session.wanted.num_steps)
 
     @property
+    def has_been_idle(self) -> bool:
+        """Whether the hub has to read more, before it can draft, than one round may commit."""
+        num_untold = len(self.request) - self.session.prefix_len
+        return self.session.is_held and num_untold > self.session.wanted.num_steps + 1
+
+    @property
     def has_tokens(self) -> bool:
         """Whether there is a proposal for which the hub drafted."""
         return self.proposal is not None and bool(self.proposal.token_ids)
