@@ -30,7 +30,8 @@ def told(folder: Path, environ: dict[str, str]) -> tuple[str, ...]:
     try:
         deadline_s = time.monotonic() + START_S
         while "ready at" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline_s, log.read_text()
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGTERM)

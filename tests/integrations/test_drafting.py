@@ -179,13 +179,13 @@ def test_a_hub_that_refuses_has_read_nothing() -> None:
     vllm = ToyVllm()
     vllm.hub.read_token_s = 0.004
     seconds_and_opens(vllm, 100)
-    known_s = vllm.drafter._reading_cost.seconds(100)
+    known_s = vllm.drafter.costs.reading.seconds(100)
     assert known_s > 0.1
     vllm.hub.mood, vllm.hub.read_token_s = "full", 0.0
-    vllm.drafter._reading_cost.note_answer(100_000)  # so that it is asked
+    vllm.drafter.costs.reading.note_answer(100_000)  # so that it is asked
     seconds_and_opens(vllm, 30)
     assert vllm.hub.num_opens > 4
-    assert vllm.drafter._reading_cost.seconds(100) == pytest.approx(known_s, rel=0.3)
+    assert vllm.drafter.costs.reading.seconds(100) == pytest.approx(known_s, rel=0.3)
 
 
 def test_one_that_comes_back_and_was_never_read_is_weighed_like_another() -> None:
@@ -217,8 +217,8 @@ def test_one_that_comes_back_is_told_again_if_the_hub_has_read_it(is_read: bool)
         vllm.hub.revive()
         vllm.drafter.tend()
         vllm.drafter._notice_another_hub()
-    vllm.drafter._reading_cost.note_told(10, waited_s=1e6)  # nothing new is worth it
-    vllm.drafter._reading_cost.note_answered(0, 10)
+    vllm.drafter.costs.reading.note_told(10, waited_s=1e6)  # nothing new is worth it
+    vllm.drafter.costs.reading.note_answered(0, 10)
     for _ in range(6):
         vllm.step()
     assert vllm.hub.num_opens == (2 if is_read else 1)
@@ -250,7 +250,7 @@ def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() 
     verdicts = [each for messages in vllm.sends for each in messages if isinstance(each, Verdict)]
     assert max(len(each.token_ids) for each in verdicts) > 10, "probes after a pause"
     assert sum(each.num_accepted for each in requests) > 4
-    assert vllm.drafter._round_times.cost.seconds_of([2]) < 2 * DRAFT_S
+    assert vllm.drafter.costs.rounds.cost.seconds_of([2]) < 2 * DRAFT_S
     assert vllm.longest_propose_s < 2 * DRAFT_S
 
 
@@ -272,7 +272,7 @@ def test_a_new_server_times_a_step_before_a_hub_is_told_anything() -> None:
         opens.append(vllm.hub.num_opens)
     assert opens[:8] == [0] * 8
     assert opens[8:] == [1, 1, 1, 1]
-    assert vllm.drafter._step_cost
+    assert vllm.drafter.costs.steps
 
 
 def test_what_a_batch_takes_without_drafts_is_looked_at_where_drafts_seem_to_pay() -> None:
@@ -299,7 +299,7 @@ def test_what_a_batch_takes_without_drafts_is_looked_at_where_drafts_seem_to_pay
     vllm = ToyVllm(num_tokens=2)
     seconds_a_token(vllm)  # is learnt
     assert seconds_a_token(vllm) <= 1.05 * plain_s
-    assert vllm.drafter._step_cost.is_known(4, 256)
+    assert vllm.drafter.costs.steps.is_known(4, 256)
 
 
 def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,13 +307,13 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     vllm = ToyVllm(token_s=0.001, is_new=True)
     vllm.hub.mood = "reading"  # what it is first told of a request takes it longer
     steps: set[tuple[int, float]] = set()
-    note = vllm.drafter._step_cost.note
+    note = vllm.drafter.costs.steps.note
 
     def note_step(size: int, seconds: float) -> None:
         steps.add((size, seconds))
         note(size, seconds)
 
-    monkeypatch.setattr(vllm.drafter._step_cost, "note", note_step)
+    monkeypatch.setattr(vllm.drafter.costs.steps, "note", note_step)
     rounds: list[Round] = []
     monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
     for num_tokens in (80, 120):
@@ -423,10 +423,10 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     vllm.submit(PROMPT, 100)
     for _ in range(5):
         vllm.step()
-    assert vllm.drafter._round_times.cost != NO_WAIT
+    assert vllm.drafter.costs.rounds.cost != NO_WAIT
     vllm.hub.kill()
     vllm.step()
-    assert vllm.drafter._round_times.cost == NO_WAIT
+    assert vllm.drafter.costs.rounds.cost == NO_WAIT
     assert not vllm.deadline._rounds
 
 
@@ -437,7 +437,7 @@ def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -
         note(*given)
         return paying_drafts(*given)
 
-    monkeypatch.setattr("starspec.integrations.vllm.drafting.paying_drafts", weigh)
+    monkeypatch.setattr("starspec.integrations.vllm.choice.paying_drafts", weigh)
 
 
 def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(
@@ -641,7 +641,7 @@ def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -
 
 def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() -> None:
     vllm = ToyVllm(fallback="none")
-    vllm.drafter._plain_from = 10**6  # no step goes without drafts to be timed
+    vllm.drafter.choice._plain_from = 10**6  # no step goes without drafts to be timed
     old = vllm.submit(PROMPT, 440)
     for _ in range(4):
         vllm.step()
@@ -864,7 +864,7 @@ def test_what_ngrams_achieved_says_nothing_of_a_hub() -> None:
 def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("starspec.integrations.vllm.drafting.MAX_CATCH_UP", 100)
+    monkeypatch.setattr("starspec.integrations.vllm.prompt_lookup.MAX_CATCH_UP", 100)
     vllm = ToyVllm(prompt_lookup_min=1)
     vllm.hub.kill()
     every = list(range(VOCAB_SIZE)) * 2  # so that whatever comes next has been there
@@ -876,8 +876,11 @@ def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
     assert drafted == [(False, False), (True, False), (True, True)]
 
 
-def test_nothing_is_kept_of_requests_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_hub_here", [True, False])
+def test_nothing_is_kept_of_requests_that_are_gone(is_hub_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm()
+    if not is_hub_here:
+        vllm.hub.kill()  # n-grams draft
     known: list[weakref.ref[KnownRequest]] = []
     draft = vllm.client.draft
 

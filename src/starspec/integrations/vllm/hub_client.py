@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
@@ -35,8 +34,7 @@ log = structlog.get_logger()
 LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a step would like for one request."""
 
     request: KnownRequest

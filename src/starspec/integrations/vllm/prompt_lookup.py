@@ -1,0 +1,48 @@
+"""Drafts of a request's own n-grams, in vLLM's process, while there is no hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from starspec.integrations.vllm.hub_client import Wanted
+from starspec.integrations.vllm.rows import KnownRequest
+from starspec.speculation.ngram import NgramIndex
+
+MAX_CATCH_UP: Final = 4096  # tokens that the indexes take in in one step: a hub may go while prompts are long
+
+
+class PromptLookup:
+    """An index of each request, made when it is first asked for.
+
+    Args:
+        shortest, longest: n-gram that is looked up, in tokens.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest = shortest
+        self._longest = longest
+        self._indexes: dict[KnownRequest, NgramIndex] = {}
+
+    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
+        """One step's drafts; none of a request before its index has all tokens."""
+        drafts: dict[KnownRequest, list[int]] = {}
+        num_left = MAX_CATCH_UP
+        for request, num_draft_tokens in [each for each in wanted if each.num_draft_tokens]:
+            index = self._index_of(request)
+            new = request.token_ids(len(index), len(index) + num_left)
+            num_left -= len(new)
+            index.append(new)
+            drafts[request] = index.propose(num_draft_tokens) if len(index) == len(request) else []
+        return drafts
+
+    def forget(self, requests: Sequence[KnownRequest]) -> None:
+        """They are gone."""
+        for request in requests:
+            self._indexes.pop(request, None)
+
+    def _index_of(self, request: KnownRequest) -> NgramIndex:
+        index = self._indexes.get(request)
+        if index is None:
+            index = self._indexes[request] = NgramIndex(self._shortest, self._longest)
+        return index
