@@ -31,6 +31,7 @@ from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.settings import VllmSettings, load_settings
+from starspec.integrations.vllm.shared_cores import advise
 from starspec.integrations.vllm.versions import check_version
 from starspec.wire.keys import lacks_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
@@ -61,6 +62,7 @@ class StarProposer:
         self._drafter: StepDrafter | None = None
         if _is_output_rank(vllm_config):
             self._drafter = _make_drafter(settings, vllm_config, vllm_version)
+            advise(settings.hub, os.environ)
             threading.Thread(target=self._keep, name="starspec-hub", daemon=True).start()
             atexit.register(self.shutdown)
 
