@@ -35,13 +35,21 @@ def told(folder: Path, environ: dict[str, str]) -> tuple[str, ...]:
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
+        try:
+            process.wait(START_S)
+        finally:
+            process.kill()
     return tuple(re.findall(rf"(?:{'|'.join(NAMES)}) = '(\w+)'", log.read_text()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP there")
 def test_threads_of_a_server_wait_briefly(tmp_path: Path) -> None:
     assert told(tmp_path, {}) == ("PASSIVE", "20000")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP there")
+def test_what_is_said_of_another_openmp_counts(tmp_path: Path) -> None:
+    assert told(tmp_path, {"KMP_BLOCKTIME": "1"})[1] != "20000"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP there")

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 from toy import VOCAB_SIZE, next_of
-from toy_hub import DRAFT_S, FULL_S, MOODS, READING_S, ToyHub, VirtualClock
+from toy_hub import DRAFT_S, FULL_S, MOODS, NUM_AT_ONCE, READING_S, ToyHub, VirtualClock
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import SessionId
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
-from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
-from starspec.integrations.vllm.rows import KnownRequest
+from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
 from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
 from starspec.wire.hub_liveness import DOUBT_S
@@ -248,10 +248,52 @@ def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() 
     requests = [vllm.submit(prompt, 150) for prompt in prompts(4)]
     vllm.run()
     verdicts = [each for messages in vllm.sends for each in messages if isinstance(each, Verdict)]
-    assert max(len(each.token_ids) for each in verdicts) > 10, "probes after a pause"
+    assert max(len(each.token_ids) for each in verdicts) > NUM_AT_ONCE, "probes after a pause"
     assert sum(each.num_accepted for each in requests) > 4
     assert vllm.drafter.costs.rounds.cost.seconds_of([2]) < 2 * DRAFT_S
     assert vllm.longest_propose_s < 2 * DRAFT_S
+
+
+def test_nobody_waits_for_a_row_that_catches_up() -> None:
+    clock = VirtualClock()
+    hub = ToyHub(clock)
+    client = HubClient(hub, Deadline(), VOCAB_SIZE, clock=clock)
+    usual, idle = (KnownRequest(np.array(prompt, np.int32), len(prompt)) for prompt in (PROMPT, PROMPT[1:]))
+    assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual, idle}
+    told = client.told
+    for request, num_tokens in ((usual, 1), (idle, NUM_AT_ONCE + 5)):
+        for _ in range(num_tokens):
+            request.extend(np.array([next_of(request.token_ids())], np.int32))
+    hub.catch_up_token_s = 0.1
+    asked_s = clock.now
+    assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual}
+    assert clock.now == pytest.approx(asked_s + DRAFT_S)
+    assert client.is_reading
+    assert client.told == told._replace(num_tokens=told.num_tokens + NUM_AT_ONCE + 5)
+    usual.extend(np.array([next_of(usual.token_ids())], np.int32))
+    assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual}, "it is still at it"
+    clock.now += 1.0
+    assert client.draft([Wanted(idle, 2)]).keys() == {idle}
+    assert not client.is_reading
+    assert client.told.num_read == told.num_read + NUM_AT_ONCE + 5
+
+
+def test_a_row_that_catches_up_in_vain_is_opened_anew() -> None:
+    vllm = ToyVllm(fallback="none", token_s=0.05)
+    requests = [vllm.submit(prompt, 300) for prompt in prompts(4)]
+    for _ in range(100):
+        vllm.step()
+        if any(tag.is_catching_up for tag in vllm.client._tags.values()):
+            break
+    vllm.hub.mail.clear()  # the answers are lost
+    (before, num_accepted) = vllm.hub.num_opens, sum(each.num_accepted for each in requests)
+    for _ in range(100):
+        vllm.step()
+    assert vllm.hub.num_opens > before
+    vllm.run()
+    assert sum(each.num_accepted for each in requests) > num_accepted
+    vllm.rest(3.0)
+    assert vllm.client.num_tags == 0
 
 
 def test_a_row_that_cannot_be_told_keeps_no_other_from_probing() -> None:
@@ -369,7 +411,7 @@ def test_how_far_the_hub_drafts_is_learnt_beside_how_often_it_is_right() -> None
     (state,) = vllm.drafter._drafted.values()
     assert state.acceptance.rate > 0.95
     assert state.acceptance.reach < 0.05
-    assert state.num_drafted == 1
+    assert len(state.last.token_ids) == 1
 
 
 def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -884,7 +926,7 @@ def test_nothing_is_kept_of_requests_that_are_gone(is_hub_here: bool, monkeypatc
     known: list[weakref.ref[KnownRequest]] = []
     draft = vllm.client.draft
 
-    def watched(wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]] | None:
+    def watched(wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft] | None:
         known.extend(weakref.ref(each.request) for each in wanted)
         return draft(wanted)
 
@@ -990,7 +1032,9 @@ def test_a_tree_is_no_draft_for_a_server_that_verifies_chains() -> None:
     assert not request.num_drafted
 
 
-def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants() -> None:
+@pytest.mark.parametrize(("num_wanted", "num_left"), [(2, 2), (4, 3)])
+def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants(num_wanted: int, num_left: int) -> None:
+    """And counts as all that was asked for: the hub did not end it in doubt."""
     clock = VirtualClock()
     client = HubClient(ToyHub(clock), Deadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
@@ -1001,7 +1045,7 @@ def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants() -> None
         path.append(next_of(path))
     right = path[len(PROMPT) :]
     request.extend(np.array(right[:1], np.int32))
-    assert client.draft([Wanted(request, 2)]) == {request: right[1:3]}
+    assert client.draft([Wanted(request, num_wanted)]) == {request: Draft(right[1 : 1 + num_left], num_left)}
 
 
 def test_a_fixed_length_stays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,13 @@ def test_the_sampler_is_mended_on_every_rank(vllm_config: Any, monkeypatch: pyte
     vllm_config.parallel_config.rank = rank
     StarProposer(vllm_config).shutdown()
     mend.assert_called_once_with()
+
+
+def test_who_shares_cores_with_the_hub_is_advised(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    advise = MagicMock()
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.advise", advise)
+    StarProposer(vllm_config).shutdown()
+    advise.assert_called_once_with("tcp://127.0.0.1:9", os.environ)
 
 
 def test_a_vllm_without_a_tokenizer_is_refused(vllm_config: Any) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from starspec.integrations.vllm.rows import FORGET_AFTER_S, KnownRequest, RowBook
+from starspec.integrations.vllm.rows import FORGET_AFTER_S, LONGEST_STEP_S, KnownRequest, RowBook
 
 TOKENS = np.arange(100, dtype=np.int32)[None, :]
 
@@ -143,3 +143,14 @@ def test_one_that_was_dropped_in_a_long_step_is_back_and_has_not_ended() -> None
     assert book.ended == [5]
     book.see([[1]], np.array([52], np.int32), TOKENS, 9.1)
     assert not book.ended
+
+
+def test_what_goes_on_after_a_long_pause_is_another_request_and_the_one_before_has_ended() -> None:
+    book = RowBook()
+    for index in range(4):
+        step(book, 10 + index, now=0.05 * index)
+    assert len(book.forget(3.0, lambda _: 7)) == 1
+    (seen,) = book.see([[13]], np.array([14], np.int32), TOKENS, 3.0 + LONGEST_STEP_S)
+    assert seen is not None
+    assert (seen.request.prompt_len, seen.request.read_by) == (13, None)
+    assert book.ended == [4]

@@ -37,6 +37,7 @@ DRAFT_S = 0.004  # from request to proposal
 FULL_S = 0.1
 REFUSAL_S = 0.001  # an answer for which nothing is drafted
 READING_S = 0.6  # what an `Open` takes a hub that reads slowly
+NUM_AT_ONCE = 16  # tokens of a `Verdict` that it reads while it drafts
 MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full", "empty"]
 
 
@@ -73,7 +74,7 @@ class ToyHub:
         self.num_opens_lost = 0  # so many are going to be
         self.busy_s = 0.0  # what every proposal takes longer
         self.read_token_s = 0.0  # what an `Open` takes for each token, on the target's own cores
-        self.catch_up_token_s = 0.0  # and a `Verdict`, wherever the hub is
+        self.catch_up_token_s = 0.0  # and a `Verdict` for each beyond NUM_AT_ONCE, wherever the hub is
         self.read_at_s = 0.0  # when all that it was told of is read
         self.token_s = 0.0  # what it takes longer for each token that it and those asked for beside it have
         self.sure_of: int | None = None  # tokens behind which it doubts its guesses, and drafts no further
@@ -125,8 +126,9 @@ class ToyHub:
                     self.read_at_s = max(self.read_at_s, self.clock.now) + self.read_token_s * len(message.token_ids)
                 if message.num_draft_tokens:
                     is_read = isinstance(message, Verdict) or self.mood != "reading"
-                    catch_up_s = self.catch_up_token_s * len(message.token_ids) * isinstance(message, Verdict)
-                    self._propose(session, message.num_draft_tokens, catch_up_s + (DRAFT_S if is_read else READING_S))
+                    num_late = max(0, len(message.token_ids) - NUM_AT_ONCE) * isinstance(message, Verdict)
+                    delay_s = (DRAFT_S if is_read else READING_S) + self.catch_up_token_s * num_late
+                    self._propose(session, message.num_draft_tokens, delay_s)
             case Close(tag=tag):
                 self.sessions.pop(tag, None)
                 self.ids.pop(tag, None)

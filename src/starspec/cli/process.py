@@ -25,7 +25,7 @@ class ServerProcess:
         name: shown in logs, tables and traces.
         trace_file: where the trace goes at the end; None = there is none.
     Raises: ConfigError if it cannot go there.
-    Effects: lets the threads of this process's forwards wait without spinning, if torch has not been loaded yet.
+    Effects: threads of this process's forwards spin only briefly before they sleep, if torch is not loaded yet.
     """
 
     def __init__(self, name: str, trace_file: Path | None) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Self
 
 from starspec.bench.orphans import end_with_parent
 from starspec.errors import PeerLost
+from starspec.openmp import WAIT_BRIEFLY
 
 START_S = 120.0  # longest wait until a process serves
 STOP_S = 20.0
@@ -35,7 +36,7 @@ class ServerProcess:
     def __init__(self, *arguments: str) -> None:
         self.arguments = arguments
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **WAIT_BRIEFLY}
         command = [sys.executable, "-m", "starspec", *arguments]
         self.process = subprocess.Popen(
             command,

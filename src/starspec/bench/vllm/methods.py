@@ -19,7 +19,7 @@ PROPOSER: Final = "starspec.integrations.vllm.StarProposer"
 MAX_MODEL_LEN: Final = 2048
 KV_BYTES: Final = 300_000_000  # of each server
 BACK_S: Final = 30.0  # longest wait until a hub's drafts come again
-FEW_TOKENS: Final = 8
+FEW_TOKENS: Final = 48  # of an answer that warms up: long enough for a row without drafts to probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

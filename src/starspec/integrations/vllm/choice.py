@@ -42,6 +42,7 @@ class LengthChoice:
         Args:
             known: what each row's request accepted lately.
             most: draft tokens that each can have.
+        Returns: draft tokens to ask for, of each row; 0 = none.
         """
         self._is_probing = False
         if not seen:

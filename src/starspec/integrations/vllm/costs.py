@@ -1,7 +1,7 @@
 """What this server and its hub take, learnt from each step: vLLM's steps, the hub's rounds, its reading of new texts.
 
-Each is noted only where nothing else was going on: while the hub reads a text, a step tells what reading costs, and no
-step, and so it does not age what steps are known to take.
+Each is noted only where nothing else was going on: while the hub reads a text, the time of a step counts towards what
+reading costs. What steps are known to take then stays as it is, and grows no older.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starspec.integrations.vllm.step_cost import StepCost
 
 
 class Costs:
-    """Kept together, since each has to know of the others."""
+    """Kept together, since a step tells of one or another."""
 
     def __init__(self, hub: HubClient) -> None:
         self.steps = StepCost()  # of vLLM, by their tokens

@@ -40,8 +40,7 @@ class Deadline:
 
     def note_round(self, round_: Round) -> None:
         """The awaited proposals took so long; where some were late, at least so long."""
-        if not round_.is_at_most:
-            self._rounds.append(round_)
+        self._rounds.append(round_)
 
     def forget_rounds(self) -> None:
         """The next hub may be another."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from starspec.integrations.vllm.choice import LengthChoice
 from starspec.integrations.vllm.costs import Costs
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft_length import Acceptance
-from starspec.integrations.vllm.hub_client import HubClient, Wanted
+from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.prompt_lookup import PromptLookup
-from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
+from starspec.integrations.vllm.rows import Draft, KnownRequest, RowBook, SeenRow, Tokens, Wanted
 from starspec.integrations.vllm.settings import VllmSettings
+
+NO_DRAFT: Final = Draft([], 0)
 
 
 @dataclass(slots=True)
@@ -25,8 +28,7 @@ class _Drafted:
 
     acceptance: Acceptance
     is_by_hub: bool  # whose drafts it tells of
-    num_drafted: int = 0  # tokens handed to vLLM in the last step
-    num_asked: int = 0  # and that the hub was asked for
+    last: Draft = NO_DRAFT  # handed to vLLM in the last step
 
 
 class StepDrafter:
@@ -76,16 +78,15 @@ class StepDrafter:
         seen = [row for row in rows if row is not None]
         wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
         drafts = self._ask(wanted)
-        for request, num_draft_tokens in wanted:
-            state = self._drafted[request]
-            state.num_drafted, state.num_asked = len(drafts.get(request, ())), num_draft_tokens
+        for row in seen:
+            self._drafted[row.request].last = drafts.get(row.request, NO_DRAFT)
         if drafts:
             self.choice.note_drafts()
-        self._stepped = {each.request for each in wanted}
+        self._stepped = {row.request for row in seen}
         self.costs.end_step()
         self._ended_s = self._clock()
         self._book.end_step(self._ended_s)
-        return [[] if row is None else drafts.get(row.request, []) for row in rows]
+        return [[] if row is None else drafts.get(row.request, NO_DRAFT).token_ids for row in rows]
 
     def tend(self) -> None:
         """Beside the steps: keep the connection, and close the tags of requests that are gone."""
@@ -116,7 +117,7 @@ class StepDrafter:
         requests = {row.request for row in rows if row is not None}
         if not rows or None in rows or not requests <= self._stepped:
             return None
-        return len(rows) + sum(self._drafted[each].num_drafted for each in requests)
+        return len(rows) + sum(len(self._drafted[each].last.token_ids) for each in requests)
 
     def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
         """How long a draft each row is worth, after what came of its last one."""
@@ -135,13 +136,13 @@ class StepDrafter:
         if state is None or state.is_by_hub != is_by_hub:  # what n-grams achieve says nothing of a hub
             usual = self._usual[is_by_hub]
             state = self._drafted[row.request] = _Drafted(Acceptance(usual.rate, usual.reach), is_by_hub)
-        num_drafted = state.num_drafted if row.request in self._stepped else 0  # of one preempted, nothing was verified
-        num_accepted = min(num_drafted, row.num_new - 1)
+        last = state.last if row.request in self._stepped else NO_DRAFT  # of one preempted, nothing was verified
+        num_accepted = min(len(last.token_ids), row.num_new - 1)
         for acceptance in (state.acceptance, self._usual[is_by_hub]):
-            acceptance.note(num_drafted, num_accepted, state.num_asked)
+            acceptance.note(len(last.token_ids), num_accepted, last.num_asked)
         return state.acceptance
 
-    def _ask(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
+    def _ask(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft]:
         """The hub, and learn from how long it took; where it does not serve, the requests' own n-grams."""
         asked_s = self._clock()
         drafts = self._hub.draft(wanted)
@@ -152,5 +153,5 @@ class StepDrafter:
             self._deadline.forget_rounds()
         self.costs.note_round()
         now = self._clock()
-        self.costs.note_told(now - asked_s, [len(token_ids) for token_ids in drafts.values()], now)
+        self.costs.note_told(now - asked_s, [len(draft.token_ids) for draft in drafts.values()], now)
         return drafts

@@ -20,7 +20,7 @@ from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.hub_tag import HubTag
 from starspec.integrations.vllm.round_cost import Round
-from starspec.integrations.vllm.rows import KnownRequest
+from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.codec import fits_a_frame
@@ -34,15 +34,8 @@ log = structlog.get_logger()
 LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
 
 
-class Wanted(NamedTuple):
-    """What a step would like for one request."""
-
-    request: KnownRequest
-    num_draft_tokens: int
-
-
 class ToldTexts(NamedTuple):
-    """What the hub was told of whole: tokens, since the client began."""
+    """What the hub was told of more than a round commits, texts above all: tokens, since the client began."""
 
     num_tokens: int = 0
     num_read: int = 0  # of these: it drafted behind them,
@@ -99,8 +92,8 @@ class HubClient:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the hub was told of a text that it has not answered to."""
-        return any(tag.is_opening for tag in self._tags.values())
+        """Whether the hub was told of more than a round commits, and has not answered to it."""
+        return any(tag.is_opening or tag.is_catching_up for tag in self._tags.values())
 
     def holds(self, request: KnownRequest) -> bool:
         """Whether the hub has a request's text, as far as is known, or is reading it."""
@@ -122,10 +115,10 @@ class HubClient:
             return 0
         return self._limited(MAX_FORWARDED)
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]] | None:
+    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft] | None:
         """Tell the hub what was committed, and wait for its proposals: one multipart out, one deadline's wait.
 
-        Returns: draft tokens of each request whose proposal came, was sound and fits its present tokens; None if the
+        Returns: the draft of each request whose proposal came, was sound and fits its present tokens; None if the
             hub does not serve in this step.
         """
         self.round = None
@@ -146,8 +139,7 @@ class HubClient:
         self._await([tag for each in wanted if (tag := self._tags.get(each.request)) and tag.is_awaited])
         if self._hub.is_lost:
             return None
-        drafts = {each.request: self._draft_of(each) for each in wanted}
-        return {request: token_ids for request, token_ids in drafts.items() if token_ids}
+        return {each.request: draft for each in wanted if (draft := self._draft_of(each)) is not None}
 
     def close(self, requests: Sequence[KnownRequest]) -> None:
         """Free the tags of requests that are gone. A hub that fell silent may hold them still, so it is told too."""
@@ -178,6 +170,7 @@ class HubClient:
         if tag is None and wanted.num_draft_tokens:
             tag = HubTag(wanted.request, TagSession(Role.TARGET, Tag(next(self._tag_numbers))))
         if tag is not None and tag.is_unanswered and tag.reading.is_overdue(self._clock()):
+            tag.request.read_by = self.reader_of(tag.request)  # most of it, if its answer alone was lost
             tag.give_up()
         if tag is None or tag.is_unanswered:
             return []
@@ -191,18 +184,25 @@ class HubClient:
         num_tokens = tag.patience.fitting(self._limited(wanted.num_draft_tokens))
         if not num_tokens or self._clock() < tag.open_at_s:
             return []
-        tag.has_to_catch_up |= tag.has_been_idle
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
+        has_to_catch_up = tag.has_been_idle
+        num_tokens = 1 if has_to_catch_up else num_tokens
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
         if not self._can_be_told(message):
             tag.open_at_s = inf  # such a request is decoded plainly to its end
             return []
-        if not tag.session.is_held:
+        if has_to_catch_up:
+            tag.begin_catching_up(self._clock())
+            self._note_told(tag, len(message.token_ids))
+        elif not tag.session.is_held:
             tag.begin_opening(self._clock())
-            tag.num_told = 0 if self.has_read(wanted.request) else len(message.token_ids)
-            self.told = self.told._replace(num_tokens=self.told.num_tokens + tag.num_told)
-        tag.is_awaited = True
+            self._note_told(tag, 0 if self.has_read(wanted.request) else len(message.token_ids))
+        tag.is_awaited = not has_to_catch_up
         return [tag.session.send(message)]
+
+    def _note_told(self, tag: HubTag, num_tokens: int) -> None:
+        tag.num_told = num_tokens
+        self.told = self.told._replace(num_tokens=self.told.num_tokens + num_tokens)
 
     def _open(self, tag: HubTag, num_tokens: int) -> Open:
         return Open(
@@ -246,25 +246,27 @@ class HubClient:
         if not awaited:
             return
         asked_s = self._clock()
-        has_to_read = self.is_reading  # a prompt holds up whoever asks meanwhile,
-        has_to_catch_up = any(tag.has_to_catch_up for tag in awaited)  # and so does what was told to nobody for long
+        has_to_read = self.is_reading  # a prompt holds up whoever asks meanwhile
         lengths = [tag.session.wanted.num_steps for tag in awaited]
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(lengths))
         if late is None or (late and all(tag.is_opening for tag in late)):  # a prompt that is read is no sample
             return
         if not late and not any(tag.has_tokens for tag in awaited):  # nor is an answer for which nothing was drafted
             return
-        round_ = Round([tag.num_layers for tag in awaited], self._clock() - asked_s, is_at_most=has_to_catch_up)
+        round_ = Round([tag.num_layers for tag in awaited], self._clock() - asked_s)
         self._deadline.note_round(round_)
         self.round = None if has_to_read else round_
 
-    def _draft_of(self, wanted: Wanted) -> list[int]:
+    def _draft_of(self, wanted: Wanted) -> Draft | None:
+        """The rest of a late proposal is what is left of what was asked for, too."""
         tag = self._tags.get(wanted.request)
-        draft = [] if tag is None else tag.draft()[: wanted.num_draft_tokens]
-        if tag is not None and draft:
-            tag.proposal = None
-            self._note_in_time(tag)
-        return draft
+        token_ids = [] if tag is None else tag.draft()[: wanted.num_draft_tokens]
+        if tag is None or tag.proposal is None or not token_ids:
+            return None
+        num_asked = tag.session.wanted.num_steps - (len(wanted.request) - tag.proposal.prefix_len)
+        tag.proposal = None
+        self._note_in_time(tag)
+        return Draft(token_ids, max(len(token_ids), min(num_asked, wanted.num_draft_tokens)))
 
     def _note_in_time(self, tag: HubTag) -> None:
         tag.patience.note_in_time()
@@ -293,8 +295,9 @@ class HubClient:
             return
         if tag.is_awaited:
             self._hub.patience.note_in_time()
-        if tag.is_opening:
-            self._note_answer_to_open(tag, message)
+        if tag.is_opening or tag.is_catching_up:
+            self._note_reading(tag, message)
+        tag.is_catching_up = False
         tag.take_answer(self._clock(), is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Proposal) and message.retry_after_s:
             tag.session.lose()
@@ -302,7 +305,7 @@ class HubClient:
         elif isinstance(message, Proposal):
             tag.proposal = message
 
-    def _note_answer_to_open(self, tag: HubTag, message: Proposal | Reopen) -> None:
+    def _note_reading(self, tag: HubTag, message: Proposal | Reopen) -> None:
         if isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s:
             self.told = self.told._replace(num_refused=self.told.num_refused + tag.num_told)
         else:

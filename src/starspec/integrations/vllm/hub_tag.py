@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.wire.messages import Proposal
 from starspec.wire.session import TagSession
 from starspec.wire.waiting import Waiting
+
+MAX_UNTOLD: Final = 16  # tokens that a hub reads in a usual round; it takes about as long for fewer
 
 
 @dataclass(slots=True, eq=False)
@@ -17,20 +20,24 @@ class HubTag(Waiting):
     request: KnownRequest
     session: TagSession
     proposal: Proposal | None = None
-    num_told: int = 0  # tokens that it has to read for its last `Open`
+    num_told: int = 0  # tokens that the hub has to read for its last `Open`, or to catch up
+    is_catching_up: bool = False  # it was told what it had missed, and has not answered; nobody waits for that
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
     @property
     def is_unanswered(self) -> bool:
         """Whether nothing more is told before the hub has answered."""
-        num_untold = len(self.request) - self.session.prefix_len
-        return self.has_to_be_answered(may_be_of_use=num_untold < self.session.wanted.num_steps)
+        may_be_of_use = self._num_untold < self.session.wanted.num_steps
+        return self.is_catching_up or self.has_to_be_answered(may_be_of_use=may_be_of_use)
 
     @property
     def has_been_idle(self) -> bool:
-        """Whether the hub has to read more, before it can draft, than one round may commit."""
-        num_untold = len(self.request) - self.session.prefix_len
-        return self.session.is_held and num_untold > self.session.wanted.num_steps + 1
+        """Whether the hub, before it can draft, has to read what it was not told while nothing was asked of it."""
+        return self.session.is_held and self._num_untold > MAX_UNTOLD
+
+    @property
+    def _num_untold(self) -> int:
+        return len(self.request) - self.session.prefix_len
 
     @property
     def has_tokens(self) -> bool:
@@ -48,7 +55,13 @@ class HubTag(Waiting):
             return []
         return list(self.proposal.tree.after(self.request.token_ids(self.proposal.prefix_len)).token_ids)
 
+    def begin_catching_up(self, now: float) -> None:
+        """A `Verdict` goes out with more than a round commits. It asks for a token, or the hub would not read it."""
+        self.is_catching_up = True
+        self.reading.begin_catching_up(now)
+
     def give_up(self) -> None:
         """The hub does not hold the tag, as far as anybody can know: the next message is an `Open`."""
         self.session.lose()
+        self.is_catching_up = False
         self.settle()

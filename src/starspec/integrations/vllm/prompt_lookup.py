@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from starspec.integrations.vllm.hub_client import Wanted
-from starspec.integrations.vllm.rows import KnownRequest
+from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
 from starspec.speculation.ngram import NgramIndex
 
 MAX_CATCH_UP: Final = 4096  # tokens that the indexes take in in one step: a hub may go while prompts are long
 
 
 class PromptLookup:
-    """An index of each request, made when it is first asked for.
+    """An index of each request, made when it is first asked for and kept until the request is gone.
 
     Args:
         shortest, longest: n-gram that is looked up, in tokens.
@@ -24,16 +23,17 @@ class PromptLookup:
         self._longest = longest
         self._indexes: dict[KnownRequest, NgramIndex] = {}
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, list[int]]:
-        """One step's drafts; none of a request before its index has all tokens."""
-        drafts: dict[KnownRequest, list[int]] = {}
+    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft]:
+        """One step's drafts, of those that have one; none of a request before its index has all tokens."""
+        drafts: dict[KnownRequest, Draft] = {}
         num_left = MAX_CATCH_UP
         for request, num_draft_tokens in [each for each in wanted if each.num_draft_tokens]:
             index = self._index_of(request)
             new = request.token_ids(len(index), len(index) + num_left)
             num_left -= len(new)
             index.append(new)
-            drafts[request] = index.propose(num_draft_tokens) if len(index) == len(request) else []
+            if len(index) == len(request) and (token_ids := index.propose(num_draft_tokens)):
+                drafts[request] = Draft(token_ids, num_draft_tokens)
         return drafts
 
     def forget(self, requests: Sequence[KnownRequest]) -> None:

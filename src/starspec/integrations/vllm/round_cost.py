@@ -26,7 +26,6 @@ class Round(NamedTuple):
 
     lengths: Sequence[int]  # draft tokens of each, at least 1
     seconds: float
-    is_at_most: bool = False  # the hub had to read first what it had not been told while nothing was asked of it
 
 
 class RoundCost(NamedTuple):
@@ -60,11 +59,8 @@ class RoundTimes:
         self.cost = NO_WAIT  # before the first round: it has to be tried
 
     def note(self, round_: Round) -> None:
-        expected_s = self.cost.seconds_of(round_.lengths)
-        if round_.is_at_most and round_.seconds >= expected_s:
-            return
         if len(self._rounds) >= FEW:
-            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * expected_s))
+            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * self.cost.seconds_of(round_.lengths)))
         self._rounds.append(round_)
         self.cost = _fit(self._rounds)
 
@@ -72,7 +68,7 @@ class RoundTimes:
 def _fit(rounds: Sequence[Round]) -> RoundCost:
     """The parts that fit best, a part that would be negative left out."""
     weights = np.sqrt(FADING ** np.arange(len(rounds))[::-1])
-    parts = np.array([(1.0, max(each.lengths), sum(each.lengths)) for each in rounds]) * weights[:, None]
+    parts = np.array([(1.0, max(lengths), sum(lengths)) for lengths, _ in rounds]) * weights[:, None]
     seconds = np.array([each.seconds for each in rounds]) * weights
     parts = np.vstack([parts, (SPARING, 0.0, 0.0), (0.0, 0.0, SPARING)])
     seconds = np.append(seconds, (0.0, 0.0))

@@ -110,6 +110,20 @@ class SeenRow:
     is_first: bool  # not seen before, or forgotten
 
 
+class Wanted(NamedTuple):
+    """What a step would like for one request."""
+
+    request: KnownRequest
+    num_draft_tokens: int
+
+
+class Draft(NamedTuple):
+    """What it gets."""
+
+    token_ids: list[int]
+    num_asked: int  # at least as many: a hub may end a draft before, in doubt
+
+
 class RowBook:
     """All requests that are known, and where each was last."""
 
@@ -144,7 +158,10 @@ class RowBook:
                 seen[row] = self._take(row, request, rows[row], len(sampled[row]), now)
         in_place = set(self._by_row.values())
         took_s = now - self._stepped_s
-        if in_place or (took_s <= LONGEST_STEP_S and self._were_dropped_too_soon(rows, sampled)):
+        self.ended = []
+        if took_s > LONGEST_STEP_S:
+            self._end_dropped()
+        if in_place or self._were_dropped_too_soon(rows, sampled):
             self._step_s.append(took_s)  # else nothing went on, and the time since was no step's
         self._stepped_s = now
         moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
@@ -159,8 +176,7 @@ class RowBook:
                 self._by_row[row] = request
                 self._last_seen_s[request] = now
                 seen[row] = SeenRow(request, len(sampled[row]), is_first=True)
-        self.ended = [length - each.prompt_len for (length, _), each in self._dropped.items()]
-        self._dropped = {}
+        self._end_dropped()
         return seen
 
     def end_step(self, now: float) -> None:
@@ -184,6 +200,10 @@ class RowBook:
         self._dropped |= {(len(each), each.last_token_id): _Dropped(each.prompt_len, read_by(each)) for each in gone}
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
         return gone
+
+    def _end_dropped(self) -> None:
+        self.ended += [length - each.prompt_len for (length, _), each in self._dropped.items()]
+        self._dropped = {}
 
     def _new_request(self, tokens: Tokens, known_len: int) -> KnownRequest:
         """Of a row in which nothing is known: as far as tells, one that was dropped goes on, or one begins."""

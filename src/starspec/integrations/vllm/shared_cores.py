@@ -26,7 +26,7 @@ def advise(hub: str, environ: Mapping[str, str]) -> bool:
     if not missing or not current_platform.is_cpu() or not is_loopback(host_of(hub, "the hub")):
         return False
     log.warning(
-        "vLLM shares its cores with the hub, and its threads spin while they wait: start it with these variables "
+        "vLLM may share its cores with the hub, and its threads spin while they wait: start it with these variables "
         "(docs/vllm.md, 'On one machine', has more)",
         variables=" ".join(f"{name}={value}" for name, value in missing.items()),
     )

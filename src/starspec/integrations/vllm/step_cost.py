@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 WEIGHT: Final = 0.1  # of a new measurement, once there are many
 MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
 FEW: Final = 3  # measurements, of which the shortest counts: the first steps of a server take longer
-NUM_STEPS: Final = 256  # a size unmeasured for so many is forgotten, and tried anew: what it costs may have changed
+NUM_STEPS: Final = 2048  # a size unmeasured for so many is forgotten, and tried anew: what it costs may have changed
 
 
 class StepCost:
