@@ -23,7 +23,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from race import HEAD, RACE_TOKENS, SELF_DRAFT, RaceRow, race, race_line, race_rows
+from race import HEAD, SELF_DRAFT, RaceRow, race, race_line, race_rows
 from star_process import star
 from starspec.bench.provenance import collect_provenance
 from starspec.bench.report import Report, write_report
@@ -233,7 +233,7 @@ def main() -> None:
     rows: list[RaceRow] = []
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
-            results = asyncio.run(race(addresses["gateway"], given.repeats, min(given.max_tokens, RACE_TOKENS)))
+            results = asyncio.run(race(addresses["gateway"], given.repeats, given.max_tokens))
         print(race_line(draft.name, results))
         rows += race_rows(draft.name, results)
         is_identical &= all(row.is_identical for row in rows)

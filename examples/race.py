@@ -27,7 +27,6 @@ KINDS = {
     ),
 }
 ALL = "all"  # kinds of prompts
-RACE_TOKENS = 64  # of an answer
 
 
 @dataclass(frozen=True, slots=True)
