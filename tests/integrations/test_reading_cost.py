@@ -150,3 +150,12 @@ def test_probes_take_a_small_share_of_the_time() -> None:
     assert not cost.is_worth_a_probe(100, now=100.0 + 0.99 / PROBE_SHARE)
     assert cost.is_worth_a_probe(100, now=100.0 + 1.01 / PROBE_SHARE)
     assert cost.is_worth_a_probe(10, now=100.0 + 0.11 / PROBE_SHARE)
+
+
+def test_what_nobody_waited_for_says_nothing_of_waits() -> None:
+    cost = after(num_told=20, slowed_s=0.0, waited_s=0.03)
+    for _ in range(20):
+        cost.note_told(20, None)
+        cost.note_answered(20, 0)
+        cost.note_end(200.0)
+    assert cost.seconds(4000) == pytest.approx(0.03)

@@ -62,7 +62,8 @@ class Costs:
         told, before = self._hub.told, self._told
         if told.num_tokens > before.num_tokens:
             drafting_s = self.rounds.cost.seconds_of(lengths) if lengths else 0.0
-            self.reading.note_told(told.num_tokens - before.num_tokens, waited_s - drafting_s)
+            has_waited = told.num_opened > before.num_opened  # nobody waits for a row that catches up
+            self.reading.note_told(told.num_tokens - before.num_tokens, waited_s - drafting_s if has_waited else None)
         self.notice_read(now)
 
     def notice_read(self, now: float) -> None:

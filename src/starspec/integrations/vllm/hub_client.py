@@ -40,6 +40,7 @@ class ToldTexts(NamedTuple):
     num_tokens: int = 0
     num_read: int = 0  # of these: it drafted behind them,
     num_refused: int = 0  # or would not
+    num_opened: int = 0  # and texts, not tokens: those were waited for
 
 
 class HubClient:
@@ -197,6 +198,7 @@ class HubClient:
         elif not tag.session.is_held:
             tag.begin_opening(self._clock())
             self._note_told(tag, 0 if self.has_read(wanted.request) else len(message.token_ids))
+            self.told = self.told._replace(num_opened=self.told.num_opened + 1)
         tag.is_awaited = not has_to_catch_up
         return [tag.session.send(message)]
 

@@ -44,9 +44,15 @@ class ReadingCost:
         """Whether the hub has something to read."""
         return self._num_told > 0
 
-    def note_told(self, num_tokens: int, waited_s: float) -> None:
-        """A step told the hub of texts of so many tokens, and waited so much longer than for drafts alone."""
+    def note_told(self, num_tokens: int, waited_s: float | None) -> None:
+        """A step told the hub of texts of so many tokens, and waited so much longer than for drafts alone.
+
+        Args:
+            waited_s: None = they were not waited for.
+        """
         self._num_told += num_tokens
+        if waited_s is None:
+            return
         waited_s = max(0.0, waited_s)
         self._wait_s = waited_s if self._wait_s is None else self._wait_s + WEIGHT * (waited_s - self._wait_s)
 
