@@ -12,9 +12,8 @@ WAIT_BRIEFLY: Final = MappingProxyType(
         "GOMP_SPINCOUNT": "20000",  # but a fraction of a millisecond it may: a forward is hundreds of short loops, and
     }  # threads that are woken for each of them made a draft's forward 1.4 times as long
 )
-OF_OTHERS: Final = frozenset({"KMP_BLOCKTIME"})  # Intel's OpenMP has it in the place of GOMP_SPINCOUNT
 
 
 def unless_given(environ: Mapping[str, str]) -> Mapping[str, str]:
     """WAIT_BRIEFLY, or nothing where the operator says anything of it. Read when torch is loaded, and never again."""
-    return {} if environ.keys() & (WAIT_BRIEFLY.keys() | OF_OTHERS) else WAIT_BRIEFLY
+    return {} if WAIT_BRIEFLY.keys() & environ.keys() else WAIT_BRIEFLY

@@ -278,6 +278,52 @@ def test_nobody_waits_for_a_row_that_catches_up() -> None:
     assert client.told.num_read == told.num_read + NUM_AT_ONCE + 5
 
 
+def test_a_draft_that_is_accepted_whole_leaves_nothing_to_catch_up_with() -> None:
+    lengths = {}
+    for num_tokens in (15, 32):
+        vllm = ToyVllm(num_tokens=num_tokens, adaptive=False, fallback="none")
+        request = vllm.submit(PROMPT, 440)
+        while not request.is_done:
+            vllm.step()
+            assert not any(tag.is_catching_up for tag in vllm.client._tags.values())
+        lengths[num_tokens] = len(vllm.num_sent)
+    assert lengths[32] < 0.6 * lengths[15]
+
+
+def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew() -> None:
+    clock = VirtualClock()
+    hub = ToyHub(clock)
+    client = HubClient(hub, Deadline(), VOCAB_SIZE, clock=clock)
+    request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
+    client.draft([Wanted(request, 2)])
+    request.extend(np.arange(NUM_AT_ONCE + 5, dtype=np.int32))
+    hub.mood = "chatty"
+    client.draft([Wanted(request, 2)])
+    (tag,) = client._tags.values()
+    assert tag.is_catching_up
+    clock.now += STEP_S
+    client.tend()
+    assert not tag.is_catching_up
+    hub.mood = "good"
+    assert client.draft([Wanted(request, 2)]).keys() == {request}
+    assert hub.num_opens == 2
+
+
+def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_hub.READING_S", FIRST_READING_S + 3.0)
+    clock = VirtualClock()
+    hub = ToyHub(clock)
+    hub.mood = "reading"
+    client = HubClient(hub, Deadline(), VOCAB_SIZE, clock=clock)
+    request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
+    while not hub.num_opens or client.is_reading:
+        client.draft([Wanted(request, 2)])
+        clock.now += STEP_S
+        assert clock.now < 200.0
+    assert hub.num_opens > 1
+    assert client.told.num_tokens == client.told.num_read == len(PROMPT)
+
+
 def test_a_row_that_catches_up_in_vain_is_opened_anew() -> None:
     vllm = ToyVllm(fallback="none", token_s=0.05)
     requests = [vllm.submit(prompt, 300) for prompt in prompts(4)]
@@ -766,6 +812,21 @@ def test_ngrams_draft_while_a_hub_too_slow_for_everybody_is_left_alone() -> None
     vllm.run()
     assert request.num_drafted > 10
     assert vllm.hub.num_opens == 1
+
+
+@pytest.mark.parametrize("busy_s", [0.2, 0.5, 0.9])
+def test_ngrams_draft_beside_a_hub_that_is_always_far_behind(busy_s: float) -> None:
+    """Each answer comes when more was committed than a round brings: that it was late counts all the same."""
+    vllm = ToyVllm(deadline_ms=1e3 * 0.75 * DRAFT_S, prompt_lookup_min=1)
+    request = vllm.submit(PROMPT * 2, 420)
+    for _ in range(3):
+        vllm.step()
+    vllm.hub.busy_s, num_ngrams = busy_s, 0
+    while not request.is_done:
+        vllm.step()
+        num_ngrams += bool(request.draft) and not vllm.client.is_serving
+    assert num_ngrams > 20
+    assert request.num_drafted > 200
 
 
 def test_a_new_hub_is_used_at_once_however_late_the_one_before_it_was() -> None:

@@ -34,6 +34,11 @@ class Patience:
     def is_pausing(self) -> bool:
         return self._num_passed < self._pause
 
+    @property
+    def has_missed(self) -> bool:
+        """Whether the last wait was in vain."""
+        return self._num_misses > 0
+
     def fitting(self, num_steps: int) -> int:
         """Of a draft so deep, what may yet come in time: half of it for each wait in vain, but something."""
         return max(min(num_steps, 1), num_steps >> self._num_misses)

@@ -186,7 +186,7 @@ class HubClient:
         if not num_tokens or self._clock() < tag.open_at_s:
             return []
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
-        has_to_catch_up = tag.has_been_idle
+        has_to_catch_up = tag.has_to_catch_up_first
         num_tokens = 1 if has_to_catch_up else num_tokens
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
         if not self._can_be_told(message):
@@ -196,11 +196,16 @@ class HubClient:
             tag.begin_catching_up(self._clock())
             self._note_told(tag, len(message.token_ids))
         elif not tag.session.is_held:
-            tag.begin_opening(self._clock())
-            self._note_told(tag, 0 if self.has_read(wanted.request) else len(message.token_ids))
-            self.told = self.told._replace(num_opened=self.told.num_opened + 1)
-        tag.is_awaited = not has_to_catch_up
+            self._note_opening(tag, len(message.token_ids))
+        if not has_to_catch_up:
+            tag.is_awaited, tag.num_catch_ups = True, 0
         return [tag.session.send(message)]
+
+    def _note_opening(self, tag: HubTag, num_tokens: int) -> None:
+        tag.begin_opening(self._clock())
+        if not self.has_read(tag.request):  # what was told before and not answered stays told
+            self._note_told(tag, num_tokens)
+        self.told = self.told._replace(num_opened=self.told.num_opened + 1)
 
     def _note_told(self, tag: HubTag, num_tokens: int) -> None:
         tag.num_told = num_tokens
@@ -282,7 +287,7 @@ class HubClient:
         for tag in self._tags.values():
             tag.give_up()
             tag.forget_delays()
-            tag.proposal = None
+            tag.proposal, tag.num_told = None, 0
 
     def find(self) -> None:
         """As HubListener: there is nothing to do before the next step."""
@@ -312,9 +317,11 @@ class HubClient:
             self.told = self.told._replace(num_refused=self.told.num_refused + tag.num_told)
         else:
             self.told = self.told._replace(num_read=self.told.num_read + tag.num_told)
+        tag.num_told = 0
 
     def _refuse(self, message: Proposal | Reopen, tag: HubTag) -> None:
         """What the protocol forbids changes nothing, but that no other answer is going to follow."""
-        if (tag.is_awaited or tag.is_opening or tag.is_behind) and tag.session.is_answered_by(message):
+        is_owed = tag.is_awaited or tag.is_opening or tag.is_behind or tag.is_catching_up
+        if is_owed and tag.session.is_answered_by(message):
             tag.give_up()
             tag.patience.note_in_vain(self._clock())

@@ -10,7 +10,8 @@ from starspec.wire.messages import Proposal
 from starspec.wire.session import TagSession
 from starspec.wire.waiting import Waiting
 
-MAX_UNTOLD: Final = 16  # tokens that a hub reads in a usual round; it takes about as long for fewer
+MAX_UNTOLD: Final = 16  # tokens, or those of two rounds: for fewer a hub takes about as long as for a round's
+MAX_CATCH_UPS: Final = 3  # in a row
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class HubTag(Waiting):
     proposal: Proposal | None = None
     num_told: int = 0  # tokens that the hub has to read for its last `Open`, or to catch up
     is_catching_up: bool = False  # it was told what it had missed, and has not answered; nobody waits for that
+    num_catch_ups: int = 0  # in a row
     open_at_s: float = 0.0  # a full hub asked not to be told of it before
 
     @property
@@ -31,9 +33,14 @@ class HubTag(Waiting):
         return self.is_catching_up or self.has_to_be_answered(may_be_of_use=may_be_of_use)
 
     @property
-    def has_been_idle(self) -> bool:
-        """Whether the hub, before it can draft, has to read what it was not told while nothing was asked of it."""
-        return self.session.is_held and self._num_untold > MAX_UNTOLD
+    def has_to_catch_up_first(self) -> bool:
+        """Whether the hub, before it can draft, has to read what it was not told while nothing was asked of it.
+
+        Not again and again, and not of a hub that was late: it is to be waited for, so that its delays count.
+        """
+        is_far_behind = self._num_untold > max(MAX_UNTOLD, 2 * (self.session.wanted.num_steps + 1))
+        may_catch_up = self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed
+        return self.session.is_held and is_far_behind and may_catch_up
 
     @property
     def _num_untold(self) -> int:
@@ -58,6 +65,7 @@ class HubTag(Waiting):
     def begin_catching_up(self, now: float) -> None:
         """A `Verdict` goes out with more than a round commits. It asks for a token, or the hub would not read it."""
         self.is_catching_up = True
+        self.num_catch_ups += 1
         self.reading.begin_catching_up(now)
 
     def give_up(self) -> None:
