@@ -18,10 +18,11 @@ from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import SessionId
 from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
-from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
+from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
 from starspec.wire.hub_liveness import DOUBT_S
@@ -967,7 +968,7 @@ def test_what_ngrams_achieved_says_nothing_of_a_hub() -> None:
 def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("starspec.integrations.vllm.prompt_lookup.MAX_CATCH_UP", 100)
+    monkeypatch.setattr("starspec.integrations.vllm.prompt_lookup.MAX_INDEXED", 100)
     vllm = ToyVllm(prompt_lookup_min=1)
     vllm.hub.kill()
     every = list(range(VOCAB_SIZE)) * 2  # so that whatever comes next has been there

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.prompt_lookup import PromptLookup
-from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
+from starspec.integrations.vllm.rows import KnownRequest
 
 
 def request(*token_ids: int) -> KnownRequest:

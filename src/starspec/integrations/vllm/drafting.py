@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +12,12 @@ from numpy.typing import NDArray
 from starspec.integrations.vllm.choice import LengthChoice
 from starspec.integrations.vllm.costs import Costs
 from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.draft import NO_DRAFT, Draft, Wanted
 from starspec.integrations.vllm.draft_length import Acceptance
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.prompt_lookup import PromptLookup
-from starspec.integrations.vllm.rows import Draft, KnownRequest, RowBook, SeenRow, Tokens, Wanted
+from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
-
-NO_DRAFT: Final = Draft([], 0)
 
 
 @dataclass(slots=True)
@@ -149,8 +147,6 @@ class StepDrafter:
         if drafts is None:
             drafts = {} if self._settings.fallback == "none" else self._lookup.draft(wanted)
         self._notice_another_hub()
-        if not self._hub.is_serving:
-            self._deadline.forget_rounds()
         self.costs.note_round()
         now = self._clock()
         self.costs.note_told(now - asked_s, [len(draft.token_ids) for draft in drafts.values()], now)

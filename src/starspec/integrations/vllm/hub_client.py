@@ -18,9 +18,10 @@ import structlog
 
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
+from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.hub_tag import HubTag
 from starspec.integrations.vllm.round_cost import Round
-from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
+from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.speculation.law import TokenLaw
 from starspec.wire.codec import fits_a_frame
@@ -40,7 +41,7 @@ class ToldTexts(NamedTuple):
     num_tokens: int = 0
     num_read: int = 0  # of these: it drafted behind them,
     num_refused: int = 0  # or would not
-    num_opened: int = 0  # and texts, not tokens: those were waited for
+    num_opened: int = 0  # how often it was told of a text, which the step then waited for
 
 
 class HubClient:
@@ -130,6 +131,7 @@ class HubClient:
         if self._hub.is_lost:
             return None
         if self._hub.patience.is_pausing:
+            self._deadline.forget_rounds()  # after the pause it may be faster
             self._hub.patience.pass_step(self._clock())
             for each_tag in self._tags.values():
                 each_tag.has_to_catch_up = True
@@ -186,18 +188,18 @@ class HubClient:
         if not num_tokens or self._clock() < tag.open_at_s:
             return []
         self._tags[wanted.request] = self._by_number[tag.session.tag] = tag
-        has_to_catch_up = tag.has_to_catch_up_first
-        num_tokens = 1 if has_to_catch_up else num_tokens
+        is_told_first = tag.is_told_first
+        num_tokens = 1 if is_told_first else num_tokens
         message = self._verdict(tag, num_tokens) if tag.session.is_held else self._open(tag, num_tokens)
         if not self._can_be_told(message):
             tag.open_at_s = inf  # such a request is decoded plainly to its end
             return []
-        if has_to_catch_up:
+        if is_told_first:
             tag.begin_catching_up(self._clock())
             self._note_told(tag, len(message.token_ids))
         elif not tag.session.is_held:
             self._note_opening(tag, len(message.token_ids))
-        if not has_to_catch_up:
+        if not is_told_first:
             tag.is_awaited, tag.num_catch_ups = True, 0
         return [tag.session.send(message)]
 

@@ -11,7 +11,7 @@ from starspec.wire.session import TagSession
 from starspec.wire.waiting import Waiting
 
 MAX_UNTOLD: Final = 16  # tokens, or those of two rounds: for fewer a hub takes about as long as for a round's
-MAX_CATCH_UPS: Final = 3  # in a row
+MAX_CATCH_UPS: Final = 3  # in a row, before it is waited for
 
 
 @dataclass(slots=True, eq=False)
@@ -33,10 +33,10 @@ class HubTag(Waiting):
         return self.is_catching_up or self.has_to_be_answered(may_be_of_use=may_be_of_use)
 
     @property
-    def has_to_catch_up_first(self) -> bool:
-        """Whether the hub, before it can draft, has to read what it was not told while nothing was asked of it.
+    def is_told_first(self) -> bool:
+        """Whether the hub is told now and asked a step later: nothing was asked of it for so long that it has to read.
 
-        Not again and again, and not of a hub that was late: it is to be waited for, so that its delays count.
+        Not again and again, nor where it was late: it is to be waited for then, so that its delays count.
         """
         is_far_behind = self._num_untold > max(MAX_UNTOLD, 2 * (self.session.wanted.num_steps + 1))
         may_catch_up = self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed

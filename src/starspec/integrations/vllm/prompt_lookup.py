@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from starspec.integrations.vllm.rows import Draft, KnownRequest, Wanted
+from starspec.integrations.vllm.draft import Draft, Wanted
+from starspec.integrations.vllm.rows import KnownRequest
 from starspec.speculation.ngram import NgramIndex
 
-MAX_CATCH_UP: Final = 4096  # tokens that the indexes take in in one step: a hub may go while prompts are long
+MAX_INDEXED: Final = 4096  # tokens that the indexes take in in one step: a hub may go while prompts are long
 
 
 class PromptLookup:
@@ -26,7 +27,7 @@ class PromptLookup:
     def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft]:
         """One step's drafts, of those that have one; none of a request before its index has all tokens."""
         drafts: dict[KnownRequest, Draft] = {}
-        num_left = MAX_CATCH_UP
+        num_left = MAX_INDEXED
         for request, num_draft_tokens in [each for each in wanted if each.num_draft_tokens]:
             index = self._index_of(request)
             new = request.token_ids(len(index), len(index) + num_left)

@@ -110,20 +110,6 @@ class SeenRow:
     is_first: bool  # not seen before, or forgotten
 
 
-class Wanted(NamedTuple):
-    """What a step would like for one request."""
-
-    request: KnownRequest
-    num_draft_tokens: int
-
-
-class Draft(NamedTuple):
-    """What it gets."""
-
-    token_ids: list[int]
-    num_asked: int  # at least as many: a hub may end a draft before, in doubt
-
-
 class RowBook:
     """All requests that are known, and where each was last."""
 
