@@ -25,9 +25,9 @@ from rich.table import Table
 
 from race import HEAD, SELF_DRAFT, RaceRow, race, race_line, race_rows
 from star_process import star
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report, write_report
-from starspec.models.embedded import embedded_head_folder, embedded_model_folder
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report, write_report
+from starspec.models.loading.embedded import embedded_head_folder, embedded_model_folder
 from starspec.observe.status import StatusWatch
 from starspec.observe.table import star_line, star_table
 

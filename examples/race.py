@@ -13,8 +13,8 @@ from pathlib import Path
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from starspec.bench.report import Spread
-from starspec.models.embedded import embedded_head_folder
+from starspec.harness.report import Spread
+from starspec.models.loading.embedded import embedded_head_folder
 
 KINDS = {
     "code": (

@@ -48,8 +48,8 @@ def log_of_its_own() -> Iterator[None]:
 @pytest.fixture
 def modelled_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Synthetic models and step timings on a clock that only modelled forwards move, whatever the machine does."""
-    from starspec.bench import step_times
-    from starspec.models.synthetic import SyntheticRunner
+    from starspec.harness import step_times
+    from starspec.models.synthetic.runner import SyntheticRunner
 
     now_s = 0.0
 
@@ -69,7 +69,7 @@ def modelled_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct, made out of its package the first time."""
-    from starspec.models.embedded import embedded_model_folder
+    from starspec.models.loading.embedded import embedded_model_folder
 
     return embedded_model_folder()
 
@@ -77,10 +77,10 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def random_head(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an EAGLE-3 head for SmolLM2 that has learned nothing; its vocabulary is the first 1024 tokens."""
-    from starspec.models.eagle_checkpoint import write_head
-    from starspec.models.eagle_layout import OPTIONAL, tensor_shapes
-    from starspec.models.eagle_load import TargetTensors
-    from starspec.models.eagle_spec import HeadSpec, HeadWeights
+    from starspec.models.heads.checkpoint import write_head
+    from starspec.models.heads.layout import OPTIONAL, tensor_shapes
+    from starspec.models.heads.load import TargetTensors
+    from starspec.models.heads.spec import HeadSpec, HeadWeights
 
     target = TargetTensors.of(str(smollm2)).shape
     spec = HeadSpec(

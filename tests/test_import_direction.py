@@ -19,8 +19,9 @@ LEAVES = {
     "openmp",
     "tracing",
 }  # every package may import these; they import nothing of ours
-ENGINE = {"speculation", "length", "cache", "models", "wire", "observe", "config", "sampling_params", "request_specs"}
-SERVERS = ENGINE | {"draft", "target", "gateway", "supervise"}
+BELOW_MODELS = {"stats", "sampling", "speculation", "config", "policy", "cache", "wire"}
+ENGINE = BELOW_MODELS | {"models", "observe", "sampling_params", "request_specs"}
+SERVERS = ENGINE | {"client", "hub", "engine", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
 ARROWS = {
@@ -30,26 +31,30 @@ ARROWS = {
     "ids": set(),
     "openmp": set(),
     "tracing": set(),
+    "stats": set(),
+    "sampling": set(),
+    "speculation": {"sampling"},
     "config": {"speculation"},
-    "speculation": set(),
-    "sampling_params": {"speculation", "config"},
-    "request_specs": {"sampling_params", "wire"},
-    "length": {"speculation", "config"},
+    "policy": {"stats", "speculation", "config"},
     "cache": {"speculation"},
-    "wire": {"speculation", "config"},
-    "models": {"cache", "speculation", "config"},
-    "observe": {"speculation", "wire", "config"},
-    "draft": ENGINE,
-    "target": ENGINE,
+    "wire": {"stats", "sampling", "speculation", "config"},
+    "client": BELOW_MODELS - {"cache"},
+    "sampling_params": {"sampling", "config"},
+    "request_specs": {"sampling_params", "wire"},
+    "models": {"stats", "cache", "speculation", "config"},
+    "observe": {"stats", "wire", "config"},
+    "hub": ENGINE,
+    "engine": ENGINE | {"client"},
     "gateway": ENGINE,
-    "supervise": {"speculation", "wire", "observe", "config"},
-    "integrations": {"speculation", "wire", "config"},
-    "local_star": ENGINE | {"draft", "target"},
-    "llm": ENGINE | {"target", "local_star"},
-    "bench": SERVERS | {"llm", "local_star", "__init__"},
-    "doctor": ENGINE | {"draft", "target", "local_star", "bench", "integrations"},
-    "train": ENGINE | {"llm", "bench"},
-    "cli": SERVERS | {"llm", "local_star", "bench", "doctor", "train", "__init__"},
+    "supervise": {"stats", "wire", "observe", "config"},
+    "integrations": BELOW_MODELS - {"cache"} | {"client"},
+    "local_star": ENGINE | {"client", "hub", "engine"},
+    "llm": ENGINE | {"engine", "local_star"},
+    "harness": SERVERS | {"llm", "local_star", "__init__"},
+    "bench": SERVERS | {"harness", "llm", "local_star", "__init__"},
+    "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "bench", "integrations"},
+    "train": ENGINE | {"llm", "harness"},
+    "cli": SERVERS | {"llm", "local_star", "harness", "bench", "doctor", "train", "__init__"},
     "__init__": {"config", "sampling_params", "llm"},
     "__main__": {"cli"},
 }
@@ -80,6 +85,15 @@ def imported_parts(path: Path) -> Iterator[str]:
                 yield words[1] if len(words) > 1 else "__init__"
 
 
+def imported_libraries(path: Path) -> Iterator[str]:
+    """Top-level packages that a file imports, ours among them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_follow_the_arrows(path: Path) -> None:
     part = part_of(path)
@@ -95,14 +109,29 @@ def test_the_arrows_have_no_cycle() -> None:
         left = {part: targets for part, targets in left.items() if part not in bottom}
 
 
-def test_draft_and_target_do_not_know_each_other() -> None:
-    assert "target" not in ARROWS["draft"]
-    assert "draft" not in ARROWS["target"]
+def test_hub_and_engine_do_not_know_each_other() -> None:
+    assert "engine" not in ARROWS["hub"]
+    assert "hub" not in ARROWS["engine"]
+
+
+DEVICES_AND_WAITING = {"torch", "zmq", "socket", "asyncio", "threading", "time", "subprocess"}
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "policy").rglob("*.py")), ids=lambda path: path.stem)
+def test_policies_import_no_sockets_devices_or_sleep(path: Path) -> None:
+    assert not set(imported_libraries(path)) & DEVICES_AND_WAITING
 
 
 @pytest.mark.parametrize(
     "module",
-    ["starspec", "starspec.cli", "starspec.wire.messages", "starspec.wire.session", "starspec.integrations.vllm"],
+    [
+        "starspec",
+        "starspec.cli",
+        "starspec.wire.messages",
+        "starspec.wire.session",
+        "starspec.client.connection",
+        "starspec.integrations.vllm",
+    ],
 )
 def test_what_holds_no_model_starts_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

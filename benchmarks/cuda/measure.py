@@ -24,15 +24,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from starspec import LLM, SamplingParams
-from starspec.bench.datasets import read_prompts
-from starspec.bench.provenance import collect_provenance
 from starspec.config import ModelConfig
-from starspec.models.load import load_runner
-from starspec.models.locate import locate
-from starspec.models.prepack import PlainLinear
-from starspec.models.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
+from starspec.harness.datasets import read_prompts
+from starspec.harness.provenance import collect_provenance
+from starspec.models.linear.prepack import PlainLinear
+from starspec.models.linear.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.locate import locate
 from starspec.models.runner import LoadedRunner, Segment
-from starspec.speculation.argmax import argmaxes
+from starspec.sampling.argmax import argmaxes
 
 DEVICE, NUM_PROMPTS, MAX_TOKENS = "cuda", 8, 48  # of each file
 SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}  # Qwen2.5 7B

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.progress import track
 
 from starspec import LLM, SamplingParams
-from starspec.bench.datasets import read_prompts
-from starspec.bench.provenance import collect_provenance
+from starspec.harness.datasets import read_prompts
+from starspec.harness.provenance import collect_provenance
 
 SHAPES: dict[str, dict[str, int]] = {
     "chain of 3": {"num_speculative_tokens": 3},

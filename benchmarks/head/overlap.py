@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from starspec.bench.datasets import Prompt, read_prompts
+from starspec.harness.datasets import Prompt, read_prompts
 
 NUM_WORDS = 13
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from starspec import LLM, SamplingParams
-from starspec.bench.datasets import Prompt, prompt_token_ids, read_prompts, spread
-from starspec.bench.provenance import collect_provenance
-from starspec.models.eagle_checkpoint import read_head
-from starspec.models.vocabulary import load_tokenizer
+from starspec.harness.datasets import Prompt, prompt_token_ids, read_prompts, spread
+from starspec.harness.provenance import collect_provenance
+from starspec.models.heads.checkpoint import read_head
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.train.answer_files import Answer
 from starspec.train.features import Target, Text, collate, collect_features, load_target
 from starspec.train.head import TrainedHead
@@ -34,7 +34,7 @@ from starspec.train.unroll import Batch, unroll
 NUM_PROMPTS: Final = 24
 MAX_TOKENS: Final = 128
 LENGTHS: Final = (2, 3, 4, 5)  # of chains
-NUM_OUTCOMES: Final = 4  # tokens that are prepared for at each end, as draft/session.py has it
+NUM_OUTCOMES: Final = 4  # tokens that are prepared for at each end, as hub/sequence.py has it
 KINDS: Final = ("off", "chain", "outcomes", "near")  # what is prepared
 NUM_NEAR: Final = 2  # near: outcomes that stand on no more guessed features than that
 LAYERS: Final = (0.02, 0.05, 0.083, 0.15, 0.3)  # of a verification; 0.083 is SmolLM2's (bench tree)

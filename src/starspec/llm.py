@@ -17,16 +17,16 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
+from starspec.engine.batching import lay_out
+from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
-from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer, prompt_ids_of_chat
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer, prompt_ids_of_chat
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
-from starspec.speculation.stats import RequestStats, TargetStats
-from starspec.target.batching import lay_out
-from starspec.target.engine import TargetEngine
+from starspec.stats import RequestStats, TargetStats
 from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

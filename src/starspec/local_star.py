@@ -7,21 +7,21 @@ from functools import partial
 from typing import Any
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft.build import LoadedDrafter, build_hub, load_drafter, terms_of
-from starspec.draft.handshake import admit
-from starspec.draft.loop import HubLoop
+from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
+from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
+from starspec.hub.build import LoadedDrafter, build_hub, load_drafter, terms_of
+from starspec.hub.handshake import admit
+from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
-from starspec.length.policy import LengthPolicy, make_policy
-from starspec.models.eagle_load import is_head
+from starspec.models.heads.load import is_head
+from starspec.models.loading.vocabulary import check_vocabularies, load_tokenizer
 from starspec.models.runner import ModelInfo
-from starspec.models.vocabulary import check_vocabularies, load_tokenizer
-from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import Drafts, NoDrafts, own_drafts
-from starspec.target.remote_drafts import RemoteDrafts
-from starspec.wire.memory import MemoryHub, MemoryTarget
+from starspec.policy.length.fixed import LengthPolicy, make_policy
+from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
+from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
 NO_DEADLINE_S = 3600.0  # nobody else could act while the target does not wait for its own hub
 

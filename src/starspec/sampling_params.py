@@ -11,7 +11,7 @@ from typing import Any
 
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from starspec.models.synthetic_tokenizer import synthetic_tokenizer
+from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `predictable`
 

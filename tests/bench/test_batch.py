@@ -17,18 +17,18 @@ from starspec.bench.batch.picture import draw
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import batch_row, completion_of, partial_match, ratios_of, sum_of
 from starspec.bench.batch.serving import Served, poisson_arrivals
-from starspec.bench.datasets import Prompt, own_prompts
-from starspec.bench.decode import Answer, Job
-from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.report import percentile, write_report
-from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import BatchingConfig, ModelConfig
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt, own_prompts
+from starspec.harness.decode import Answer, Job
+from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.report import percentile, write_report
+from starspec.harness.workbench import GREEDY, Workbench
 from starspec.models.padded import PaddedRunner
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import BatchStats
-from starspec.target.drafts import NoDrafts
-from starspec.target.engine import TargetEngine
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import BatchStats
 
 PLAN = BatchPlan(
     methods=METHODS,

@@ -12,16 +12,16 @@ from starspec.bench.batch.measure import BatchModels, BatchPlan, _Bench
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
 from starspec.bench.batch.reading import DraftReading
 from starspec.bench.batch.serving import serve
-from starspec.bench.decode import Job
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
-from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import BatchStats, TargetStats
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.engine.sequence import Emitted, SequenceState, TargetSequence
+from starspec.harness.decode import Job
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.tree import DraftTree
-from starspec.target.drafts import NoDrafts
-from starspec.target.engine import TargetEngine
-from starspec.target.sequence import Emitted, SequenceState, TargetSequence
+from starspec.stats import BatchStats, TargetStats
 
 MODEL = "synthetic:vocab=64,step_ms=0"
 READING_S, DRAFTING_S = 10.0, 1.0

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.compare import (
+from starspec.harness.compare import (
     compare,
     decision_gap,
     divergence,
@@ -17,9 +17,9 @@ from starspec.bench.compare import (
     near_tie_gap,
     rounding_to_draw,
 )
-from starspec.bench.decode import Answer, Job
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.sampling import next_token
+from starspec.harness.decode import Answer, Job
+from starspec.sampling.draw import next_token
+from starspec.sampling.spec import TokenLaw
 
 GREEDY = TokenLaw(temperature=0.0)
 ROW = torch.tensor([0.0, 3.0, 2.5, -1.0], dtype=torch.bfloat16)

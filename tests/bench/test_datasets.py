@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.datasets import Prompt, hash_prompts, own_prompts, prompt_token_ids, read_prompts, spread
 from starspec.errors import ConfigError
-from starspec.models.synthetic_tokenizer import synthetic_tokenizer
+from starspec.harness.datasets import Prompt, hash_prompts, own_prompts, prompt_token_ids, read_prompts, spread
+from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
 
 def test_our_own_prompts_are_enough_for_every_sample_and_differ() -> None:

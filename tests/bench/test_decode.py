@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.liars import LyingDrafts
-from starspec.bench.recorder import DecisionRecorder, walked_nodes
-from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
 from starspec.config import ModelConfig
+from starspec.engine.drafts import NoDrafts
 from starspec.errors import OurBug
+from starspec.harness.decode import Job, decode, make_engine
+from starspec.harness.recorder import DecisionRecorder, walked_nodes
+from starspec.harness.workbench import GREEDY, SAMPLED, Workbench
 from starspec.ids import RequestId
-from starspec.speculation.sampling import next_token
+from starspec.sampling.draw import next_token
 from starspec.speculation.tree import ROOT, DraftTree
-from starspec.target.drafts import NoDrafts
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 import starspec.bench.faults.measure
 from starspec.bench.faults.measure import NUM_STREAMS, FaultModels, FaultPlan, FaultRow, fault_ratios, measure_faults
 from starspec.bench.faults.streams import Stream
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
 from starspec.cli import app
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
 
 SLOW = "a stream waited longer after a fault than is promised"
 CHANGED = "a fault of the hub changed tokens"

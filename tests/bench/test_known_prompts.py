@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.datasets import own_prompts
-from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
 from starspec.config import BATCHINGS, BatchingConfig, ModelConfig
+from starspec.harness.datasets import own_prompts
+from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.workbench import GREEDY, SAMPLED, Workbench
 
 PROMPTS = own_prompts()[:6]
 

@@ -13,15 +13,15 @@ from starspec import LLM, SamplingParams
 from starspec.bench import certify as certificates
 from starspec.bench.certify import Shard, Subjects, certify, count_turns, short_prompts, try_part
 from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEAD_EXACT, PAIR, SAMPLED_PART
-from starspec.bench.datasets import Prompt, own_prompts
-from starspec.bench.decode import Answer
 from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import CHUNK, Contender, LosslessRow, Truths, compare_with_plain, num_turns
-from starspec.bench.provenance import collect_provenance
 from starspec.bench.verify import VerifyReport, verify_pair
-from starspec.bench.workbench import GREEDY, SAMPLED, Workbench
 from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt, own_prompts
+from starspec.harness.decode import Answer
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.workbench import GREEDY, SAMPLED, Workbench
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import ForwardOutput, Segment
 

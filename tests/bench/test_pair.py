@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.datasets import own_prompts
-from starspec.bench.decode import Answer, Job
 from starspec.bench.pair.measure import PairModels, PairPlan, measure_pair
 from starspec.bench.pair.methods import Method, Work, num_turns, run_in_turns
 from starspec.bench.pair.rows import pair_row, plain_answers, ratios_of
 from starspec.bench.pair.steps import measure_steps
 from starspec.config import ModelConfig
-from starspec.models.load import load_runner
-from starspec.speculation.law import TokenLaw
+from starspec.harness.datasets import own_prompts
+from starspec.harness.decode import Answer, Job
+from starspec.models.loading.load import load_runner
+from starspec.sampling.spec import TokenLaw
 
 JOBS = [Job(name, (1, 2), TokenLaw(temperature=0.0), 4) for name in ("a", "b")]
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 import starspec
-from starspec.bench.provenance import abbreviate, collect_provenance, hash_model, hash_token_ids
-from starspec.bench.report import Report, Spread, write_report
 from starspec.errors import ConfigError
+from starspec.harness.provenance import abbreviate, collect_provenance, hash_model, hash_token_ids
+from starspec.harness.report import Report, Spread, write_report
 
 
 def test_a_model_is_hashed_by_its_content(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_commit_while_something_is_measured_is_not_the_one_that_was_measured(t
     git("commit", "-qm", "measured")
     measured = git("rev-parse", "HEAD")
     script = """
-from starspec.bench.provenance import collect_provenance
+from starspec.harness.provenance import collect_provenance
 print("loaded", flush=True)
 input()
 found = collect_provenance()

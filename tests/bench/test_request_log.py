@@ -3,9 +3,9 @@
 from starspec.bench.wire.clock import Interval
 from starspec.bench.wire.hub_side import RequestLog
 from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.wire.messages import Open, Pong, Proposal, Verdict
-from starspec.wire.transport import Arrival
+from starspec.wire.transports.base import Arrival
 
 A, B = SessionId("a"), SessionId("b")
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench import stolen as stolen_time
-from starspec.bench.datasets import own_prompts
 from starspec.bench.star import async_pair, measure, serving
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.async_pair import (
@@ -24,10 +22,12 @@ from starspec.bench.star.real_pair import PairPlan, measure_real_pair
 from starspec.bench.star.serving import Served
 from starspec.bench.star.star_processes import TargetTimes, Turn
 from starspec.bench.star.traces import GIVEN_UP, HUB, LAYER, VERIFY, read_trace
-from starspec.bench.stolen import StolenTime
 from starspec.config import HubConfig, ModelConfig
-from starspec.models.synthetic_spec import parse_synthetic
-from starspec.speculation.stats import HubStats
+from starspec.harness import stolen as stolen_time
+from starspec.harness.datasets import own_prompts
+from starspec.harness.stolen import StolenTime
+from starspec.models.synthetic.spec import parse_synthetic
+from starspec.stats import HubStats
 
 
 def test_the_operating_point_is_that_of_the_papers_table() -> None:

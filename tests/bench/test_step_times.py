@@ -2,10 +2,10 @@
 
 import pytest
 
-from starspec.bench.step_times import time_steps
 from starspec.config import ModelConfig
-from starspec.draft.grow import CausalDrafter
-from starspec.models.load import load_runner
+from starspec.harness.step_times import time_steps
+from starspec.hub.grow import CausalDrafter
+from starspec.models.loading.load import load_runner
 
 
 def config(**options: object) -> ModelConfig:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.report import percentile
 from starspec.bench.wire.clock import Interval, Overhead, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_echo
 from starspec.bench.wire.measure import run_callers, run_star
 from starspec.bench.wire.processes import BenchProcess
 from starspec.errors import PeerLost
+from starspec.harness.report import percentile
 
 
 @given(

@@ -34,7 +34,7 @@ def test_verify_takes_prompts_of_a_file(starspec, tmp_path: Path) -> None:
 
 
 def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypatch: pytest.MonkeyPatch) -> None:
-    from starspec.target import round as target_round
+    from starspec.engine import round as target_round
 
     verify_trees = target_round.verify_trees
 
@@ -108,9 +108,9 @@ def test_doctor_says_which_layers_a_head_reads_and_which_tree_was_the_best(stars
 
 
 def write_tree_report(path: Path, models: dict[str, str]) -> Path:
-    from starspec.bench.provenance import collect_provenance
-    from starspec.bench.report import Spread, write_report
     from starspec.bench.tree.rows import TreeReport, TreeRow
+    from starspec.harness.provenance import collect_provenance
+    from starspec.harness.report import Spread, write_report
 
     best = TreeRow(
         stage="final",

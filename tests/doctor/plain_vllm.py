@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from starspec.config import ModelConfig
-from starspec.models.load import load_runner
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.vocabulary import load_tokenizer
 
 MAX_MODEL_LEN = 512
 

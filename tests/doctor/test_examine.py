@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from starspec.bench.datasets import own_prompts
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.examine import examine
 from starspec.doctor.reading import CausalReader
 from starspec.errors import ConfigError
-from starspec.models.load import load_runner
+from starspec.harness.datasets import own_prompts
+from starspec.models.loading.load import load_runner
 from starspec.models.runner import ModelInfo, Segment
-from starspec.models.synthetic_tokenizer import synthetic_tokenizer
+from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
 
 def config(**options: object) -> ModelConfig:

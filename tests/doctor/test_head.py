@@ -6,19 +6,19 @@ import pytest
 import torch
 from predictable import SIZE, TELLING_LAYERS, write_random, write_reader
 
-from starspec.bench.datasets import own_prompts
-from starspec.bench.decode import Job, decode, make_engine
-from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Sample, measure_agreement
 from starspec.doctor.examine import Examination, examine
 from starspec.doctor.reading import HeadReader
-from starspec.length.policy import FixedLength
+from starspec.engine.drafts import NoDrafts
+from starspec.harness.datasets import own_prompts
+from starspec.harness.decode import Job, decode, make_engine
+from starspec.harness.workbench import GREEDY, Workbench
 from starspec.local_star import LocalHub
-from starspec.models.eagle_load import load_head
+from starspec.models.heads.load import load_head
+from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import NoDrafts
+from starspec.stats import TargetStats
 
 MAX_TOKENS = 12
 NUM_PROMPTS = 3

@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.decode import Job, decode, make_engine
-from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Sample, measure_agreement
 from starspec.doctor.outlook import (
@@ -20,7 +18,9 @@ from starspec.doctor.outlook import (
     forecast,
 )
 from starspec.doctor.reading import CausalReader
-from starspec.models.load import load_runner
+from starspec.harness.decode import Job, decode, make_engine
+from starspec.harness.workbench import GREEDY, Sampling, Workbench
+from starspec.models.loading.load import load_runner
 
 BITS = st.lists(st.booleans(), max_size=40)
 LENGTHS = st.integers(0, 9)

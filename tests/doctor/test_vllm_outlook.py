@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from plain_vllm import PlainVllm, served
 
-from starspec.bench.datasets import own_prompts
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.examine import Examination, examine
 from starspec.doctor.vllm_outlook import examine_vllm, verify_seconds
 from starspec.errors import ConfigError
+from starspec.harness.datasets import own_prompts
 
 TARGET = "synthetic:vocab=128,step_ms=1,alpha=0.8"
 DRAFT = SpeculativeConfig(model=f"{TARGET},role=draft")

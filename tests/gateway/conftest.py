@@ -21,7 +21,7 @@ from starspec.errors import PeerLost
 from starspec.gateway.dial import Connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import RequestId, TargetId
-from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.stats import RequestStats, TargetStats
 from starspec.wire.codec import encode
 from starspec.wire.messages import (
     Abort,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starspec.errors import PeerLost
 from starspec.gateway.hub_watch import HubWatch
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.messages import HubStatus
 
 

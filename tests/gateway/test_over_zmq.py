@@ -18,7 +18,7 @@ from starspec.gateway import router
 from starspec.gateway.dial import dial_of
 from starspec.gateway.server import GatewayServer
 from starspec.ids import TargetId
-from starspec.speculation.stats import RequestStats, TargetStats
+from starspec.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, Emission, Submit, TargetStatus
 from starspec.wire.serving import ServingServer

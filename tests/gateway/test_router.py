@@ -15,7 +15,7 @@ from starspec.gateway.generation import Generation
 from starspec.gateway.order import Order, ReplyOptions
 from starspec.gateway.router import ASK_INTERVAL_S, MISSED_S, PAUSE_S, SILENCE_S, Router
 from starspec.ids import RequestId
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.wire.messages import Emission, RequestSpec
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw())

@@ -14,7 +14,7 @@ from starspec import __version__
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError, PeerLost
 from starspec.gateway.server import GatewayServer, listen
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.messages import HubStatus
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "target"))  # for `toy` and `toy_hub`
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))  # for `toy` and `toy_hub`
 sys.path.insert(0, str(Path(__file__).parent))  # for `toy_sampler` and `toy_vllm`
 
 from toy_sampler import add_sampler

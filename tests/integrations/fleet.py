@@ -21,7 +21,7 @@ import httpx
 from starspec.bench.faults.star_processes import ServerProcess, free_port
 from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import LinkError
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.ask import HubAsker
 
 NUM_DRAFT_TOKENS = 4

@@ -23,11 +23,11 @@ from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.policy.liveness import DOUBT_S
+from starspec.policy.patience import FIRST_READING_S, LONGEST_PAUSE_S
 from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
-from starspec.wire.hub_liveness import DOUBT_S
 from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
-from starspec.wire.patience import FIRST_READING_S, LONGEST_PAUSE_S
 
 PROMPT = list(range(1, 40))
 

@@ -16,7 +16,7 @@ from starspec.errors import ConfigError
 from starspec.integrations.vllm import StarProposer
 from starspec.wire.messages import Hello
 
-HEAVY = ["torch", "transformers", "starspec.models", "starspec.target", "starspec.draft", "starspec.gateway", "fastapi"]
+HEAVY = ["torch", "transformers", "starspec.models", "starspec.engine", "starspec.hub", "starspec.gateway", "fastapi"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from starspec.config import HubConfig, SpeculativeConfig
-from starspec.draft.server import DraftServer
+from starspec.hub.server import DraftServer
 from starspec.integrations.vllm import StarProposer
 from starspec.wire.ask import HubAsker
 

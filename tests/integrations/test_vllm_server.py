@@ -19,15 +19,15 @@ from fleet import Fleet, counted, until
 from openai import AsyncOpenAI
 from scipy import stats
 
-from starspec.bench.datasets import hash_prompts, own_prompts, prompt_token_ids, spread
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import write_report
 from starspec.bench.vllm.answers import NEAR_TIE, VllmAnswer, ask_all, partings
 from starspec.bench.vllm.server import VllmServer
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.vllm_outlook import examine_vllm
+from starspec.harness.datasets import hash_prompts, own_prompts, prompt_token_ids, spread
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import write_report
 from starspec.integrations.vllm.draft_length import PROBE_EVERY
-from starspec.models.vocabulary import load_tokenizer
+from starspec.models.loading.vocabulary import load_tokenizer
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 RECEIPT = os.environ.get("VLLM_RECEIPT", "")

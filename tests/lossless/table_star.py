@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 import torch
 
-from starspec.bench.decode import make_engine
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, BatchingConfig, HubConfig, RunAhead, SampleMethod
-from starspec.draft.build import LoadedDrafter, build_hub, terms_of
-from starspec.draft.grow import CausalDrafter
-from starspec.draft.handshake import admit
-from starspec.draft.loop import HubLoop
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.harness.decode import make_engine
+from starspec.hub.build import LoadedDrafter, build_hub, terms_of
+from starspec.hub.grow import CausalDrafter
+from starspec.hub.handshake import admit
+from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
-from starspec.length.policy import FixedLength
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
+from starspec.policy.length.fixed import FixedLength
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation import reference
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import NoDrafts
-from starspec.target.engine import TargetEngine
-from starspec.target.remote_drafts import RemoteDrafts
-from starspec.wire.memory import MemoryHub, MemoryTarget
+from starspec.stats import TargetStats
 from starspec.wire.messages import Hello, HubToTarget
+from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
 RAGGED = BatchingConfig()
 VOCAB_SIZE = 4

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.claims import NUM_DRAFT_TOKENS
-from starspec.bench.datasets import CONTINUED, own_prompts, spread
 from starspec.bench.liars import LyingDrafts
 from starspec.bench.lossless import Contender, Truths, compare_with_plain
-from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import BatchingConfig, ModelConfig
+from starspec.harness.datasets import CONTINUED, own_prompts, spread
+from starspec.harness.workbench import GREEDY, Sampling, Workbench
 
 pytestmark = pytest.mark.model
 PROMPTS = [replace(prompt, category=CONTINUED) for prompt in spread(own_prompts(), 24)]  # without a chat template

@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 import pytest
 from predictable import write_eagle1_reader, write_reader, write_target
 
-from starspec.bench.decode import Answer, Job, decode, make_engine
-from starspec.bench.workbench import Workbench
 from starspec.config import ModelConfig, SampleMethod, SpeculativeConfig
-from starspec.speculation.law import TokenLaw
-from starspec.target.drafts import NoDrafts
+from starspec.engine.drafts import NoDrafts
+from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.workbench import Workbench
+from starspec.sampling.spec import TokenLaw
 
 NUM_TOKENS = 40
 CHAIN = SpeculativeConfig(num_speculative_tokens=3, max_model_len=128)

@@ -12,10 +12,10 @@ import pytest
 
 import starspec
 from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_ROWS, TREE
-from starspec.bench.datasets import own_prompts, spread
 from starspec.bench.lossless import Contender, compare_with_plain
-from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig
+from starspec.harness.datasets import own_prompts, spread
+from starspec.harness.workbench import GREEDY, SAMPLED, Sampling, Workbench
 
 # minutes each where a processor has no bf16 arithmetic and others use it
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]

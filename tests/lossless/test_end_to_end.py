@@ -14,13 +14,13 @@ import pytest
 
 from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS, TREE
-from starspec.bench.datasets import CONTINUED, own_prompts, spread
-from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain
-from starspec.bench.workbench import GREEDY, SAMPLED, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.target.drafts import Drafts, NoDrafts
+from starspec.engine.drafts import Drafts, NoDrafts
+from starspec.harness.datasets import CONTINUED, own_prompts, spread
+from starspec.harness.decode import Job, decode, make_engine
+from starspec.harness.workbench import GREEDY, SAMPLED, Sampling, Workbench
 
 # minutes each where a processor has no bf16 arithmetic and others use it
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]

@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from law_strategies import DTYPES, laws, trees
+from spec_strategies import DTYPES, laws, trees
 from torch import Tensor
 
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.draw import next_token
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation import reference
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
 from starspec.speculation.proposing import propose_token
-from starspec.speculation.sampling import next_token
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 from starspec.speculation.verify import verify_tree, verify_trees
 

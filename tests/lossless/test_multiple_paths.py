@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import torch
 
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.speculation.verify import verify_tree
 

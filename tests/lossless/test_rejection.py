@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.drawing import dice_after, draw_children
-from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.rejection import try_candidates
 from starspec.speculation.tree import ROOT, DraftTree

@@ -18,13 +18,13 @@ from scipy import stats
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from starspec.bench.decode import Job, decode, make_engine
-from starspec.bench.workbench import Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.draft import guess
 from starspec.draft_methods import DraftMethod
+from starspec.harness.decode import Job, decode, make_engine
+from starspec.harness.workbench import Workbench
+from starspec.hub import guess
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.drawing import DrawnChildren
-from starspec.speculation.law import TokenLaw
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
 NUM_ANSWERS = 1200  # of each test

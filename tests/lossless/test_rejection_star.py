@@ -14,13 +14,13 @@ import pytest
 from scipy import stats
 from table_star import law_of_answers, make_plain, make_star
 
-from starspec.bench.decode import Job, decode
 from starspec.config import BatchingConfig, SampleMethod
-from starspec.draft import guess
+from starspec.engine.engine import TargetEngine
+from starspec.harness.decode import Job, decode
+from starspec.hub import guess
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.drawing import DrawnChildren
-from starspec.speculation.law import TokenLaw
-from starspec.target.engine import TargetEngine
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
 NUM_ANSWERS = 2000  # of each test

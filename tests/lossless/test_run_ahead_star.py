@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from table_star import make_plain, make_star
 
-from starspec.bench.decode import Job, decode
 from starspec.config import RunAhead
+from starspec.harness.decode import Job, decode
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
 
 LAWS = {
     "greedy": TokenLaw(temperature=0.0, frequency_penalty=0.4),

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from starspec.models.eagle_checkpoint import write_head
-from starspec.models.eagle_layout import tensor_shapes
-from starspec.models.eagle_spec import HeadSpec, HeadWeights
-from starspec.models.synthetic_tokenizer import synthetic_tokenizer
+from starspec.models.heads.checkpoint import write_head
+from starspec.models.heads.layout import tensor_shapes
+from starspec.models.heads.spec import HeadSpec, HeadWeights
+from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
 SIZE = 128  # tokens and hidden size
 NEXT = [(5 * token_id + 7) % SIZE for token_id in range(SIZE)]  # one cycle through all tokens

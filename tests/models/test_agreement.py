@@ -2,8 +2,8 @@ import pytest
 from tiny import make_config, make_info, make_model
 
 from starspec.errors import ModelError
-from starspec.models.agreement import check_agreement, own_logits
 from starspec.models.hf import TransformersRunner
+from starspec.models.numerics.agreement import check_agreement, own_logits
 
 
 def test_a_runner_of_the_same_model_agrees_and_gives_its_row_back():

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
-from starspec.models.attention import Placement, RaggedAttention
-from starspec.models.attention_call import MIN_QUERY_ROWS, Form
-from starspec.models.attention_plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
+from starspec.models.attention.call import MIN_QUERY_ROWS, Form
+from starspec.models.attention.plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
+from starspec.models.attention.ragged import Placement, RaggedAttention
 from starspec.models.batch import RowRange, build_batch, plan_forwards
 from starspec.models.runner import Segment
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from starspec.models import dynamic_int8
-from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8, largest_weight_code
-from starspec.models.quantize import INT8_MAX, quantize_int8
+from starspec.models.linear import dynamic_int8
+from starspec.models.linear.dynamic_int8 import DynamicInt8Linear, can_multiply_int8, largest_weight_code
+from starspec.models.linear.quantize import INT8_MAX, quantize_int8
 
 pytestmark = pytest.mark.skipif(
     not can_multiply_int8(torch.empty(1, 1)), reason="this processor has no kernels for integer products"

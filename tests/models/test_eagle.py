@@ -13,8 +13,8 @@ from tiny import make_config
 
 from starspec.config import DEFAULT_MAX_MODEL_LEN
 from starspec.errors import CacheRangeError, ModelError
-from starspec.models.eagle import EagleHead
-from starspec.models.prepack import pack_dense
+from starspec.models.heads.head import EagleHead
+from starspec.models.linear.prepack import pack_dense
 from starspec.models.runner import Segment
 from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch, unroll

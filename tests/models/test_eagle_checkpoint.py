@@ -23,10 +23,10 @@ from transformers import LlamaConfig
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError
-from starspec.models.eagle_checkpoint import read_features, read_head, write_head
-from starspec.models.eagle_load import is_head
-from starspec.models.eagle_spec import HeadWeights, TargetShape
-from starspec.models.eagle_vocabulary import is_said, offsets_of, token_ids_of
+from starspec.models.heads.checkpoint import read_features, read_head, write_head
+from starspec.models.heads.load import is_head
+from starspec.models.heads.spec import HeadWeights, TargetShape
+from starspec.models.heads.vocabulary import is_said, offsets_of, token_ids_of
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",

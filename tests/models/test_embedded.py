@@ -7,10 +7,10 @@ import pytest
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models import embedded
-from starspec.models.load import load_runner
+from starspec.models.loading import embedded
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.vocabulary import load_tokenizer
 
 
 def test_the_demo_model_knows_a_capital(smollm2):
@@ -24,7 +24,7 @@ def test_the_demo_model_knows_a_capital(smollm2):
 
 def test_the_module_prints_the_folder(smollm2):
     done = subprocess.run(
-        [sys.executable, "-m", "starspec.models.embedded"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "starspec.models.loading.embedded"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{smollm2}\n"
 

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
+from starspec.models.attention.rotary import rotary_table
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.load import load_runner
-from starspec.models.prepack import pack_dense
-from starspec.models.rotary import rotary_table
+from starspec.models.linear.prepack import pack_dense
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.vocabulary import load_tokenizer
 
 LLAMA3 = {
     "rope_type": "llama3",

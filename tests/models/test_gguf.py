@@ -9,11 +9,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.gguf import converted_folder, made_once
-from starspec.models.gguf_facts import LLAMA3
-from starspec.models.load import load_runner
+from starspec.models.loading.gguf import converted_folder, made_once
+from starspec.models.loading.gguf_facts import LLAMA3
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.vocabulary import load_tokenizer
 
 HIDDEN, HEADS, LAYERS, INNER = 64, 4, 2, 96
 TOKENS = [chr(code) for code in range(33, 127)] + ["ab", "<end>"]

@@ -11,8 +11,8 @@ from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_i
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from starspec.models.fused import FusedRunner
-from starspec.models.lean_checkpoint import LeanModel, read_lean
-from starspec.models.prepack import pack_dense
+from starspec.models.linear.prepack import pack_dense
+from starspec.models.loading.lean_checkpoint import LeanModel, read_lean
 from starspec.models.runner import Segment
 
 KINDS = [
@@ -113,7 +113,7 @@ def test_files_that_cannot_be_read_are_left_to_transformers(tmp_path):
 LOADING = """
 import sys
 from starspec.config import ModelConfig
-from starspec.models.load import load_runner, max_len_of
+from starspec.models.loading.load import load_runner, max_len_of
 runner = load_runner(ModelConfig(model=sys.argv[1], dtype="float32", num_rows=1, quantization="int8", numerics="fast"))
 assert type(runner).__name__ == "FusedRunner"
 assert max_len_of(sys.argv[1]) == 256

@@ -10,9 +10,9 @@ from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.load import load_runner
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.vocabulary import load_tokenizer
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from starspec.models.narrow_or_wide import NUM_PASSES, SAMPLE_BYTES, TRIED, UNTRIED, RowLimit, most_narrow_rows
+from starspec.models.linear.narrow_or_wide import NUM_PASSES, SAMPLE_BYTES, TRIED, UNTRIED, RowLimit, most_narrow_rows
 
 
 class Clock:

@@ -10,20 +10,21 @@ from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_i
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import ModelConfig
-from starspec.models import attention_numerics, numerics
-from starspec.models.attention_call import MIN_QUERY_ROWS
-from starspec.models.attention_numerics import attention_is_invariant
-from starspec.models.attention_plan import Reading
+from starspec.models.attention.call import MIN_QUERY_ROWS
+from starspec.models.attention.plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.linear import StepLinear
-from starspec.models.load import load_runner
-from starspec.models.numerics import MAX_ROWS, SURE_ROWS, invariant_rows, settle_numerics
-from starspec.models.packing import make_packer
-from starspec.models.prepack import PrepackedLinear, pack_dense
+from starspec.models.linear.interface import StepLinear
+from starspec.models.linear.packing import make_packer
+from starspec.models.linear.prepack import PrepackedLinear, pack_dense
+from starspec.models.linear.swapped import swap_linears
+from starspec.models.loading.load import load_runner
+from starspec.models.numerics import attention as attention_numerics
+from starspec.models.numerics import probe as numerics
+from starspec.models.numerics.attention import attention_is_invariant
+from starspec.models.numerics.probe import MAX_ROWS, SURE_ROWS, invariant_rows, settle_numerics
 from starspec.models.runner import Segment
-from starspec.models.swapped import swap_linears
 
 DTYPES = [torch.bfloat16, torch.float32]
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from tiny import make_config, make_info, make_model
 
-from starspec.models import numerics_memo
-from starspec.models.attention_plan import Reading
+from starspec.models.attention.plan import Reading
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.numerics import settle_numerics
-from starspec.models.numerics_memo import EARLIER, settle_once
-from starspec.models.prepack import pack_dense
+from starspec.models.linear.prepack import pack_dense
+from starspec.models.numerics import memo as numerics_memo
+from starspec.models.numerics.memo import EARLIER, settle_once
+from starspec.models.numerics.probe import settle_numerics
 
 
 class Probe:

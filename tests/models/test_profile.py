@@ -4,10 +4,10 @@ from tiny import make_config, make_info, make_model
 from starspec.errors import CacheRangeError
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.packing import make_packer
-from starspec.models.prepack import pack_dense
-from starspec.models.profile import StepProfile, step_profile
-from starspec.models.swapped import swap_linears
+from starspec.models.linear.packing import make_packer
+from starspec.models.linear.prepack import pack_dense
+from starspec.models.linear.profile import StepProfile, step_profile
+from starspec.models.linear.swapped import swap_linears
 
 
 def fused():

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.models.quantize import INT4_GROUP, INT4_LEVELS, quantize_int4, quantize_int8
+from starspec.models.linear.quantize import INT4_GROUP, INT4_LEVELS, quantize_int4, quantize_int8
 
 
 def random_weight(num_outputs=48, num_inputs=96, seed=0, dtype=torch.bfloat16):

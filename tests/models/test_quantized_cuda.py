@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from starspec.errors import ConfigError
-from starspec.models import quantized_cuda
-from starspec.models.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
+from starspec.models.linear import quantized_cuda
+from starspec.models.linear.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
 
 
 def test_without_torchao_one_sentence_says_what_to_install(monkeypatch):

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.models.batch import RowRange
-from starspec.models.linear import StepLinear
-from starspec.models.row_width import (
+from starspec.models.linear.interface import StepLinear
+from starspec.models.linear.row_width import (
     ABOUT,
     MAX_S,
     NUM_PASSES,

@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from starspec.errors import ForwardGivenUp
-from starspec.models import numerics
-from starspec.models.attention_plan import Reading
+from starspec.models.attention.plan import Reading
 from starspec.models.batch import RowRange, plan_forwards
+from starspec.models.graphs.batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
+from starspec.models.graphs.cuda import StepGraphs
+from starspec.models.numerics import probe as numerics
+from starspec.models.numerics.steps import steps_are_invariant
 from starspec.models.runner import Segment
-from starspec.models.step_batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
-from starspec.models.step_graphs import StepGraphs
-from starspec.models.step_numerics import steps_are_invariant
 
 ANY = RowRange(lowest=1, highest=None)
 
@@ -210,14 +210,14 @@ def test_what_reads_too_much_for_one_step_is_cut(monkeypatch):
     segment = Segment(row, prompt_ids(14), 14)
     plain = make_runner()
     prefill(plain, prompt_ids(20))
-    monkeypatch.setattr("starspec.models.step_batch.MAX_READ_BYTES", 4 * 256 * num_slot_bytes(runner.cache))
+    monkeypatch.setattr("starspec.models.graphs.batch.MAX_READ_BYTES", 4 * 256 * num_slot_bytes(runner.cache))
     runner.reading, runner.rows = Reading.IN_STEPS, RowRange(1, 64)
     [pieces] = plan_forwards([segment], RowRange(1, 64))
     assert [(each.first, each.last) for [each] in runner.graphs.shares(pieces, RowRange(1, 64))] == [
         (0, 3), (3, 7), (7, 10), (10, 14)
     ]  # fmt: skip
     torch.testing.assert_close(runner.forward([segment]).logits, plain.forward([segment]).logits, **TOLERANCE)
-    monkeypatch.setattr("starspec.models.step_batch.MAX_READ_BYTES", 1)  # a single token is read all the same
+    monkeypatch.setattr("starspec.models.graphs.batch.MAX_READ_BYTES", 1)  # a single token is read all the same
     assert [len(each) for each in runner.graphs.shares(pieces, RowRange(2, 64))] == [1] * 14
 
 
@@ -248,10 +248,10 @@ def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
         total = (weights * values.double().unsqueeze(2)).cumsum(3)[..., -1, :]
         return (total / weights.cumsum(3)[..., -1, :]).to(query.dtype)
 
-    monkeypatch.setattr("starspec.models.step_batch.F.scaled_dot_product_attention", attention)
+    monkeypatch.setattr("starspec.models.graphs.batch.F.scaled_dot_product_attention", attention)
     assert steps_are_invariant(cache, 6)
     monkeypatch.setattr(
-        "starspec.models.step_batch.F.scaled_dot_product_attention",
+        "starspec.models.graphs.batch.F.scaled_dot_product_attention",
         lambda query, *others, **more: attention(query, *others, **more) * (1 + 0.01 * (len(query) > 24)),
     )
     assert not steps_are_invariant(cache, 6)
@@ -349,7 +349,7 @@ def test_fast_numerics_have_graphs_of_their_own():
 
 
 def test_so_many_shapes_are_recorded_and_no_more(monkeypatch):
-    monkeypatch.setattr("starspec.models.step_graphs.MAX_GRAPHS", 1)
+    monkeypatch.setattr("starspec.models.graphs.cuda.MAX_GRAPHS", 1)
     recorder = Recorder()
     runner, plain = make_graphed(recorder), make_runner()
     row = plain.cache.lease()

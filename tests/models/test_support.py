@@ -7,7 +7,7 @@ from tiny import SHAPE, make_model
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.load import load_runner
+from starspec.models.loading.load import load_runner
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 OWN_SHAPES = (transformers.Gemma3Config, transformers.ViTConfig, transformers.T5Config)

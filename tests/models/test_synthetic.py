@@ -7,12 +7,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from starspec.config import ModelConfig
 from starspec.errors import CacheRangeError, ConfigError, ForwardGivenUp
-from starspec.models.load import load_runner
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import check_pair, load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.synthetic import NUM_SPECIAL_TOKENS, SyntheticRunner
-from starspec.models.synthetic_spec import SyntheticSpec, parse_synthetic
-from starspec.models.synthetic_tokenizer import word
-from starspec.models.vocabulary import check_pair, load_tokenizer
+from starspec.models.synthetic.runner import NUM_SPECIAL_TOKENS, SyntheticRunner
+from starspec.models.synthetic.spec import SyntheticSpec, parse_synthetic
+from starspec.models.synthetic.tokenizer import word
 
 
 class Clock:

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from starspec.errors import ModelError, VocabularyMismatch
 from starspec.fingerprint import vocab_fingerprint
-from starspec.models.foreign import first_line
-from starspec.models.vocabulary import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
+from starspec.models.loading.foreign import first_line
+from starspec.models.loading.vocabulary import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
 
 WORDS = ("<eos>", "red", "green", "blue")
 

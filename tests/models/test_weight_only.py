@@ -3,13 +3,13 @@ import torch
 import torch.nn.functional as F
 
 from starspec.config import ModelConfig
-from starspec.models import narrow_or_wide, packing, prepack
-from starspec.models.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
-from starspec.models.narrow_or_wide import UNTRIED, NarrowOrWide
-from starspec.models.packing import make_packer
-from starspec.models.prepack import PlainLinear, PrepackedLinear, can_prepack, pack_dense
-from starspec.models.quantize import quantize_int4, quantize_int8
-from starspec.models.weight_only import Int4Linear, Int8Linear, RefinedHead
+from starspec.models.linear import narrow_or_wide, packing, prepack
+from starspec.models.linear.dynamic_int8 import DynamicInt8Linear, can_multiply_int8
+from starspec.models.linear.narrow_or_wide import UNTRIED, NarrowOrWide
+from starspec.models.linear.packing import make_packer
+from starspec.models.linear.prepack import PlainLinear, PrepackedLinear, can_prepack, pack_dense
+from starspec.models.linear.quantize import quantize_int4, quantize_int8
+from starspec.models.linear.weight_only import Int4Linear, Int8Linear, RefinedHead
 
 VOCAB_SIZE = 1024
 SHAPE = (64, 96)

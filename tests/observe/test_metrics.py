@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot, registry_of
-from starspec.speculation.stats import HubStats, Mean, SpokeStats, TargetStats
+from starspec.stats import HubStats, Mean, SpokeStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 

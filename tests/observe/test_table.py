@@ -7,7 +7,7 @@ from rich.console import Console
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot
 from starspec.observe.table import star_line, star_table
-from starspec.speculation.stats import AcceptanceStats, HubStats, Mean, TargetStats
+from starspec.stats import AcceptanceStats, HubStats, Mean, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from law_strategies import laws, rows
 from scipy import stats
+from spec_strategies import laws, rows
 
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation import reference
 from starspec.speculation.drawing import dice_after, draw_children
-from starspec.speculation.law import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT
 from starspec.speculation.proposing import propose_token
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from law_strategies import laws, positions, tensors
+from spec_strategies import laws, positions, tensors
 
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.draw import next_token
+from starspec.sampling.noise import gumbel, stream_key
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation import reference
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.proposing import propose_token, propose_tokens
-from starspec.speculation.sampling import next_token
 
 
 @given(data=st.data(), vocab_size=st.integers(1, 9), num_rows=st.integers(1, 3), num_tokens=st.integers(1, 10))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation import reference
-from starspec.speculation.law import TokenLaw
 from starspec.speculation.tree import ROOT, DraftTree
 
 LOGITS = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]

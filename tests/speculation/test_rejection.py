@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.reference import probabilities as reference_probabilities
 from starspec.speculation.rejection import probabilities, try_candidates

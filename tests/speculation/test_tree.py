@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from law_strategies import trees
+from spec_strategies import trees
 
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from law_strategies import laws, tensors, trees
+from spec_strategies import laws, tensors, trees
 
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 from starspec.speculation.verify import TreeVerdict, verify_tree, verify_trees
 

@@ -8,22 +8,22 @@ from typing import Literal, Self
 
 import pytest
 
-from starspec.bench.decode import make_engine
 from starspec.bench.star.serving import StarTargets
 from starspec.bench.star.star_processes import Turn, run_hub
 from starspec.bench.wire.processes import BenchProcess
 from starspec.config import HubConfig, ModelConfig
+from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.fingerprint import vocab_fingerprint
+from starspec.harness.decode import make_engine
 from starspec.ids import RequestId, TargetId
-from starspec.length.policy import FixedLength
-from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.policy.length.fixed import FixedLength
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import TargetStats
-from starspec.target.remote_drafts import RemoteDrafts
+from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, RequestSpec
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 pytestmark = pytest.mark.system
 

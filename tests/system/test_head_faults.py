@@ -20,18 +20,18 @@ from pathlib import Path
 import pytest
 from predictable import write_eagle1_reader, write_reader, write_target
 
-from starspec.bench.decode import Answer, Job, decode, make_engine
 from starspec.bench.faults.star_processes import ServerProcess, free_port
 from starspec.config import ModelConfig, RemoteConfig, SampleMethod, SpeculativeConfig, TargetConfig
+from starspec.engine.build import make_drafts
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.harness.decode import Answer, Job, decode, make_engine
 from starspec.ids import RequestId
-from starspec.models.load import load_runner
-from starspec.models.synthetic_tokenizer import synthetic_tokenizer
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import TargetStats
-from starspec.target.build import make_drafts
-from starspec.target.drafts import NoDrafts
-from starspec.target.engine import TargetEngine
-from starspec.target.remote_drafts import RemoteDrafts
+from starspec.models.loading.load import load_runner
+from starspec.models.synthetic.tokenizer import synthetic_tokenizer
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import TargetStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.messages import HubStats
 

@@ -18,7 +18,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from starspec.bench.faults.star_processes import StarProcesses
-from starspec.models.embedded import embedded_head_folder
+from starspec.models.loading.embedded import embedded_head_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.model]
 

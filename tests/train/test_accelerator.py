@@ -11,7 +11,7 @@ import pytest
 import torch
 from train_toys import train
 
-from starspec.models.eagle_checkpoint import read_head
+from starspec.models.heads.checkpoint import read_head
 
 SCRIPT = Path(__file__).parent / "train_on_accelerator.py"
 LIMIT_S = 240.0

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from starspec.bench.datasets import Prompt
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt
 from starspec.train.held_out import split
 
 EVERY = 5

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from train_toys import HIDDEN, train, write_prompts
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
-from starspec.bench.provenance import hash_model
 from starspec.errors import ConfigError
-from starspec.models.eagle_checkpoint import read_head
+from starspec.harness.provenance import hash_model
+from starspec.models.heads.checkpoint import read_head
 from starspec.train import pipeline
 from starspec.train.answer_files import SaidTokens, read_answers
 from starspec.train.features import load_target, read_shard

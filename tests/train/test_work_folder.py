@@ -12,7 +12,7 @@ import pytest
 from train_toys import train
 
 from starspec.errors import ConfigError
-from starspec.models.eagle_checkpoint import read_head
+from starspec.models.heads.checkpoint import read_head
 from starspec.train.answer_files import read_answers
 from starspec.train.features import read_shard
 from starspec.train.work_folder import stage_folder

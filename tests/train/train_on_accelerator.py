@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pretend_accelerator import NAME, Crossing
 from train_toys import train
 
-from starspec.models import load
+from starspec.models.loading import load
 from starspec.train import features
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from starspec.cli import run
-from starspec.models.eagle_spec import HeadSpec
+from starspec.models.heads.spec import HeadSpec
 from starspec.train.features import Text
 from starspec.train.head import TrainedHead
 from starspec.train.trainer import Lesson

@@ -15,7 +15,7 @@ import zmq
 
 from starspec.errors import OurBug
 from starspec.ids import SessionId, TargetId
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
     Hello,
@@ -28,18 +28,18 @@ from starspec.wire.messages import (
     Refused,
     Welcome,
 )
-from starspec.wire.transport import Arrival, Joined, Left
-from starspec.wire.zmq_hub import ZmqHub
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.base import Arrival, Joined, Left
+from starspec.wire.transports.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 HUB = """
 import sys
 
 import structlog
 
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.messages import HubStatus, Welcome
-from starspec.wire.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_hub import ZmqHub
 
 def report():
     return HubStatus("d", HubStats(num_frames_rejected=hub.stats.num_frames_rejected))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
 from starspec.speculation.tree import DraftTree
+from starspec.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
 from starspec.wire import codec
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (

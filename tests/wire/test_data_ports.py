@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 
 import zmq
 
-from starspec.wire.hub_door import Ports
 from starspec.wire.messages import Refused
+from starspec.wire.transports.public_port import Ports
 
 
 def test_the_data_ports_come_from_the_range_and_end_with_it(star) -> None:

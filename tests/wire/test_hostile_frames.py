@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from starspec.ids import Epoch, Tag, TargetId
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.wire.codec import encode
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Close, Fault, Goodbye, Hello, Open, Ping, Pong, Verdict
 

@@ -17,14 +17,14 @@ from structlog.testing import capture_logs
 from starspec.config import GatewayConfig, HubConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import TargetId
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Ping, Pong
 from starspec.wire.serving import ServingServer
 from starspec.wire.serving_client import ServingClient
-from starspec.wire.zmq_hub import ZmqHub
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 HELLO = Hello(1, TargetId("t"), 100, "f")
 QUIET_S = 0.6  # long enough for a handshake on loopback to end either way

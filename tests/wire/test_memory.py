@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.wire.channel import Channel, Faults, VirtualClock
-from starspec.wire.memory import MemoryHub, MemoryTarget
 from starspec.wire.messages import Goodbye, Hello, Ping, Pong, Proposal, Refused, Reopen, Welcome
-from starspec.wire.transport import Arrival, Joined, Left
+from starspec.wire.transports.bad_channel import Channel, Faults, VirtualClock
+from starspec.wire.transports.base import Arrival, Joined, Left
+from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
 TERMS = Welcome(1, SessionId(""), 0, "echo", 16, 10.0)
 

@@ -18,9 +18,8 @@ from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.ids import RequestId
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import HubStats
-from starspec.wire import sockets
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import HubStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
@@ -37,6 +36,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.serving import ServingServer
 from starspec.wire.serving_client import ServingClient
+from starspec.wire.transports import sockets
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)

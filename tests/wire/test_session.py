@@ -5,8 +5,8 @@ import pytest
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import Close, Drawn, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import TRANSITIONS, Event, Role, TagSession, TagState
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.ids import Tag
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 from starspec.wire.session import FromHub, FromTarget, Role, TagSession, TagState
 

@@ -15,10 +15,8 @@ import zmq
 
 from starspec.errors import ConfigError, OurBug
 from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.speculation.stats import HubStats, SpokeStats
-from starspec.wire import hub_exchange, hub_io, hub_session, sockets
+from starspec.stats import HubStats, SpokeStats
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
-from starspec.wire.hub_exchange import Exchange
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
@@ -37,9 +35,12 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.transport import HubTransportStats, Joined, Left
-from starspec.wire.zmq_hub import ZmqHub
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports import hub_exchange, hub_io, sockets
+from starspec.wire.transports import hub_link as hub_session
+from starspec.wire.transports.base import HubTransportStats, Joined, Left
+from starspec.wire.transports.hub_exchange import Exchange
+from starspec.wire.transports.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 PATIENCE_S = 20.0
 
@@ -213,7 +214,7 @@ def test_a_hello_said_twice_gets_the_same_answer(star) -> None:
     ids=["known fields", "other fields"],
 )
 def test_another_protocol_version_is_refused_in_a_sentence(star, frame: bytes) -> None:
-    from starspec.draft.handshake import HubTerms, admit
+    from starspec.hub.handshake import HubTerms, admit
 
     terms = HubTerms(draft_name="d", vocab_fingerprint="f", max_targets=1, max_draft_tokens=4, lease_s=1.0)
     transport = ZmqHub("127.0.0.1", 0, lambda hello, num: admit(terms, hello, num), lambda: None)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from starspec.bench.decode import Answer, Job
-from starspec.models.foreign import quiet_transformers, reading
-from starspec.models.locate import locate
+from starspec.harness.decode import Answer, Job
+from starspec.models.loading.foreign import quiet_transformers, reading
+from starspec.models.loading.locate import locate
 
 DRAFT_TOKENS_AT_FIRST = 5  # of the heuristic schedule
 

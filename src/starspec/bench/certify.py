@@ -25,15 +25,15 @@ from starspec.bench.claims import (
     Part,
     PartName,
 )
-from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress, num_turns
-from starspec.bench.provenance import Provenance, collect_provenance
-from starspec.bench.workbench import Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
-from starspec.models.load import max_len_of
-from starspec.target.drafts import Drafts, NoDrafts
+from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.workbench import Workbench
+from starspec.models.loading.load import max_len_of
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from starspec.bench.workbench import GREEDY, SAMPLED, Sampling
 from starspec.config import BATCHINGS, WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
+from starspec.harness.workbench import GREEDY, SAMPLED, Sampling
 
 PartName = Literal["exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"]
 DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.sequence import TargetSequence
 from starspec.speculation.tree import ROOT, DraftTree
-from starspec.target.drafts import NoDrafts
-from starspec.target.sequence import TargetSequence
 
 Truth = Callable[[TargetSequence], Sequence[int]]
 """The tokens that the target is going to say next; may be empty."""

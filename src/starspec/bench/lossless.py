@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from starspec.bench.compare import NEAR_TIE, Comparison, Divergence, compare, is_near_tie
-from starspec.bench.datasets import Prompt
-from starspec.bench.decode import Answer, Job
-from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.provenance import hash_token_ids
-from starspec.bench.workbench import Recorded, Sampling, Workbench
 from starspec.config import BatchingConfig, BatchingMethod, Dtype
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import AcceptanceStats
-from starspec.target.batching import PARTS
-from starspec.target.drafts import Drafts, NoDrafts
-from starspec.target.sequence import TargetSequence
+from starspec.engine.batching import PARTS
+from starspec.engine.drafts import Drafts, NoDrafts
+from starspec.engine.sequence import TargetSequence
+from starspec.harness.compare import NEAR_TIE, Comparison, Divergence, compare, is_near_tie
+from starspec.harness.datasets import Prompt
+from starspec.harness.decode import Answer, Job
+from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.provenance import hash_token_ids
+from starspec.harness.workbench import Recorded, Sampling, Workbench
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import AcceptanceStats
 
 CHUNK = 24  # requests whose logits are held at once
 SEEDS_APART = 100_000  # between the seeds of two ways of sampling

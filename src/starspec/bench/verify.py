@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids
 from starspec.bench.lossless import (
     Advance,
     Contender,
@@ -16,11 +15,12 @@ from starspec.bench.lossless import (
     num_turns,
     promises_tokens,
 )
-from starspec.bench.provenance import Provenance, collect_provenance
-from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import BatchingConfig, Dtype, ModelConfig, SpeculativeConfig
+from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
-from starspec.target.drafts import Drafts, NoDrafts
+from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids
+from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.workbench import GREEDY, Sampling, Workbench
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
 from starspec.config import ModelConfig
-from starspec.models.load import load_runner
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
+from starspec.models.loading.load import load_runner
 from starspec.models.runner import ModelRunner, Segment
-from starspec.speculation.argmax import argmaxes
+from starspec.sampling.argmax import argmaxes
 
 PREFIX_LEN: Final = 128  # committed tokens
 TOKEN_ID: Final = 1  # whatever it means

@@ -69,7 +69,7 @@ def pair(
     with ProgressBar("bench pair") as bar:
         bar.begin("loading", None)
         from starspec.bench.pair.measure import QUICK, PairModels, PairPlan, measure_pair  # noqa: PLC0415 (torch)
-        from starspec.bench.report import write_report  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415
 
         models = PairModels(
             target=target,
@@ -150,9 +150,9 @@ def tree(
     log_to_stderr("warning")
     with ProgressBar("bench tree") as bar:
         bar.begin("loading", None)
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
         from starspec.bench.tree.picture import draw  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
         models = TreeModels(
             target=target,
@@ -205,8 +205,8 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
     """What the hub, its messages and the sockets cost beyond drafting: real processes, synthetic accelerators."""
     log_to_stderr("warning")
     with ProgressBar("bench wire") as bar:
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.wire.measure import QUICK, WirePlan, measure_wire  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
         report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
     out().print(wire_table(report.rows))
@@ -233,7 +233,7 @@ def faults(
     log_to_stderr("warning")
     with ProgressBar("bench faults") as bar:
         from starspec.bench.faults.measure import QUICK, FaultModels, FaultPlan, measure_faults  # noqa: PLC0415 (torch)
-        from starspec.bench.report import write_report  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415
 
         models = FaultModels(
             target=target, draft=draft, quantization=draft_quantization, method=spec_method, dtype=dtype
@@ -298,7 +298,7 @@ def certify(
         from starspec.bench.certify import Shard, Subjects, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415
         from starspec.bench.claims import QUICK_PROMPTS  # noqa: PLC0415
-        from starspec.bench.report import write_report  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415
 
         if (target is None) != (draft is None):
             raise ConfigError("the parts with two models need both --target and --draft")

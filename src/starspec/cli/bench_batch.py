@@ -116,7 +116,7 @@ def batch(
             measure_batch,
         )
         from starspec.bench.batch.picture import draw  # noqa: PLC0415
-        from starspec.bench.report import write_report  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415
 
         names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
         given.check_exspec(names, "--methods", window, max_passed_over)

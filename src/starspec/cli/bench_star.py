@@ -22,7 +22,7 @@ from starspec.config import ModelConfig
 from starspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from starspec.bench.report import Report
+    from starspec.harness.report import Report
 
 Traces = Annotated[
     Path | None,
@@ -139,7 +139,7 @@ def warm(
 
 def _show(table: Table, report: Report, quick: bool, json_file: Path | None) -> None:
     """Print a report, and save it if there is a file for it."""
-    from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
+    from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
     out().print(table)
     show_ratios(report.ratios)

@@ -70,9 +70,9 @@ def vllm(
     log_to_stderr("warning")
     with ProgressBar("bench vllm") as bar:
         bar.begin("loading", None)
-        from starspec.bench.report import write_report  # noqa: PLC0415 (torch)
         from starspec.bench.vllm.measure import QUICK, VllmPlan, measure_vllm  # noqa: PLC0415
         from starspec.bench.vllm.methods import VllmModels  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
         models = VllmModels(
             python=vllm_python,

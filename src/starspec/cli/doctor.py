@@ -90,10 +90,10 @@ def doctor(
     model = ModelConfig(model=target or draft, dtype=dtype, device=device, numerics=numerics, num_threads=num_threads)
     with ProgressBar("doctor") as bar:
         bar.begin("loading", None)
-        from starspec.bench.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
-        from starspec.bench.report import write_report  # noqa: PLC0415
         from starspec.doctor.examine import examine  # noqa: PLC0415
         from starspec.doctor.vllm_outlook import examine_vllm  # noqa: PLC0415
+        from starspec.harness.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
+        from starspec.harness.report import write_report  # noqa: PLC0415
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
         bar.begin("examining", None)

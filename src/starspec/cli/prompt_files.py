@@ -10,7 +10,7 @@ import typer
 from starspec.cli.options import MEASURE
 
 if TYPE_CHECKING:
-    from starspec.bench.datasets import Prompt
+    from starspec.harness.datasets import Prompt
 
 Datasets = Annotated[
     list[Path] | None,
@@ -25,6 +25,6 @@ Datasets = Annotated[
 
 def prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
     """The prompts of each file, or our own. Raises: ConfigError if one cannot be read."""
-    from starspec.bench.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
+    from starspec.harness.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
 
     return [read_prompts(path) for path in paths] if paths else [own_prompts()]

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from starspec.bench.figures import check_format, require_matplotlib
 from starspec.cli.options import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
+from starspec.harness.figures import check_format, require_matplotlib
 
 
 def _check_json(path: Path | None) -> Path | None:

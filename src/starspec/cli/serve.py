@@ -131,9 +131,9 @@ def draft(
             )
         log_to_stderr(log_level)
         with process.loading(f"loading draft {speculative.model or speculative.method}"):
-            from starspec.draft.server import DraftServer  # noqa: PLC0415 (imports torch)
-            from starspec.models.eagle_load import is_head  # noqa: PLC0415
-            from starspec.models.vocabulary import check_pair  # noqa: PLC0415
+            from starspec.hub.server import DraftServer  # noqa: PLC0415 (imports torch)
+            from starspec.models.heads.load import is_head  # noqa: PLC0415
+            from starspec.models.loading.vocabulary import check_pair  # noqa: PLC0415
 
             if target is not None and model is not None and target != model.model and not is_head(speculative):
                 check_pair(target, model.model)
@@ -212,7 +212,7 @@ def target(
         )
         log_to_stderr(log_level)
         with process.loading(f"loading target {target}"):
-            from starspec.target.build import build_server  # noqa: PLC0415 (imports torch)
+            from starspec.engine.build import build_server  # noqa: PLC0415 (imports torch)
 
             server = build_server(config, model, speculative, process.trace)
         process.serve(server.address, server.run, server.stop, server.memory)

@@ -122,7 +122,7 @@ def train(
     log_to_stderr("warning")
     with ProgressBar("train") as bar:
         bar.begin("loading", None)
-        from starspec.bench.report import write_report  # noqa: PLC0415 (these import torch)
+        from starspec.harness.report import write_report  # noqa: PLC0415 (these import torch)
         from starspec.train.answers import AnswerPlan  # noqa: PLC0415
         from starspec.train.pipeline import train_head  # noqa: PLC0415
         from starspec.train.plan import HeadPlan  # noqa: PLC0415

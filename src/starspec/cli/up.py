@@ -183,7 +183,7 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
     """Raises: ConfigError if the draft cannot do what the hub is told: here, and not in a process that is restarted."""
     if speculative is None or (hub.run_ahead, hub.share_prefixes) == (opt.HUB.run_ahead, opt.HUB.share_prefixes):
         return hub
-    from starspec.draft.build import suited_to  # noqa: PLC0415 (imports torch)
+    from starspec.hub.build import suited_to  # noqa: PLC0415 (imports torch)
 
     return suited_to(speculative, hub)
 
@@ -193,7 +193,7 @@ def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
 
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
-    from starspec.models.locate import is_synthetic, locate  # noqa: PLC0415 (a mistake is told before)
+    from starspec.models.loading.locate import is_synthetic, locate  # noqa: PLC0415 (a mistake is told before)
 
     for model in dict.fromkeys([target, (speculative.model if speculative else None) or target]):
         if not is_synthetic(model):

@@ -92,9 +92,9 @@ def verify(
     log_to_stderr("warning")
     with ProgressBar("verify") as bar:
         bar.begin("loading", None)
-        from starspec.bench.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
-        from starspec.bench.report import write_report  # noqa: PLC0415
         from starspec.bench.verify import num_turns_of, verify_pair  # noqa: PLC0415
+        from starspec.harness.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
+        from starspec.harness.report import write_report  # noqa: PLC0415
 
         chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
         bar.begin("decoding", num_turns_of(len(chosen), batch, batchings))

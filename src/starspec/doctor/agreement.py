@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from starspec.bench.decode import Answer, Job
 from starspec.doctor.reading import AnswerReader
+from starspec.harness.decode import Answer, Job
 from starspec.speculation.proposing import propose_tokens
 
 NUM_BRANCHES = 4  # first choices of the draft that are looked at: what a tree with so many branches would propose

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError, VocabularyMismatch
-from starspec.models.eagle_checkpoint import read_head
-from starspec.models.eagle_load import TargetTensors
+from starspec.models.heads.checkpoint import read_head
+from starspec.models.heads.load import TargetTensors
+from starspec.models.loading.vocabulary import check_vocabularies
 from starspec.models.runner import ModelInfo
-from starspec.models.vocabulary import check_vocabularies
 
 
 @dataclass(frozen=True, slots=True)

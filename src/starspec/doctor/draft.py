@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from starspec.bench.step_times import StepSeconds, time_steps
-from starspec.bench.workbench import Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample, measure_agreement
 from starspec.doctor.layers import LayerChoice
 from starspec.doctor.outlook import Replayed, Seen
 from starspec.doctor.reading import CausalReader
-from starspec.draft.grow import CausalDrafter
-from starspec.models.load import load_runner
+from starspec.harness.step_times import StepSeconds, time_steps
+from starspec.harness.workbench import Workbench
+from starspec.hub.grow import CausalDrafter
+from starspec.models.loading.load import load_runner
 from starspec.models.runner import ModelInfo
 
 

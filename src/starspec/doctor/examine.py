@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starspec.bench.datasets import Prompt
-from starspec.bench.decode import decode, make_engine
-from starspec.bench.provenance import Provenance, collect_provenance
 from starspec.bench.tree.rows import TreeReport
-from starspec.bench.workbench import GREEDY, Sampling, Workbench
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample
 from starspec.doctor.arithmetic import check_arithmetic
@@ -20,10 +16,14 @@ from starspec.doctor.head import HeadDraft
 from starspec.doctor.layers import LayerChoice
 from starspec.doctor.outlook import Forecast, Seen, StepTimes, best_forecast, forecast
 from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
+from starspec.engine.drafts import NoDrafts
 from starspec.errors import ConfigError
-from starspec.models.eagle_load import is_head
-from starspec.models.vocabulary import load_tokenizer
-from starspec.target.drafts import NoDrafts
+from starspec.harness.datasets import Prompt
+from starspec.harness.decode import decode, make_engine
+from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.workbench import GREEDY, Sampling, Workbench
+from starspec.models.heads.load import is_head
+from starspec.models.loading.vocabulary import load_tokenizer
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7))
 

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
-from starspec.bench.decode import decode, make_engine
-from starspec.bench.step_times import StepSeconds, time_steps
-from starspec.bench.workbench import Workbench
 from starspec.config import SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample, measure_agreement
 from starspec.doctor.draft import draft_config
 from starspec.doctor.layers import LayerChoice, choose_layers
 from starspec.doctor.outlook import DecodedChains, Seen
 from starspec.doctor.reading import HeadReader
-from starspec.length.policy import FixedLength
+from starspec.harness.decode import decode, make_engine
+from starspec.harness.step_times import StepSeconds, time_steps
+from starspec.harness.workbench import Workbench
 from starspec.local_star import LocalHub
-from starspec.models.eagle import EagleHead
-from starspec.models.eagle_checkpoint import read_features
-from starspec.models.eagle_load import TargetTensors, load_head
+from starspec.models.heads.checkpoint import read_features
+from starspec.models.heads.head import EagleHead
+from starspec.models.heads.load import TargetTensors, load_head
 from starspec.models.runner import ModelInfo
+from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.stats import AcceptanceStats, TargetStats
+from starspec.stats import AcceptanceStats, TargetStats
 
 
 class HeadDraft:

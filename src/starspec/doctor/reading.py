@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from starspec.models.eagle import EagleHead
+from starspec.models.heads.head import EagleHead
 from starspec.models.runner import ModelRunner, Segment
 
 CHUNK = 256  # tokens of one forward

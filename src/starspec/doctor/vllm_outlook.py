@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from starspec.bench.datasets import Prompt, prompt_token_ids
-from starspec.bench.decode import Answer, Job
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.step_times import time_layers
 from starspec.bench.vllm.reading import read_vllm
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Sample, measure_agreement
@@ -23,12 +19,16 @@ from starspec.doctor.outlook import Replayed, StepTimes
 from starspec.doctor.reading import CausalReader
 from starspec.doctor.vllm import check_server
 from starspec.doctor.vllm_server import Streamed, VllmServer, median_step
-from starspec.draft.grow import CausalDrafter
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt, prompt_token_ids
+from starspec.harness.decode import Answer, Job
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.step_times import time_layers
+from starspec.hub.grow import CausalDrafter
 from starspec.integrations.vllm.hub_client import LIKELIEST
-from starspec.models.eagle_load import is_head
-from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer
+from starspec.models.heads.load import is_head
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 
 NUM_STEPS = 16  # timed of each number of requests at once
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starspec.gateway.replies import FinishReason, RequestMetrics, SpeculativeMetrics, Usage
-from starspec.speculation.stats import RequestStats
+from starspec.stats import RequestStats
 from starspec.wire.messages import Emission, TokenLogprob
 
 

@@ -12,7 +12,7 @@ from starspec.gateway.router import TargetLink
 from starspec.wire.ask import HubAsker
 from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.serving_client import ServingClient
-from starspec.wire.sockets import host_of
+from starspec.wire.transports.sockets import host_of
 
 
 @dataclass(frozen=True, slots=True)

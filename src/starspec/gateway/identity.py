@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starspec import __version__
 from starspec.config import GatewayConfig
-from starspec.models.locate import folder_name
+from starspec.models.loading.locate import folder_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from starspec.gateway.identity import Identity, identity_of
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.router import Router
 from starspec.gateway.translate import Translator
-from starspec.models.locate import is_synthetic, locate
-from starspec.models.vocabulary import eos_token_ids, load_tokenizer
+from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.vocabulary import eos_token_ids, load_tokenizer
 
 BACKLOG: Final = 1024  # connections that wait to be accepted
 CLOSE_S: Final = 1  # to say the last words on connections that are still open

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention import BatchAttention, Placement, RaggedAttention
-from starspec.models.attention_call import AttentionCall
-from starspec.models.attention_plan import Reading, joined, plan_calls
-from starspec.models.device import is_accelerator
+from starspec.models.attention.call import AttentionCall
+from starspec.models.attention.plan import Reading, joined, plan_calls
+from starspec.models.attention.ragged import BatchAttention, Placement, RaggedAttention
+from starspec.models.loading.device import is_accelerator
 from starspec.models.runner import Segment
 
 MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt

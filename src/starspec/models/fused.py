@@ -5,7 +5,7 @@ The same mathematics as the Hugging Face modules, in fewer and larger operations
 * query, key and value are one linear, gate and up another, each packed for the machine;
 * rotary angles are looked up once a forward; the rotation runs over all heads at once, values included, whose
   angle is 0, so that keys and values land in the cache by one copy;
-* attention reads the cache in place (`models/attention.py`).
+* attention reads the cache in place (`models/attention/ragged.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
+from starspec.models.attention.fused import AttentionShape
+from starspec.models.attention.rotary import check_rotary, rotary_table
 from starspec.models.batch import PackedBatch
-from starspec.models.fused_attention import AttentionShape
 from starspec.models.fused_layer import own_copy, take_layer, take_norm
-from starspec.models.linear import Packer, StepLinear
+from starspec.models.linear.interface import Packer, StepLinear
 from starspec.models.model_cache import make_cache
 from starspec.models.packed import FeatureTaps, PackedRunner
-from starspec.models.rotary import check_rotary, rotary_table
 from starspec.models.runner import ModelInfo
 
 if TYPE_CHECKING:

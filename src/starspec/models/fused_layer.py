@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from starspec.models.device import is_accelerator
-from starspec.models.linear import PackedLinear, Packer
+from starspec.models.linear.interface import PackedLinear, Packer
+from starspec.models.loading.device import is_accelerator
 
 
 class Norm:

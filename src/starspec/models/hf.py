@@ -16,11 +16,11 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
+from starspec.models.attention.rotary import check_rotary
 from starspec.models.batch import PackedBatch
-from starspec.models.linear import StepLinear
+from starspec.models.linear.interface import StepLinear
 from starspec.models.model_cache import make_cache
 from starspec.models.packed import FeatureTaps, PackedRunner
-from starspec.models.rotary import check_rotary
 from starspec.models.runner import ModelInfo, Segment
 
 ATTENTION_NAME: Final = "starspec_ragged"

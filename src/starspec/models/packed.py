@@ -15,12 +15,12 @@ from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows
 from starspec.errors import CacheRangeError, ForwardGivenUp
-from starspec.models.attention import Interruptible
-from starspec.models.attention_plan import Reading
+from starspec.models.attention.plan import Reading
+from starspec.models.attention.ragged import Interruptible
 from starspec.models.batch import PackedBatch, Piece, RowRange, build_batch, plan_forwards
-from starspec.models.linear import StepLinear
+from starspec.models.graphs.cuda import StepGraphs
+from starspec.models.linear.interface import StepLinear
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
-from starspec.models.step_graphs import StepGraphs
 
 FAST_NUMERICS: Final = "numerics are fast: a token's bits may depend on what it is batched with"
 

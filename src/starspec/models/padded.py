@@ -25,7 +25,7 @@ from starspec.cache.padded import Movement, PaddedCache, Rectangle
 from starspec.models.batch import PackedBatch
 from starspec.models.packed import PackedRunner, check_segments
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
-from starspec.speculation.stats import BatchStats
+from starspec.stats import BatchStats
 
 PAD_TOKEN_ID: Final = 0  # whatever it means: nothing attends it
 

@@ -22,7 +22,7 @@ from starspec.observe.quantities import (
     TARGET_GAUGES,
     Quantity,
 )
-from starspec.speculation.stats import SpokeStats
+from starspec.stats import SpokeStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 PREFIX: Final = "starspec_"

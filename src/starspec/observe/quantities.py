@@ -1,7 +1,7 @@
 """Every number that a target or a hub exposes: its name, what it means, where it is read.
 
 Names follow vLLM's suffixes where the meaning is the same; the rest is StarSD's decomposition of time, each in the
-definition of `speculation/stats.py`.
+definition of `stats.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from starspec.speculation.stats import SpokeStats
+from starspec.stats import SpokeStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 S = TypeVar("S", TargetStatus, HubStatus, SpokeStats)

@@ -20,7 +20,7 @@ from starspec.wire.messages import (
     TargetStatus,
     TargetToGateway,
 )
-from starspec.wire.sockets import connect, make_socket
+from starspec.wire.transports.sockets import connect, make_socket
 
 ASK_INTERVAL_S: Final = 0.5
 SILENCE_S: Final = 3.0  # a process that has said nothing for so long is shown as silent

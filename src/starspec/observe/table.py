@@ -1,4 +1,4 @@
-"""The star at a glance: one row a target, one line for the hub, in StarSD's terms (speculation/stats.py)."""
+"""The star at a glance: one row a target, one line for the hub, in StarSD's terms (stats.py)."""
 
 from __future__ import annotations
 

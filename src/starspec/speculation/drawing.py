@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from starspec.speculation.adjust import adjust
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.adjust import adjust
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.noise import gumbel, stream_key
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.noise import gumbel, stream_key
 from starspec.speculation.proposing import HOTTEST, likely_support
 
 DRAFT_STREAM = 0x44726166  # not the target's: a draft that knew its dice would no longer be tested by them

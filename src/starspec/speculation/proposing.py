@@ -14,12 +14,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from starspec.speculation.adjust import adjust
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.noise import gumbel, stream_key
-from starspec.speculation.sampling import draw
-from starspec.speculation.support import Support, support
+from starspec.sampling.adjust import adjust
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.draw import draw
+from starspec.sampling.noise import gumbel, stream_key
+from starspec.sampling.spec import TokenLaw
+from starspec.sampling.support import Support, support
 
 NUM_CANDIDATES: Final = 64
 RULED_OUT: Final = 1.0  # logits by which a guess that the law rules out is less likely than its logit says

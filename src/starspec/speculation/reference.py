@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import exp, inf, log, log1p
 
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.tree import ROOT, DraftTree
 
 

@@ -30,13 +30,13 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from starspec.speculation.adjust import adjust
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.adjust import adjust
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.draw import draw
+from starspec.sampling.noise import stream_bits, stream_key, to_uniform
+from starspec.sampling.spec import TokenLaw
+from starspec.sampling.support import Support, support
 from starspec.speculation.node_draft import Drawing, NodeDraft
-from starspec.speculation.noise import stream_bits, stream_key, to_uniform
-from starspec.speculation.sampling import draw
-from starspec.speculation.support import Support, support
 
 # Each kind of dice has a stream of its own: a draft that knew the target's would no longer be tested by it.
 ACCEPT_STREAM, RESIDUAL_STREAM = 0x41636370, 0x52657369

@@ -32,11 +32,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from starspec.speculation.argmax import argmaxes, is_at_hand
-from starspec.speculation.counts import TokenCounts
-from starspec.speculation.law import TokenLaw
+from starspec.sampling.argmax import argmaxes, is_at_hand
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.draw import next_token, next_tokens
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.rejection import probabilities, tested_token
-from starspec.speculation.sampling import next_token, next_tokens
 from starspec.speculation.tree import ROOT, DraftTree
 
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from starspec.errors import ConfigError
-from starspec.models.device import take_device
-from starspec.models.foreign import reading
-from starspec.models.locate import locate
+from starspec.models.loading.device import take_device
+from starspec.models.loading.foreign import reading
+from starspec.models.loading.locate import locate
 from starspec.train.answer_files import Answer
 from starspec.train.unroll import Batch
 from starspec.train.work_folder import writing
@@ -57,7 +57,7 @@ def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "c
     """Raises: ModelError if it cannot be read; ConfigError if the device is not there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 (seconds)
 
-    from starspec.models.vocabulary import eos_token_ids  # noqa: PLC0415
+    from starspec.models.loading.vocabulary import eos_token_ids  # noqa: PLC0415
 
     place, folder = take_device(device), locate(name)
     with reading(f"'{name}' cannot be read"):

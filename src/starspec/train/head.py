@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from starspec.errors import ModelError
-from starspec.models.eagle_spec import HeadSpec, HeadWeights
+from starspec.models.heads.spec import HeadSpec, HeadWeights
 
 
 class RMSNorm(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from starspec.bench.datasets import Prompt
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt
 from starspec.train.features import Text
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from starspec.errors import ConfigError, ModelError
-from starspec.models.hf_config import read_hf_config
-from starspec.models.locate import is_synthetic, locate
+from starspec.models.loading.hf_config import read_hf_config
+from starspec.models.loading.locate import is_synthetic, locate
 from starspec.train.answers import AnswerPlan
 from starspec.train.start import default_layers, earlier_head, head_spec
 from starspec.train.trainer import TrainPlan

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from starspec.errors import ConfigError
-from starspec.models.eagle_checkpoint import read_head
-from starspec.models.eagle_features import eagle3_layers
-from starspec.models.eagle_files import read_files
-from starspec.models.eagle_spec import HeadSpec, HeadWeights, TargetShape
+from starspec.models.heads.checkpoint import read_head
+from starspec.models.heads.features import eagle3_layers
+from starspec.models.heads.files import read_files
+from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
 from starspec.train.answer_files import Answer
 from starspec.train.head import TrainedHead
 

@@ -12,7 +12,7 @@ from starspec.errors import PeerLost, PeerProtocolError
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, HubPublicReply, HubStatus, Refused
-from starspec.wire.sockets import connect, host_of, set_limits
+from starspec.wire.transports.sockets import connect, host_of, set_limits
 
 TIMEOUT_S: Final = 1.0
 

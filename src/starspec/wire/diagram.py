@@ -17,8 +17,8 @@ from typing import Any, Final, get_args
 from msgspec import NODEFAULT
 from msgspec import inspect as shapes
 
-from starspec.speculation import stats
-from starspec.speculation.law import TokenLaw
+from starspec import stats
+from starspec.sampling.spec import TokenLaw
 from starspec.wire import messages
 from starspec.wire.link import LINK_TRANSITIONS, LinkState
 from starspec.wire.session import TRANSITIONS, TagState

@@ -26,7 +26,7 @@ from starspec.wire.messages import (
     RequestName,
     TargetToGateway,
 )
-from starspec.wire.sockets import GOODBYE_MS, Context, bind, make_socket
+from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
 
 READ_BURST: Final = 256  # multiparts taken in before the engine goes on
 

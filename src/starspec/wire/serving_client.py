@@ -15,7 +15,7 @@ from starspec.errors import PeerLost, PeerProtocolError
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import GatewayToTarget, TargetToGateway
-from starspec.wire.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
+from starspec.wire.transports.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
 # A target that ends resets its connection. One that is silent may be stopped, or on a machine too busy to let anybody

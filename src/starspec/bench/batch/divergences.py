@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from starspec.bench.compare import Divergence, divergence, first_difference
-from starspec.bench.decode import PREFILL_CHUNK, Answer, Job
+from starspec.harness.compare import Divergence, divergence, first_difference
+from starspec.harness.decode import PREFILL_CHUNK, Answer, Job
 from starspec.models.runner import BatchRunner, Segment
 
 

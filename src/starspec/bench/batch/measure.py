@@ -10,13 +10,6 @@ from starspec.bench.batch.methods import EXSPEC, PLAIN, BatchMethod, MethodRun, 
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
 from starspec.bench.batch.serving import poisson_arrivals
-from starspec.bench.compare import NEAR_TIE
-from starspec.bench.datasets import Prompt, prompt_token_ids, spread
-from starspec.bench.decode import Job
-from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.provenance import collect_provenance, hash_token_ids
-from starspec.bench.report import Spread
-from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import (
     BatchAdmission,
     BatchingConfig,
@@ -27,11 +20,18 @@ from starspec.config import (
     SpeculativeConfig,
 )
 from starspec.draft_methods import DraftMethod
+from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
-from starspec.length.policy import make_policy
+from starspec.harness.compare import NEAR_TIE
+from starspec.harness.datasets import Prompt, prompt_token_ids, spread
+from starspec.harness.decode import Job
+from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.provenance import collect_provenance, hash_token_ids
+from starspec.harness.report import Spread
+from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import LocalHub
-from starspec.speculation.stats import TargetStats
-from starspec.target.drafts import Drafts, NoDrafts
+from starspec.policy.length.fixed import make_policy
+from starspec.stats import TargetStats
 
 WARM_UP_TOKENS = 4  # of an answer
 MAX_PROMPT_TOKENS = 448

@@ -9,15 +9,15 @@ from typing import Final
 from starspec.bench.batch.memory import peak_mib, reset_peak
 from starspec.bench.batch.reading import DraftReading, TargetReading
 from starspec.bench.batch.serving import Served, serve
-from starspec.bench.decode import Job, make_engine
-from starspec.bench.known_prompts import KnownPrompts
-from starspec.bench.workbench import Workbench
 from starspec.config import BATCHINGS, BatchAdmission, BatchingConfig, BatchingMethod, nearest
+from starspec.engine.batching import lay_out
+from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
+from starspec.harness.decode import Job, make_engine
+from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.workbench import Workbench
 from starspec.models.packed import PackedRunner
-from starspec.speculation.stats import BatchStats, TargetStats
-from starspec.target.batching import lay_out
-from starspec.target.drafts import Drafts, NoDrafts
+from starspec.stats import BatchStats, TargetStats
 
 PLAIN: Final = "plain"  # no drafts, ragged
 EXSPEC: Final = BatchingConfig(method="exspec")

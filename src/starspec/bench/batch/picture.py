@@ -8,7 +8,7 @@ from typing import Any
 
 from starspec.bench.batch.methods import METHODS, PLAIN
 from starspec.bench.batch.rows import BatchRow
-from starspec.bench.figures import require_matplotlib, save
+from starspec.harness.figures import require_matplotlib, save
 
 
 def draw(rows: Sequence[BatchRow], path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, cycle, islice
 from statistics import median_low
 
-from starspec.bench.decode import Job
+from starspec.harness.decode import Job
 
 SPREAD = 8  # contexts of n tokens are n - n / SPREAD .. n tokens long
 

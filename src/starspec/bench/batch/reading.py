@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from starspec.bench.around import DraftsAround
+from starspec.engine.drafts import Drafts
+from starspec.engine.sequence import Emitted, SequenceState, TargetSequence
+from starspec.harness.around import DraftsAround
 from starspec.ids import RequestId
-from starspec.speculation.stats import BatchStats
 from starspec.speculation.tree import DraftTree
-from starspec.target.drafts import Drafts
-from starspec.target.sequence import Emitted, SequenceState, TargetSequence
+from starspec.stats import BatchStats
 
 
 class TargetReading:

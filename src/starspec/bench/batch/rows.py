@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from starspec.bench.batch.methods import FAST, BatchMethod, MethodRun
-from starspec.bench.compare import Divergence, first_difference, share_before
-from starspec.bench.decode import Answer
 from starspec.bench.lossless import mistake_sentences, promises_tokens
-from starspec.bench.provenance import Provenance, hash_token_ids
-from starspec.bench.report import Spread, percentile
 from starspec.config import BATCHINGS, BatchingMethod, Dtype
-from starspec.speculation.stats import AcceptanceStats, BatchStats
+from starspec.harness.compare import Divergence, first_difference, share_before
+from starspec.harness.decode import Answer
+from starspec.harness.provenance import Provenance, hash_token_ids
+from starspec.harness.report import Spread, percentile
+from starspec.stats import AcceptanceStats, BatchStats
 
 PERCENTILES = (50, 90, 99)
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from starspec.bench.decode import Answer, Job
+from starspec.engine.engine import TargetEngine
 from starspec.errors import OurBug
+from starspec.harness.decode import Answer, Job
 from starspec.ids import RequestId
-from starspec.target.engine import TargetEngine
 
 
 @dataclass(frozen=True, slots=True)

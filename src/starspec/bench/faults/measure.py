@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from starspec.bench.faults.star_processes import StarProcesses
 from starspec.bench.faults.streams import Clients, Stream
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
 from starspec.config import Dtype, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
 from starspec.errors import PeerLost
-from starspec.models.eagle_load import is_head
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
+from starspec.models.heads.load import is_head
 
 NUM_TARGETS = 2
 NUM_STREAMS = 8

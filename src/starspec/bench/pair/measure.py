@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starspec.bench.baseline import Assistance, TransformersBaseline
-from starspec.bench.datasets import Prompt, spread
-from starspec.bench.decode import Job
 from starspec.bench.pair.methods import (
     Method,
     Work,
@@ -20,13 +18,15 @@ from starspec.bench.pair.methods import (
 )
 from starspec.bench.pair.rows import PairRow, pair_row, plain_answers, ratios_of
 from starspec.bench.pair.steps import StepRow, measure_steps
-from starspec.bench.provenance import Provenance, collect_provenance
-from starspec.bench.workbench import GREEDY, Workbench
 from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
-from starspec.models.eagle_load import is_head
+from starspec.engine.drafts import Drafts
+from starspec.harness.datasets import Prompt, spread
+from starspec.harness.decode import Job
+from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.workbench import GREEDY, Workbench
+from starspec.models.heads.load import is_head
 from starspec.models.packed import PackedRunner
-from starspec.target.drafts import Drafts
 
 ASSISTANCES = (Assistance("heuristic"), Assistance("constant", 3), Assistance("constant", 5))
 QUANTIZATIONS: tuple[Quantization, ...] = ("int4", "int8", "none")  # of the drafts, in the order of the table

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from starspec.bench.baseline import Assistance, TransformersBaseline
-from starspec.bench.decode import Answer, Job, decode, make_engine
-from starspec.bench.workbench import Workbench
-from starspec.speculation.stats import AcceptanceStats
-from starspec.target.drafts import Drafts, NoDrafts
+from starspec.engine.drafts import Drafts, NoDrafts
+from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.workbench import Workbench
+from starspec.stats import AcceptanceStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from starspec.bench.decode import Answer
 from starspec.bench.pair.methods import Method, Timed, key
-from starspec.bench.report import Spread
+from starspec.harness.decode import Answer
+from starspec.harness.report import Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from starspec.models.linear.profile import StepProfile, step_profile
 from starspec.models.packed import PackedRunner
-from starspec.models.profile import StepProfile, step_profile
 
 READ_BYTES = 2**29  # far more than any cache
 NUM_READS = 12

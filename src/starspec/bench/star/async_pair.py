@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Final
 
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
 
 DRAFT_MS: Final = 10.0
 VERIFY_MS: Final = 25.0

@@ -11,13 +11,13 @@ from starspec.bench.star.star_processes import TargetTimes, Turn, await_hub
 from starspec.config import ModelConfig
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import Tag, TargetId
-from starspec.models.synthetic_spec import parse_synthetic
-from starspec.models.vocabulary import load_tokenizer
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.synthetic.spec import parse_synthetic
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, Open, Proposal, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 NUM_TAGS: Final = 4  # while one is answered the others wait
 PROMPT: Final = tuple(range(8, 24))

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
 
-from starspec.bench.figures import require_matplotlib
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.greedy import NUM_TAGS, run_greedy
 from starspec.bench.star.serving import Served, SpareTurns, StarTargets
 from starspec.bench.star.star_processes import Turn
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig
+from starspec.harness.figures import require_matplotlib
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
 
 MAX_MODEL_LEN = 4096
 PLAIN, SINGLE, ADMITTED, FULL = "plain", "one at a time", "one at a time, n_max", "full"

@@ -9,19 +9,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
-from starspec.bench.decode import Job, decode
-from starspec.bench.figures import require_matplotlib
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.bench.star.star_processes import Turn, attached
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
-from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer
-from starspec.speculation.law import TokenLaw
-from starspec.target.engine import TargetEngine
+from starspec.engine.engine import TargetEngine
+from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.decode import Job, decode
+from starspec.harness.figures import require_matplotlib
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.sampling.spec import TokenLaw
 
 CHAIN_LENGTH: Final = 8  # of a chain that nobody waits for
 SHOWN_S: Final = 1.5  # of each trace in the picture

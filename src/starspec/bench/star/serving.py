@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Self
 
 from starspec.bench.star.star_processes import TargetTimes, Turn, run_hub, run_target
-from starspec.bench.stolen import StolenTime
 from starspec.bench.wire.processes import BenchProcess, Place
 from starspec.config import HubConfig, ModelConfig
-from starspec.speculation.stats import HubStats
+from starspec.harness.stolen import StolenTime
+from starspec.stats import HubStats
 
 
 class StarTargets:

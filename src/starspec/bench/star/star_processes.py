@@ -13,28 +13,28 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from starspec.bench.decode import Job, make_engine
 from starspec.config import HubConfig, ModelConfig
-from starspec.draft.build import LoadedDrafter, build_hub, terms_of
-from starspec.draft.grow import CausalDrafter
-from starspec.draft.handshake import admit
-from starspec.draft.loop import HubLoop
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import PeerLost
 from starspec.fingerprint import vocab_fingerprint
+from starspec.harness.decode import Job, make_engine
+from starspec.hub.build import LoadedDrafter, build_hub, terms_of
+from starspec.hub.grow import CausalDrafter
+from starspec.hub.handshake import admit
+from starspec.hub.loop import HubLoop
 from starspec.ids import RequestId, TargetId
-from starspec.length.policy import FixedLength
-from starspec.models.load import load_runner
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import BatchRunner
-from starspec.models.vocabulary import load_tokenizer
 from starspec.observe.trace import Trace
+from starspec.policy.length.fixed import FixedLength
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import HubStats, TargetStats
-from starspec.target.engine import TargetEngine
-from starspec.target.remote_drafts import RemoteDrafts
+from starspec.stats import HubStats, TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus
-from starspec.wire.zmq_hub import ZmqHub
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 IDLE_WAIT_S = 0.05
 CONNECT_S = 30.0

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from starspec.bench.figures import require_matplotlib, save
 from starspec.bench.star.serving import StarTargets, serve_turn
 from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig
+from starspec.harness.figures import require_matplotlib, save
 from starspec.observe.trace import merge
 
 LAYER, AHEAD, GIVEN_UP, VERIFY = "draft layer", "run ahead", "given up", "verify"

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from starspec.bench.datasets import Prompt, spread
-from starspec.bench.decode import Job
 from starspec.bench.pair.methods import Method, Work, key, num_turns, our_method, plain_method, run_in_turns
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.step_times import StepSeconds, time_steps
 from starspec.bench.tree.rows import TreeReport, TreeRow, at_the_edge, best_row, losing_regimes, ratios_of, tree_row
 from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
 from starspec.bench.tree.traffic import CountedTransport
-from starspec.bench.workbench import Sampling, Workbench
 from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
+from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
-from starspec.length.policy import FixedLength
+from starspec.harness.datasets import Prompt, spread
+from starspec.harness.decode import Job
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.step_times import StepSeconds, time_steps
+from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import NO_DEADLINE_S, LocalHub
-from starspec.models.eagle_load import is_head
+from starspec.models.heads.load import is_head
+from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
-from starspec.speculation.stats import TargetStats
-from starspec.target.remote_drafts import RemoteDrafts
+from starspec.stats import TargetStats
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from starspec.bench.figures import require_matplotlib, save
 from starspec.bench.tree.rows import TreeRow
+from starspec.harness.figures import require_matplotlib, save
 
 
 def draw(rows: Sequence[TreeRow], path: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starspec.bench.pair.methods import Timed
-from starspec.bench.provenance import Provenance
-from starspec.bench.report import Spread
-from starspec.bench.step_times import StepSeconds
 from starspec.bench.tree.shapes import Kind, kind_of
+from starspec.harness.provenance import Provenance
+from starspec.harness.report import Spread
+from starspec.harness.step_times import StepSeconds
 from starspec.speculation.budget import DraftBudget
 
 NOT_SAID = "not said"  # in reports of earlier versions

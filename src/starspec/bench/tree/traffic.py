@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starspec.wire.codec import encode
 from starspec.wire.messages import Features, HubToTarget, Proposal, TargetToHub, Verdict, Welcome
-from starspec.wire.transport import TargetTransport
+from starspec.wire.transports.base import TargetTransport
 
 
 class CountedTransport:

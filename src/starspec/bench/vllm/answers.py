@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import httpx
 
-from starspec.bench.compare import first_difference
 from starspec.bench.vllm.server import MODEL_NAME
 from starspec.errors import PeerLost
+from starspec.harness.compare import first_difference
 
 TIMEOUT_S: Final = 600.0  # of one answer
 NUM_LIKELIEST: Final = 5  # tokens of each position whose log-probabilities are asked for

@@ -8,9 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 
-from starspec.bench.datasets import Prompt, hash_prompts, prompt_token_ids, spread
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report, Spread
 from starspec.bench.vllm.answers import VllmAnswer, ask_all, partings
 from starspec.bench.vllm.methods import (
     DRAFT_MODEL,
@@ -23,7 +20,10 @@ from starspec.bench.vllm.methods import (
     start_star,
 )
 from starspec.errors import ConfigError
-from starspec.models.vocabulary import load_tokenizer
+from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report, Spread
+from starspec.models.loading.vocabulary import load_tokenizer
 
 Advance = Callable[[str, int | None], None]
 """(what is about to run, turns of this stage if it begins)"""

@@ -13,15 +13,15 @@ from starspec.bench.wire.clock import Interval
 from starspec.bench.wire.hub_side import LoggedTransport, RequestLog
 from starspec.cache.ragged import RaggedCache
 from starspec.config import HubConfig, ModelConfig
-from starspec.draft.build import LoadedDrafter, build_hub, terms_of
-from starspec.draft.grow import CausalDrafter
-from starspec.draft.handshake import admit
-from starspec.draft.loop import HubLoop
-from starspec.models.load import load_runner
+from starspec.hub.build import LoadedDrafter, build_hub, terms_of
+from starspec.hub.grow import CausalDrafter
+from starspec.hub.handshake import admit
+from starspec.hub.loop import HubLoop
+from starspec.models.loading.load import load_runner
 from starspec.models.runner import ForwardOutput, ModelInfo, ModelRunner, Segment
-from starspec.speculation.stats import HubStats
+from starspec.stats import HubStats
 from starspec.wire.messages import HubStatus
-from starspec.wire.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_hub import ZmqHub
 
 IDLE_WAIT_S = 0.05
 

@@ -9,7 +9,7 @@ from itertools import chain
 from starspec.bench.wire.clock import Interval
 from starspec.ids import SessionId
 from starspec.wire.messages import HubToTarget, Proposal, Verdict
-from starspec.wire.transport import Arrival, HubTransport, HubTransportStats
+from starspec.wire.transports.base import Arrival, HubTransport, HubTransportStats
 
 
 class RequestLog:

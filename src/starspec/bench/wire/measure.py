@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from starspec.bench.provenance import collect_provenance
-from starspec.bench.report import Report, percentile
 from starspec.bench.wire.clock import Interval, Overhead, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_caller, run_echo
 from starspec.bench.wire.hub_process import run_hub
 from starspec.bench.wire.processes import BenchProcess, Place
 from starspec.bench.wire.target_process import run_target
 from starspec.config import ModelConfig
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report, percentile
 
 NUM_DRAFT_TOKENS = 4
 DRAFT_STEP_MS = 2.0  # t_s of a GPU draft as StarSD measured it (1.4 to 2.2 ms)

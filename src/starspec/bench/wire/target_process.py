@@ -6,19 +6,19 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from starspec.bench.decode import Job, decode, make_engine
 from starspec.bench.wire.clock import Interval
 from starspec.config import ModelConfig
+from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import PeerLost
 from starspec.fingerprint import vocab_fingerprint
+from starspec.harness.decode import Job, decode, make_engine
 from starspec.ids import Tag, TargetId
-from starspec.length.policy import FixedLength
-from starspec.models.load import load_runner
-from starspec.models.vocabulary import load_tokenizer
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.policy.length.fixed import FixedLength
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.law import TokenLaw
-from starspec.speculation.stats import TargetStats
-from starspec.target.remote_drafts import RemoteDrafts
+from starspec.stats import TargetStats
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -28,8 +28,8 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.transport import TargetTransport
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.base import TargetTransport
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 CONNECT_S = 30.0
 DEADLINE_S = 5.0  # a proposal later than this would be a fault, not a measurement

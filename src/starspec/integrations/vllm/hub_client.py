@@ -1,7 +1,7 @@
 """The hub's side of a vLLM server: a tag for each request, one message out and one wait a step.
 
-It is not `target/remote_drafts.py`: that one follows sequences of our own engine, their laws and hidden states, over
-rounds that it times itself. Both keep to `wire/session.py` and `wire/hub_talk.py`, which hold what must not go wrong.
+It is not `engine/remote_drafts.py`: that one follows sequences of our own engine, their laws and hidden states, over
+rounds that it times itself. Both keep to `wire/session.py` and `client/connection.py`, which hold what must not go wrong.
 vLLM's own tokens are in front of every call, so nothing has to be kept for the hub: what it has not heard of a
 request is what lies behind the tag's prefix, and a message that tells it may as well go out a step later.
 """
@@ -16,19 +16,19 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from starspec.client.connection import HubTalk
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.hub_tag import HubTag
 from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.sampling.spec import TokenLaw
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
-from starspec.speculation.law import TokenLaw
 from starspec.wire.codec import fits_a_frame
-from starspec.wire.hub_talk import HubTalk
 from starspec.wire.messages import Close, Open, Proposal, Reopen, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
-from starspec.wire.transport import TargetTransport
+from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
 

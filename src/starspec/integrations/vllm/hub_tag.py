@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.policy.waiting import Waiting
 from starspec.wire.messages import Proposal
 from starspec.wire.session import TagSession
-from starspec.wire.waiting import Waiting
 
 MAX_UNTOLD: Final = 16  # tokens, or those of two rounds: for fewer a hub takes about as long as for a round's
 MAX_CATCH_UPS: Final = 3  # in a row, before it is waited for

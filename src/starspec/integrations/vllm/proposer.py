@@ -35,8 +35,8 @@ from starspec.integrations.vllm.shared_cores import advise
 from starspec.integrations.vllm.versions import check_version
 from starspec.wire.keys import lacks_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
-from starspec.wire.sockets import host_of
-from starspec.wire.zmq_target import ZmqTarget
+from starspec.wire.transports.sockets import host_of
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 TEND_EVERY_S: Final = 0.1
 

@@ -8,7 +8,7 @@ import structlog
 
 from starspec.openmp import unless_given
 from starspec.wire.keys import is_loopback
-from starspec.wire.sockets import host_of
+from starspec.wire.transports.sockets import host_of
 
 log = structlog.get_logger()
 

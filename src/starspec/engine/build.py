@@ -1,0 +1,90 @@
+"""From configs to a target server: model, drafts, engine, sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.engine.batching import lay_out
+from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.engine.server import TargetServer
+from starspec.errors import ConfigError
+from starspec.fingerprint import vocab_fingerprint
+from starspec.ids import TargetId
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.runner import BatchRunner
+from starspec.policy.length.fixed import make_policy
+from starspec.stats import TargetStats
+from starspec.tracing import Tracer
+from starspec.wire.keys import load_keys
+from starspec.wire.messages import PROTOCOL_VERSION, Hello
+from starspec.wire.serving import ServingServer
+from starspec.wire.transports.zmq_target import ZmqTarget
+
+log = structlog.get_logger()
+
+
+def build_server(
+    config: TargetConfig, model: ModelConfig, speculative: SpeculativeConfig | None, trace: Tracer | None = None
+) -> TargetServer:
+    """Bind the serving port, load the model, and make the server that joins them.
+
+    Raises: ConfigError if the port is taken, keys are missing or the speculative config does not fit a target;
+        ModelError if the model cannot be served.
+    """
+    keys = load_keys(config.keys, "target") if config.keys else None
+    serving = ServingServer(config.host, config.port, keys, config.insecure)
+    try:
+        tokenizer = load_tokenizer(model.model)
+        stats = TargetStats()
+        loaded = load_runner(model)
+        runner = lay_out(loaded, config.batching, stats.batch)
+        drafts = make_drafts(config, speculative, runner, tokenizer, stats)
+    except BaseException:
+        serving.close()
+        raise
+    log.info(
+        "target loaded",
+        model=runner.info.name,
+        rows=runner.cache.num_rows,
+        cache_mib=round(runner.cache.num_bytes / 2**20),
+        batching=config.batching.method,
+        numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
+    )
+    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
+    return TargetServer(config, engine, serving)
+
+
+def make_drafts(
+    config: TargetConfig, speculative: SpeculativeConfig | None, runner: BatchRunner, tokenizer: Any, stats: TargetStats
+) -> Drafts:
+    """The drafts of a target server: a hub's, prompt lookup in this process, or none."""
+    if speculative is None:
+        return NoDrafts()
+    policy = make_policy(speculative, config.max_num_seqs)
+    remote = speculative.remote
+    if remote.endpoint is None:
+        own = own_drafts(speculative.method, speculative, policy)
+        if own is None:
+            raise ConfigError("a target server needs the hub's address: give --hub or remote.endpoint")
+        return own
+    info = runner.info
+    fingerprint = vocab_fingerprint(tokenizer)
+    hello = Hello(
+        PROTOCOL_VERSION, TargetId(config.name), info.vocab_size, fingerprint, info.num_layers, info.hidden_size
+    )
+    keys = load_keys(remote.keys, "target") if remote.keys else None
+    transport = ZmqTarget(remote.endpoint, hello, keys, remote.insecure)
+    return RemoteDrafts(
+        transport,
+        policy,
+        stats,
+        fallback=own_drafts(remote.fallback, speculative, policy),
+        deadline_s=None if remote.deadline_ms is None else remote.deadline_ms / 1e3,
+        method=speculative.rejection_sample_method,
+    )

@@ -1,0 +1,152 @@
+"""Where a target's proposals come from: the interface, and the sources that need no hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from starspec.config import SpeculativeConfig
+from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.ids import RequestId
+from starspec.policy.length.fixed import LengthPolicy, LengthSnapshot
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.ngram import NgramIndex
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
+
+
+class Drafts(Protocol):
+    """A source of proposals."""
+
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        """These sequences got their cache rows, in one step: begin drafting for them."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Hidden states of the target that the drafts are made of; () = none."""
+        ...
+
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        """The prompt's positions `start ..` were forwarded, and these are their features [T, F]."""
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        """One tree for each sequence, empty where there is none. Blocks at most until the deadline."""
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        """Tell what was committed; finished sequences are closed."""
+
+    def close(self, sequence: TargetSequence) -> None:
+        """The sequence ended without a round (aborted or failed)."""
+
+    def note_round(self, round_s: float, verify_s: float) -> None:
+        """How long the round took, and its forward: deadlines follow it."""
+
+    def poll(self) -> None:
+        """Drive reconnection; called between rounds and while idle. Never blocks."""
+
+    def shutdown(self) -> None:
+        """Leave in good order; no call follows."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether proposals can be expected."""
+        ...
+
+
+def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
+    """What to ask for in a round of so many sequences."""
+    return policy.choose(
+        LengthSnapshot(
+            max_remaining_tokens=sequence.num_remaining,
+            num_steps_asked=sequence.spec.num_draft_tokens,
+            num_sequences=num_sequences,
+        )
+    )
+
+
+class NoDrafts:
+    """Plain decoding."""
+
+    is_connected = False
+    feature_layers: tuple[int, ...] = ()
+
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        pass
+
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        pass
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        return [EMPTY_TREE] * len(batch)
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        pass
+
+    def close(self, sequence: TargetSequence) -> None:
+        pass
+
+    def note_round(self, round_s: float, verify_s: float) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+class NgramDrafts:
+    """Prompt lookup in this process: no model, no hub."""
+
+    is_connected = True
+    feature_layers: tuple[int, ...] = ()
+
+    def __init__(self, policy: LengthPolicy, lookup_min: int, lookup_max: int) -> None:
+        self._policy = policy
+        self._lookup = (lookup_min, lookup_max)
+        self._indexes: dict[RequestId, NgramIndex] = {}
+
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        for sequence in sequences:
+            sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
+            index = NgramIndex(*self._lookup)
+            index.append(sequence.token_ids)
+            self._indexes[sequence.request_id] = index
+
+    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        pass
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        return [self.propose(sequence, len(batch)) for sequence in batch]
+
+    def propose(self, sequence: TargetSequence, num_sequences: int) -> DraftTree:
+        """A chain for one sequence of a round of so many."""
+        length = draft_budget(sequence, self._policy, num_sequences).num_steps
+        if length == 0:
+            return EMPTY_TREE
+        return DraftTree.chain(self._indexes[sequence.request_id].propose(length))
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        for sequence, added in zip(batch, emitted, strict=True):
+            if added.finish is not None:
+                self.close(sequence)
+            else:
+                self._indexes[sequence.request_id].append(added.token_ids)
+
+    def close(self, sequence: TargetSequence) -> None:
+        self._indexes.pop(sequence.request_id, None)
+
+    def note_round(self, round_s: float, verify_s: float) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:
+    """What a target drafts by itself; None if the method needs a hub, or is "none"."""
+    return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max) if method == "ngram" else None

@@ -1,0 +1,283 @@
+"""The target's engine: requests in, emissions out, one step at a time. No sockets, no threads."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from starspec.config import TargetConfig
+from starspec.engine.batching import PARTS, make_scheduler
+from starspec.engine.detokenize import Decodes, Detokenizer
+from starspec.engine.drafts import Drafts
+from starspec.engine.round import RoundRunner
+from starspec.engine.sequence import Emitted, Finish, SequenceState, TargetSequence
+from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
+from starspec.ids import RequestId
+from starspec.models.runner import BatchRunner, Segment
+from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
+from starspec.stats import TargetStats
+from starspec.tracing import Tracer
+from starspec.wire.messages import Emission, RequestSpec
+
+RATE_WINDOW_S = 5.0
+
+
+class TargetEngine:
+    """Batching over one model runner, by the method that the config names.
+
+    Every submitted request ends as exactly one of finished, failed or aborted.
+    """
+
+    def __init__(
+        self,
+        runner: BatchRunner,
+        tokenizer: Decodes,
+        drafts: Drafts,
+        config: TargetConfig,
+        stats: TargetStats,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        trace: Tracer | None = None,
+    ) -> None:
+        self.runner = runner
+        self.drafts = drafts
+        self.stats = stats
+        self._tokenizer = tokenizer
+        self._config = config
+        self._clock = clock
+        self._trace = trace
+        is_even = PARTS[config.batching.method].commits_evenly
+        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=is_even)
+        self._scheduler = make_scheduler(config)
+        self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
+        self._at_work: Sequence[TargetSequence] = ()  # whom this step's prompt or round is of
+        self._started_s = clock()
+        self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        return sum(each.row is not None for each in self._sequences.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._sequences) - self.num_running
+
+    @property
+    def max_num_requests(self) -> int:
+        """How many can be held at once, running and waiting."""
+        return min(self.runner.cache.num_rows, self._config.num_rows) + self._config.max_num_queued_reqs
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the waiting line is below its bound; those for whom a row is free do not wait."""
+        return self._num_left_waiting < self._config.max_num_queued_reqs
+
+    @property
+    def _num_left_waiting(self) -> int:
+        """Those who would wait after the next step's admissions."""
+        return max(0, self.num_waiting - self._num_free_rows)
+
+    def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
+        """Take a request in.
+
+        Raises: RequestError if it can never run; QueueFull if the waiting line is at its bound.
+        """
+        try:
+            if request_id in self._sequences:
+                raise RequestError(f"request id {request_id} is in use", "request_id")
+            self.check(spec)
+            if not self.has_room:
+                raise QueueFull(f"{self._num_left_waiting} requests wait for a cache row already; try again later")
+        except (RequestError, CapacityError):
+            self.stats.num_rejected += 1
+            raise
+        info = self.runner.info
+        num_prompt = len(spec.prompt_token_ids)
+        max_tokens = info.max_model_len if spec.max_tokens is None else spec.max_tokens
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            spec.prompt_token_ids,
+            stop=spec.stop,
+            include_stop=spec.include_stop_str_in_output,
+            skip_special_tokens=spec.skip_special_tokens,
+        )
+        self._sequences[request_id] = TargetSequence(
+            request_id,
+            spec,
+            max_len=min(num_prompt + max_tokens, info.max_model_len),
+            eos_token_ids=info.eos_token_ids,
+            detokenizer=detokenizer,
+            arrived_s=self._clock(),
+        )
+
+    def abort(self, request_id: RequestId) -> None:
+        """Nobody waits for this request any more: free everything of it. Unknown ids are ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return
+        self.stats.num_aborted += 1
+        self.drafts.close(sequence)
+        self._release(sequence)
+
+    def step(self) -> list[Emission]:
+        """Admit, forward one prefill chunk, run one round.
+
+        Returns: what each sequence of the round gained.
+        """
+        self._at_work = ()
+        started_s = self._clock()
+        snapshot = self._snapshot()
+        plan = self._scheduler.choose(snapshot)
+        num_left_out = self._count_passed_over(snapshot, plan)
+        scheduled_s = self._clock()
+        if plan.admit:
+            self._admit([self._sequences[request_id] for request_id in plan.admit])
+        if plan.prefill is not None:
+            self._at_work = [self._sequences[plan.prefill]]
+            self._prefill(self._sequences[plan.prefill])
+        if not plan.decode:
+            self.drafts.poll()
+            return []
+        batch = self._in_order_of_rows(plan.decode)
+        self._at_work = batch
+        emissions = self._rounds.run(batch)
+        self.stats.batch.schedule_s += scheduled_s - started_s
+        self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
+        for sequence in batch:
+            if sequence.state is SequenceState.FINISHED:
+                self.stats.num_finished += 1
+                self._release(sequence)
+        self._rate(sum(len(each.token_ids) for each in emissions))
+        return emissions
+
+    def fail_step(self, reason: str) -> list[Emission]:
+        """After an exception in a step: end the requests that it worked on, so that the others can go on.
+
+        They are those of the prompt or the round that was at work, or all that hold a row if none was.
+        """
+        emissions = []
+        at_work = [each for each in self._at_work if each.row is not None]
+        for sequence in at_work or [each for each in self._sequences.values() if each.row is not None]:
+            emissions.append(sequence.emission(Emitted(finish=Finish("error", reason))))
+            self.drafts.close(sequence)
+            self._release(sequence)
+        return emissions
+
+    def refresh_rate(self) -> None:
+        """Bring `tokens_per_s` up to now; call before reporting."""
+        self._rate(0)
+
+    def check_integrity(self) -> None:
+        """Assert that leased rows and sequences that hold rows are the same."""
+        rows = [each.row for each in self._sequences.values() if each.row is not None]
+        assert len(rows) == len(set(rows)), "two sequences share a row"
+        assert self.runner.cache.rows.leased == set(rows), "leased rows are not the sequences' rows"
+        for each in self._sequences.values():
+            if each.state is SequenceState.RUNNING:
+                assert each.row is not None
+                assert self.runner.cache.lengths[each.row] == len(each.token_ids) - 1
+        self.runner.cache.check_integrity()
+
+    def check(self, spec: RequestSpec) -> None:
+        """Raises: RequestError, naming the parameter, if the request can never run here."""
+        info = self.runner.info
+        prompt = spec.prompt_token_ids
+        if not prompt:
+            raise RequestError("the prompt is empty; send at least one token", "prompt")
+        if len(prompt) >= info.max_model_len:
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens, and this model's context holds {info.max_model_len} "
+                "with at least one new token",
+                "prompt",
+            )
+        if not all(0 <= token_id < info.vocab_size for token_id in prompt):
+            raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
+        if not all(0 <= token_id < info.vocab_size for token_id in spec.law.logit_bias):
+            raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+
+    def _in_order_of_rows(self, request_ids: Iterable[RequestId]) -> list[TargetSequence]:
+        """The sequences in the order of their cache rows: what lies side by side in both is read together.
+
+        (Of a rectangle, it is the order of the rows that share it, whoever came first.)
+        """
+        sequences = [self._sequences[request_id] for request_id in request_ids]
+        return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
+
+    def _snapshot(self) -> ScheduleSnapshot:
+        by_state: dict[SequenceState, list[TargetSequence]] = {state: [] for state in SequenceState}
+        for sequence in self._sequences.values():
+            by_state[sequence.state].append(sequence)
+        by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
+        waiting, prefilling, running = (
+            tuple(Candidate(each.request_id, len(each.token_ids), each.num_passed_over) for each in by_state[state])
+            for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)
+        )
+        return ScheduleSnapshot(waiting, prefilling, running, self._num_free_rows)
+
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that this engine may still take: a runner may have more than the engine decodes at once."""
+        return min(self.runner.cache.num_free_rows, self._config.num_rows - self.num_running)
+
+    def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
+        """Count for each sequence the steps in a row that took others in its place: to a row, or to a round.
+
+        Returns: how many could be in this step's round and are not.
+        """
+        overtaken, left_out = passed_over(snapshot, plan)
+        for request_id in (*plan.admit, *plan.decode):
+            self._sequences[request_id].num_passed_over = 0
+        for request_id in (*overtaken, *left_out):
+            self._sequences[request_id].num_passed_over += 1
+        waits = [self._sequences[request_id].num_passed_over for request_id in left_out]
+        self.stats.batch.longest_wait_rounds = max(self.stats.batch.longest_wait_rounds, *waits, 0)
+        return len(left_out)
+
+    def _admit(self, sequences: list[TargetSequence]) -> None:
+        admitted_s = self._clock()
+        for sequence in sequences:
+            sequence.row = self.runner.cache.lease()
+            sequence.admitted_s = admitted_s
+            sequence.stats.queue_s = admitted_s - sequence.arrived_s
+            sequence.state = SequenceState.PREFILLING
+        self.drafts.open(sequences)
+
+    def _prefill(self, sequence: TargetSequence) -> None:
+        """Forward the next chunk of the prompt, all but its last token: that one is the first round's root.
+
+        Chunk boundaries depend on this prompt alone, so its K/V has the same bits whoever shares the target.
+        """
+        assert sequence.row is not None
+        cache = self.runner.cache
+        start = cache.lengths[sequence.row]
+        chunk = sequence.token_ids[start : min(start + self._config.prefill_chunk, sequence.prompt_len - 1)]
+        if chunk:
+            started_s = self._clock()
+            output = self.runner.forward([Segment(sequence.row, chunk, num_logits=0)], self.drafts.feature_layers)
+            cache.append(sequence.row, len(chunk))
+            if output.features is not None:
+                self.drafts.read(sequence, start, output.features)
+            if self._trace is not None:
+                self._trace.slice("verify", "prefill", started_s, self._clock(), num_tokens=len(chunk))
+        if cache.lengths[sequence.row] == sequence.prompt_len - 1:
+            sequence.state = SequenceState.RUNNING
+
+    def _release(self, sequence: TargetSequence) -> None:
+        sequence.state = SequenceState.FINISHED
+        del self._sequences[sequence.request_id]
+        if sequence.row is not None:
+            self.runner.cache.free(sequence.row)
+            sequence.row = None
+
+    def _rate(self, num_tokens: int) -> None:
+        now = self._clock()
+        self._emitted.append((now, num_tokens))
+        while self._emitted[0][0] < now - RATE_WINDOW_S:
+            self._emitted.popleft()
+        known_s = min(RATE_WINDOW_S, now - self._started_s)
+        self.stats.tokens_per_s = sum(tokens for _, tokens in self._emitted) / known_s if known_s > 0 else 0.0

@@ -1,0 +1,128 @@
+"""The heart of a target: propose, verify, commit, report. One forward over all its running sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from starspec.engine.batching import roll_back
+from starspec.engine.drafts import Drafts
+from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.models.runner import BatchRunner, ForwardOutput, Segment
+from starspec.sampling.logprobs import top_logprobs
+from starspec.speculation.tree import DraftTree
+from starspec.speculation.verify import TreeVerdict, verify_trees
+from starspec.stats import TargetStats
+from starspec.tracing import Tracer
+from starspec.wire.messages import Emission, TokenLogprob
+
+
+@dataclass(slots=True)
+class RoundRunner:
+    """Runs rounds; holds what every round needs and nothing about any sequence."""
+
+    runner: BatchRunner
+    drafts: Drafts
+    stats: TargetStats
+    clock: Callable[[], float]
+    trace: Tracer | None = None
+    is_even: bool = False  # whether all sequences of a batch commit as many tokens as the one that accepted fewest
+
+    def run(self, batch: Sequence[TargetSequence]) -> list[Emission]:
+        """One round: every sequence of the batch gains at least one token, or ends.
+
+        Effects: the sequences, their cache rows, the statistics; verdicts go to the hub.
+        """
+        started_s = self.clock()
+        trees = self.drafts.collect(batch)  # an empty tree where none came in time
+        collected_s, moved_s = self.clock(), self.stats.batch.moved_s
+        output = self.runner.forward(
+            [_segment(each, tree) for each, tree in zip(batch, trees, strict=True)], self.drafts.feature_layers
+        )
+        verdicts = verify_trees(
+            trees,
+            output.logits,
+            [each.law for each in batch],
+            [len(each.token_ids) for each in batch],
+            [each.counts for each in batch],
+        )
+        if self.is_even:
+            verdicts = roll_back(verdicts)
+        emitted = self._commit(batch, trees, verdicts, output)
+        verified_s = self.clock()
+        self.drafts.report(batch, emitted)
+        reported_s = self.clock()
+        emissions = [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
+        told_s, report_s = self.clock(), reported_s - verified_s
+        self._time(started_s, collected_s, verified_s)
+        self._time_batch(len(batch), collected_s - started_s + report_s, told_s - collected_s - report_s, moved_s)
+        return emissions
+
+    def _commit(
+        self,
+        batch: Sequence[TargetSequence],
+        trees: Sequence[DraftTree],
+        verdicts: Sequence[TreeVerdict],
+        output: ForwardOutput,
+    ) -> list[Emitted]:
+        """Extend every sequence by its verdict; keep the K/V of the root and of the accepted path."""
+        emitted, first_row = [], 0
+        for sequence, tree, verdict in zip(batch, trees, verdicts, strict=True):
+            rows = slice(first_row, first_row + tree.num_draft_tokens + 1)
+            first_row = rows.stop
+            added = sequence.extend(verdict.token_ids, _logprobs(sequence, verdict, output.logits[rows]))
+            if output.features is not None:
+                added.features = output.features[rows][list(verdict.rows[: len(added.token_ids)])]
+            assert sequence.row is not None
+            self.runner.cache.commit(sequence.row, verdict.rows[: len(added.token_ids)])
+            num_accepted = min(verdict.num_accepted, len(added.token_ids))
+            self._count(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
+            emitted.append(added)
+        return emitted
+
+    def _time(self, started_s: float, collected_s: float, verified_s: float) -> None:
+        self.stats.num_rounds += 1
+        self.stats.wait.add(collected_s - started_s)
+        self.stats.t_v.add(verified_s - collected_s)
+        self.stats.round.add(verified_s - started_s)
+        self.drafts.note_round(verified_s - started_s, verified_s - collected_s)
+        if self.trace is not None:
+            self.trace.slice("wire", "wait", started_s, collected_s)
+            self.trace.slice("verify", "verify", collected_s, verified_s)
+
+    def _time_batch(self, num_sequences: int, draft_s: float, verify_s: float, moved_before_s: float) -> None:
+        """Args: verify_s: with what the forward took to bring sequences together."""
+        stats = self.stats.batch
+        stats.num_rounds += 1
+        stats.num_sequence_rounds += num_sequences
+        stats.draft_s += draft_s
+        stats.verify_s += verify_s - (stats.moved_s - moved_before_s)
+
+    def _count(self, sequence: TargetSequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+        now = self.clock()
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+            sequence.stats.time_to_first_token_s = now - sequence.arrived_s
+        sequence.stats.generation_s = now - sequence.first_token_s
+        sequence.stats.add_round(num_draft_tokens, num_accepted, num_emitted)
+        self.stats.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
+
+
+def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
+    """The last committed token, whose K/V is still missing, and the draft nodes below it."""
+    assert sequence.row is not None
+    parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
+    token_ids = (sequence.token_ids[-1], *tree.token_ids)
+    return Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
+
+
+def _logprobs(sequence: TargetSequence, verdict: TreeVerdict, logits: Tensor) -> list[TokenLogprob]:
+    """The target's own log-probabilities at the walked positions, if the request asked for them."""
+    if sequence.spec.logprobs is None:
+        return []
+    pairs = zip(verdict.rows, verdict.token_ids, strict=True)
+    return [
+        TokenLogprob(token_id, *top_logprobs(logits[row], token_id, sequence.spec.logprobs)) for row, token_id in pairs
+    ]

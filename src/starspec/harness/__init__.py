@@ -1,0 +1,1 @@
+"""What measurements share: models on a workbench, decoding loops, prompts, provenance."""

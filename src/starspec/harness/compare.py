@@ -1,0 +1,234 @@
+"""Two decodings of the same requests: are they the same, and if not, where and by how little do they part?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starspec.harness.decode import Answer, Job
+from starspec.sampling.adjust import adjust
+from starspec.sampling.noise import gumbel, stream_key
+from starspec.sampling.spec import TokenLaw
+from starspec.sampling.support import support
+
+NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
+NEAR_TIE = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
+NUM_CONTENDERS = 64  # likeliest tokens among which the runner-up of a draw is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where an answer first differs from its reference."""
+
+    prompt: str
+    position: int  # index of the token within the answer
+    expected: int | None  # token ids; None: the reference had ended
+    found: int | None  # None: this answer had ended
+    logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
+    rounding: float | None  # logits by which rounding must move what decides, noise included; None if not recorded
+    near_tie_gap: float | None  # rounding of at most this is a near-tie here; None if not recorded
+    is_near_tie: bool | None  # whether a few rounding steps decide between the two; None if not recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How some answers compare with their references."""
+
+    num_answers: int
+    num_identical: int
+    num_tokens: int  # of the references
+    num_bitwise: int | None  # tokens, of those before any divergence, decided by bitwise equal logits; None: unknown
+    num_compared: int  # tokens before any divergence
+    sum_partial: float  # over the answers: share of the reference's tokens before the divergence
+    num_explained: int  # answers that differ, from a near-tie on
+    first: Divergence | None  # of the first answer, in the order of the requests, that differs
+
+    @property
+    def exact_match_rate(self) -> float:
+        """Share of answers that are token for token the same."""
+        return self.num_identical / self.num_answers if self.num_answers else 1.0
+
+    @property
+    def partial_match_rate(self) -> float:
+        """Share of a reference's tokens before the first divergence, averaged over the answers (as EqSpec has it)."""
+        return self.sum_partial / self.num_answers if self.num_answers else 1.0
+
+    @property
+    def is_identical(self) -> bool:
+        return self.num_identical == self.num_answers
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether every compared token was decided by the very same bits."""
+        return self.num_bitwise == self.num_compared
+
+    def plus(self, other: Comparison) -> Comparison:
+        """Both as one, this one's answers first."""
+        known = self.num_bitwise is not None and other.num_bitwise is not None
+        return Comparison(
+            num_answers=self.num_answers + other.num_answers,
+            num_identical=self.num_identical + other.num_identical,
+            num_tokens=self.num_tokens + other.num_tokens,
+            num_bitwise=(self.num_bitwise or 0) + (other.num_bitwise or 0) if known else None,
+            num_compared=self.num_compared + other.num_compared,
+            sum_partial=self.sum_partial + other.sum_partial,
+            num_explained=self.num_explained + other.num_explained,
+            first=self.first or other.first,
+        )
+
+
+def compare(
+    jobs: Sequence[Job],
+    expected: Sequence[Answer],
+    found: Sequence[Answer],
+    expected_logits: Sequence[Sequence[Tensor]] | None = None,
+    found_logits: Sequence[Sequence[Tensor]] | None = None,
+) -> Comparison:
+    """Compare answers with their references, token by token.
+
+    Args:
+        expected_logits: for each reference, the logits [V] that decided each token; None = not recorded. A token
+            without logits counts as decided by other bits.
+        found_logits: likewise, for each answer; bits are compared if both are there.
+    """
+    divergences: list[Divergence] = []
+    num_bitwise = num_compared = 0
+    sum_partial = 0.0
+    for index, (job, reference, answer) in enumerate(zip(jobs, expected, found, strict=True)):
+        at = first_difference(reference.token_ids, answer.token_ids)
+        length = len(reference.token_ids) if at is None else at
+        num_compared += length
+        sum_partial += share_before(at, reference.token_ids)
+        if expected_logits is not None and found_logits is not None:
+            pairs = zip(expected_logits[index][:length], found_logits[index][:length], strict=False)
+            num_bitwise += sum(_same_bits(one, other) for one, other in pairs)
+        if at is not None:
+            logits = expected_logits[index][at : at + 1] if expected_logits else ()
+            divergences.append(divergence(job, reference, answer, at, logits[0] if len(logits) else None))
+    has_bits = expected_logits is not None and found_logits is not None
+    return Comparison(
+        num_answers=len(jobs),
+        num_identical=len(jobs) - len(divergences),
+        num_tokens=sum(len(each.token_ids) for each in expected),
+        num_bitwise=num_bitwise if has_bits else None,
+        num_compared=num_compared,
+        sum_partial=sum_partial,
+        num_explained=sum(each.is_near_tie is True for each in divergences),
+        first=divergences[0] if divergences else None,
+    )
+
+
+def share_before(at: int | None, expected: Sequence[int]) -> float:
+    """Share of a reference's tokens before the first difference (EqSpec, section 4.1: its partial match)."""
+    return 1.0 if at is None else at / max(1, len(expected))
+
+
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    """The first index at which two sequences differ, one being shorter included; None if they are equal."""
+    for index, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return index
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+
+
+def decision_gap(logits: Tensor, law: TokenLaw, position: int) -> float:
+    """By how much, in logits, the drawn token beat the next one: what it would take to change the token.
+
+    Args:
+        logits: [V], the target's own.
+        law: without penalties and min_tokens.
+        position: absolute index of the drawn token.
+    Returns: infinity if no other token could be drawn. For a sampled law the runner-up is looked for among the
+        likeliest tokens only.
+    """
+    adjusted = adjust(logits, law, position, None)
+    if law.is_greedy:
+        best = adjusted.topk(2).values
+        return float(best[0] - best[1])
+    likely = adjusted.topk(min(NUM_CONTENDERS, len(adjusted))).indices
+    scaled = (adjusted - adjusted.max()) / law.temperature
+    tokens = support(scaled, law)
+    inside = torch.isin(tokens.token_ids, likely)
+    scores = tokens.scaled[inside] + gumbel(stream_key(law.seed, position), tokens.token_ids[inside])
+    if len(scores) < 2:
+        return float("inf")
+    best = scores.topk(2).values
+    return float(best[0] - best[1]) * law.temperature
+
+
+def is_near_tie(logits: Tensor, law: TokenLaw, position: int) -> bool:
+    """Whether a few rounding steps could change the drawn token: what kernels that round differently may do.
+
+    Args: as decision_gap.
+    """
+    return decision_gap(logits, law, position) <= near_tie_gap(logits)
+
+
+def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
+    """By how much, in logits, the drawn token beat this one.
+
+    Args: as decision_gap.
+    Returns: infinity for a token that could not be drawn.
+    """
+    adjusted = adjust(logits, law, position, None)
+    if law.is_greedy:
+        return float(adjusted.max() - adjusted[token_id])
+    tokens = support((adjusted - adjusted.max()) / law.temperature, law)
+    scores = tokens.scaled + gumbel(stream_key(law.seed, position), tokens.token_ids)
+    own = scores[tokens.token_ids == token_id]
+    return float(scores.max() - own[0]) * law.temperature if len(own) else float("inf")
+
+
+def rounding_to_draw(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
+    """By how much, in logits, rounding has to move what decides for this token to be drawn; 0 for the one that is.
+
+    It has to lift the token by its gap to each that is ahead of it, noise included. Where a law has filters it can also
+    move the edge of the nucleus: push one that is ahead out, which then is ahead of nobody, or let this token in.
+
+    Args: as decision_gap.
+    """
+    if not law.has_filters:
+        return gap_to(logits, law, position, token_id)
+    adjusted = adjust(logits, law, position, None)
+    scaled = (adjusted - adjusted.max()) / law.temperature
+    kept = support(scaled, law).token_ids
+    inside_by = adjusted - adjusted[kept].min()
+    rivals = torch.cat([kept, kept.new_tensor([token_id])])
+    scores = (scaled[rivals] + gumbel(stream_key(law.seed, position), rivals)) * law.temperature
+    to_pass = torch.minimum(scores[:-1] - scores[-1], inside_by[kept].to(scores.dtype))
+    return max(0.0, float(to_pass.max()), -float(inside_by[token_id]))
+
+
+def near_tie_gap(logits: Tensor) -> float:
+    """The gap, in logits, of `NEAR_TIE_STEPS` rounding steps: distances of neighbours in the dtype at the largest."""
+    _, exponent = math.frexp(float(logits.abs().max()))
+    return NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * 2.0 ** (exponent - 1)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Tensor | None) -> Divergence:
+    """What is known of a divergence.
+
+    Args:
+        at: index of the first token that differs.
+        logits: [V], the reference's there; None = not recorded, or the reference had ended.
+    """
+    expected = reference.token_ids[at] if at < len(reference.token_ids) else None
+    found = answer.token_ids[at] if at < len(answer.token_ids) else None
+    gap = rounding = bound = is_tie = None
+    if logits is not None:
+        bound, is_tie = near_tie_gap(logits), False
+        if expected is not None and found is not None:
+            position = len(job.prompt_token_ids) + at
+            # of both: where these logits were computed anew it may be the other token that they prefer
+            rounding = max(rounding_to_draw(logits, job.law, position, each) for each in (expected, found))
+            is_tie = rounding <= bound
+            gap = float(logits[expected].double() - logits[found].double())
+    return Divergence(job.name, at, expected, found, gap, rounding, bound, is_tie)

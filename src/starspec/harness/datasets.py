@@ -1,0 +1,114 @@
+"""Prompts: a file of somebody else's, by its path, or the few that we wrote ourselves.
+
+A file is UTF-8, with or without a byte-order mark, and has one JSON object a line:
+`{"id": str, "category": str, "turns": [str, ...]}`; other keys are ignored.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from starspec.errors import ConfigError
+from starspec.models.loading.vocabulary import prompt_ids_of_chat
+
+T = TypeVar("T")
+
+CONTINUED = "plain"  # category of text that a model is to continue; everything else is asked in a chat
+
+
+class _Line(msgspec.Struct):
+    turns: Annotated[list[str], Meta(min_length=1)]
+    id: str = ""
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The first turn of one entry."""
+
+    name: str  # unique within its file
+    category: str
+    text: str
+
+
+def own_prompts() -> list[Prompt]:
+    """The prompts that come with starspec, of our own writing: text, questions, arithmetic, code."""
+    return _parse(files("starspec.bench").joinpath("prompts.jsonl").read_bytes(), "prompts.jsonl")
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file, in its order.
+
+    Raises: ConfigError naming the file, and the line that cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"prompts '{path}' cannot be read: {error.strerror}") from error
+    return _parse(content, str(path))
+
+
+def spread(entries: Sequence[T], num: int) -> list[T]:
+    """`num` of the entries, evenly over all, so that no category is left out; all if there are fewer."""
+    if num >= len(entries):
+        return list(entries)
+    return [entries[index * len(entries) // num] for index in range(num)]
+
+
+def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """What a model reads: text to be continued as it is, a question in the chat template, if there is one.
+
+    Args:
+        tokenizer: the target's.
+    """
+    if prompt.category == CONTINUED or not tokenizer.chat_template:
+        return list(tokenizer.encode(prompt.text))
+    return prompt_ids_of_chat(tokenizer, [{"role": "user", "content": prompt.text}])
+
+
+def hash_prompts(prompts: Sequence[Prompt]) -> str:
+    """A hash of names, texts, and which of them are to be continued, for receipts and for work that is gone on with."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        mark = f"{CONTINUED}\0" if prompt.category == CONTINUED else ""
+        digest.update(f"{prompt.name}\0{prompt.text}\0{mark}".encode())
+    return digest.hexdigest()
+
+
+def _parse(content: bytes, where: str) -> list[Prompt]:
+    prompts = []
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"prompts '{where}', line {number}: {_complaint(line, error)}; "
+                "a prompt file holds one JSON object a line, in UTF-8"
+            ) from error
+        prompts.append(Prompt(entry.id or f"line-{number}", entry.category, entry.turns[0]))
+    if not prompts:
+        raise ConfigError(f"prompts '{where}': there are none in it")
+    return prompts
+
+
+def _complaint(line: bytes, error: Exception) -> str:
+    """Why a line is refused: half of a surrogate pair, which msgspec calls truncated input, by its own name."""
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError as half:
+        return str(half)
+    except ValueError:
+        pass
+    return str(error)

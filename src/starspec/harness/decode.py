@@ -1,0 +1,116 @@
+"""Run requests through an engine, some at a time, with others joining as they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starspec.config import BatchingConfig, TargetConfig
+from starspec.engine.drafts import Drafts
+from starspec.engine.engine import TargetEngine
+from starspec.errors import OurBug
+from starspec.ids import RequestId
+from starspec.models.runner import BatchRunner
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import RequestStats, TargetStats
+from starspec.tracing import Tracer
+from starspec.wire.messages import RequestSpec
+
+MAX_QUEUED = 1 << 20  # requests: an offline run submits all it has at once
+PREFILL_CHUNK = TargetConfig().prefill_chunk  # prompt tokens of a forward, as a server reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request."""
+
+    name: str
+    prompt_token_ids: tuple[int, ...]
+    law: TokenLaw
+    max_tokens: int
+    num_draft_tokens: int | None = None  # None: as the drafts are configured
+
+    @property
+    def spec(self) -> RequestSpec:
+        return RequestSpec(
+            prompt_token_ids=list(self.prompt_token_ids),
+            law=self.law,
+            max_tokens=self.max_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+
+
+def make_engine(
+    runner: BatchRunner,
+    tokenizer: Any,
+    drafts: Drafts,
+    stats: TargetStats | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+    *,
+    batching: BatchingConfig | None = None,
+    max_num_seqs: int | None = None,
+    trace: Tracer | None = None,
+) -> TargetEngine:
+    """An engine for measuring: nothing in it is bounded but the runner's rows.
+
+    Args:
+        runner: laid out for the batching method.
+        max_num_seqs: sequences of a round; None = as many as the runner has rows.
+        trace: records rounds, if given.
+    """
+    config = TargetConfig(
+        name="bench",
+        max_num_seqs=max_num_seqs or runner.cache.num_rows,
+        max_num_queued_reqs=MAX_QUEUED,
+        prefill_chunk=prefill_chunk,
+        batching=batching or BatchingConfig(),
+    )
+    return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats(), trace=trace)
+
+
+def decode(
+    engine: TargetEngine,
+    jobs: Sequence[Job],
+    *,
+    batch_size: int,
+    is_staggered: bool = True,
+    on_end: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """Answer all jobs, at most `batch_size` at once.
+
+    Args:
+        is_staggered: at most one request joins in a step, so that batches are ragged from their first round on, unless
+            prompts come first; otherwise all that fit join at once.
+        on_end: called whenever a request has ended.
+    Returns: the answers, in the order of the jobs.
+    Raises: RequestError if a job can never run; OurBug if the engine was not idle.
+    """
+    if engine.has_work:
+        raise OurBug("an engine that measures must begin idle")
+    names = {RequestId(f"job-{index}"): index for index in range(len(jobs))}
+    answers = [Answer() for _ in jobs]
+    waiting, num_active = list(names), 0
+    while waiting or num_active:
+        num_joining = min(len(waiting), batch_size - num_active, 1 if is_staggered else batch_size)
+        for request_id in waiting[:num_joining]:
+            engine.submit(request_id, jobs[names[request_id]].spec)
+        del waiting[:num_joining]
+        num_active += num_joining
+        for emission in engine.step():
+            answer = answers[names[emission.request_id]]
+            answer.token_ids += emission.token_ids
+            if emission.finish_reason is not None:
+                answer.finish_reason, answer.stats = emission.finish_reason, emission.stats or answer.stats
+                num_active -= 1
+                on_end()
+    return answers

@@ -1,0 +1,97 @@
+"""Look over an engine's shoulder: which logits decided each token that it emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from starspec.cache.sequence_rows import SequenceRows
+from starspec.engine.drafts import Drafts
+from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.harness.around import DraftsAround
+from starspec.ids import RequestId
+from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
+from starspec.speculation.tree import ROOT, DraftTree
+
+
+class DecisionRecorder:
+    """Stands between an engine and both its runner and its drafts, and changes nothing of what passes.
+
+    An engine made with `recorder.runner` and `recorder.drafts` behaves as with the originals. A round is one forward
+    between `collect` and `report`; from its logits the recorder keeps the rows on the path that was emitted.
+
+    Args:
+        runner, drafts: the originals.
+    """
+
+    def __init__(self, runner: BatchRunner, drafts: Drafts) -> None:
+        self.runner: BatchRunner = _WatchedRunner(runner, self)
+        self.drafts: Drafts = _WatchedDrafts(drafts, self)
+        self._decisions: dict[RequestId, list[Tensor]] = {}
+        self._logits: Tensor | None = None  # of the last forward that gave some
+        self._trees: list[DraftTree] = []
+
+    def take(self, request_id: RequestId) -> list[Tensor]:
+        """The logits [V] of each token that the request emitted so far; they are forgotten here."""
+        return self._decisions.pop(request_id, [])
+
+    def note_logits(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def note_trees(self, trees: list[DraftTree]) -> None:
+        self._trees = trees
+
+    def note_emitted(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        """Keep the rows that the verdicts came from. The batch's rows lie in the logits in its order."""
+        assert self._logits is not None
+        first = 0
+        for sequence, tree, added in zip(batch, self._trees, emitted, strict=True):
+            decisions = self._decisions.setdefault(sequence.request_id, [])
+            for node in walked_nodes(tree, added.token_ids):
+                decisions.append(self._logits[first + node + 1].clone())
+            first += tree.num_draft_tokens + 1
+        assert first == len(self._logits), "a round's logits are those of its trees"
+
+
+def walked_nodes(tree: DraftTree, token_ids: Sequence[int]) -> list[int]:
+    """The node whose logits decided each emitted token: the root first, then along the tokens themselves."""
+    nodes = [ROOT]
+    for token_id in token_ids[:-1]:
+        nodes.append(tree.children[nodes[-1], token_id])
+    return nodes
+
+
+class _WatchedRunner:
+    def __init__(self, runner: BatchRunner, recorder: DecisionRecorder) -> None:
+        self._runner = runner
+        self._recorder = recorder
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    @property
+    def cache(self) -> SequenceRows:
+        return self._runner.cache
+
+    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
+        output = self._runner.forward(segments, feature_layers)
+        if len(output.logits):
+            self._recorder.note_logits(output.logits)
+        return output
+
+
+class _WatchedDrafts(DraftsAround):
+    def __init__(self, drafts: Drafts, recorder: DecisionRecorder) -> None:
+        super().__init__(drafts)
+        self._recorder = recorder
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        trees = super().collect(batch)
+        self._recorder.note_trees(trees)
+        return trees
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+        self._recorder.note_emitted(batch, emitted)
+        super().report(batch, emitted)

@@ -1,0 +1,132 @@
+"""A target loaded once, decoded with many kinds of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.engine.batching import lay_out
+from starspec.engine.drafts import Drafts, NoDrafts
+from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt, prompt_token_ids
+from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.recorder import DecisionRecorder
+from starspec.ids import RequestId
+from starspec.local_star import local_drafts
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import AcceptanceStats, BatchStats, TargetStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a set of requests draws its tokens."""
+
+    temperature: float  # 0 = greedy
+    top_p: float = 1.0
+
+    @property
+    def name(self) -> str:
+        if self.temperature == 0.0:
+            return "greedy"
+        return f"T={self.temperature:g}" + (f", top-p {self.top_p:g}" if self.top_p < 1.0 else "")
+
+
+GREEDY = Sampling(temperature=0.0)
+SAMPLED = tuple(Sampling(temperature=t, top_p=p) for t in (0.7, 1.0) for p in (1.0, 0.9))
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Answers, and the logits that decided each of their tokens."""
+
+    answers: list[Answer]
+    logits: list[list[Tensor]]
+    rounds: BatchStats
+
+    @property
+    def acceptance(self) -> AcceptanceStats:
+        total = AcceptanceStats()
+        for answer in self.answers:
+            total.add(answer.stats.acceptance)
+        return total
+
+
+class Workbench:
+    """One target model and its tokenizer.
+
+    Args:
+        config: the target.
+    Raises: as load_runner.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.tokenizer = load_tokenizer(config.model)
+        self.runner = load_runner(config)
+
+    @property
+    def numerics_report(self) -> str:
+        """What was found out about this machine's kernels when the target was loaded."""
+        return self.runner.numerics_report
+
+    @property
+    def promises_equality(self) -> bool:
+        """Whether these settings promise the same tokens with and without drafts, whatever the batch."""
+        return self.runner.is_invariant
+
+    def drafts(self, speculative: SpeculativeConfig | None) -> Drafts:
+        """Drafts for this target, of a hub in this process. Raises: as local_drafts. Effects: loads a draft model."""
+        return local_drafts(self.config, self.runner.info, speculative, TargetStats(), self.tokenizer)
+
+    def jobs(self, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int = 0) -> list[Job]:
+        """One request a prompt, each with a seed of its own."""
+        return [
+            Job(prompt.name, tuple(prompt_token_ids(self.tokenizer, prompt)), self.law(sampling, seed), max_tokens)
+            for seed, prompt in enumerate(prompts, start=first_seed)
+        ]
+
+    def law(self, sampling: Sampling, seed: int) -> TokenLaw:
+        return TokenLaw(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=seed,
+            end_token_ids=self.runner.info.eos_token_ids,
+        )
+
+    def record(
+        self,
+        jobs: Sequence[Job],
+        drafts: Drafts | None = None,
+        batch_size: int = 1,
+        batching: BatchingConfig | None = None,
+        known: KnownPrompts | None = None,
+    ) -> Recorded:
+        """Decode, and keep the deciding logits. Without drafts: plain decoding.
+
+        Args:
+            batch_size: sequences of a round. At most one more joins in a step.
+            batching: None = ragged.
+            known: prompts that need not be forwarded; this run's are added. None = all are.
+        Raises: ConfigError if the model cannot be batched so, or has too few rows for it.
+        """
+        batching, stats = batching or BatchingConfig(), TargetStats()
+        num_rows = batching.num_rows(batch_size)
+        if num_rows > self.runner.cache.num_rows:
+            raise ConfigError(
+                f"batching '{batching.method}' in batches of {batch_size} needs {num_rows} cache rows, and the target "
+                f"was loaded with {self.runner.cache.num_rows}: give it num_rows={num_rows}"
+            )
+        runner = lay_out(self.runner, batching, stats.batch)
+        recorder = DecisionRecorder(known.reading_once(runner) if known else runner, drafts or NoDrafts())
+        engine = make_engine(
+            recorder.runner, self.tokenizer, recorder.drafts, stats, batching=batching, max_num_seqs=batch_size
+        )
+        answers = decode(engine, jobs, batch_size=num_rows)
+        logits = [recorder.take(RequestId(f"job-{index}")) for index in range(len(jobs))]
+        return Recorded(answers, logits, stats.batch)

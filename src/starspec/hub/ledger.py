@@ -1,0 +1,183 @@
+"""The hub's account of its time: StarSD's t_s, S, T_idle, R_q and the load, out of what happened when."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from starspec.ids import SessionId
+from starspec.policy.draft_batch import Layer
+from starspec.policy.fairness import jains_index
+from starspec.stats import HubStats
+from starspec.tracing import Tracer
+
+WINDOW_S = 5.0  # "the last seconds" of load and R_q
+SLOT_S = 0.25  # what targets got is remembered in slots of time of this length
+DRAFT_TRACK, IDLE_TRACK = "draft", "idle"
+
+
+class _Span(NamedTuple):
+    start_s: float
+    end_s: float
+
+    def seconds_since(self, since_s: float) -> float:
+        return max(0.0, self.end_s - max(self.start_s, since_s))
+
+
+class _Window:
+    """Spans of the last WINDOW_S: none begins before the one before it has ended.
+
+    Their seconds are summed up as they come and go, for a hub looks ten times a second and does little else then.
+    """
+
+    def __init__(self) -> None:
+        self._spans: deque[_Span] = deque()
+        self._seconds = 0.0
+
+    def add(self, span: _Span) -> None:
+        self._spans.append(span)
+        self._seconds += span.end_s - span.start_s
+        self._forget(span.end_s - WINDOW_S)
+
+    def count(self, since_s: float) -> int:
+        """How many have ended since then, which is never less than in the call before."""
+        self._forget(since_s)
+        return len(self._spans)
+
+    def seconds(self, since_s: float) -> float:
+        """How long they are together since then; see `count`."""
+        self._forget(since_s)
+        if not self._spans:
+            return 0.0
+        return max(0.0, self._seconds - max(0.0, since_s - self._spans[0].start_s))
+
+    def _forget(self, since_s: float) -> None:
+        while self._spans and self._spans[0].end_s <= since_s:
+            gone = self._spans.popleft()
+            self._seconds = self._seconds - (gone.end_s - gone.start_s) if self._spans else 0.0
+
+
+class _Proposed(NamedTuple):
+    """Draft tokens that targets got within one slot of time."""
+
+    start_s: float
+    num_tokens: Counter[SessionId]
+
+
+class Ledger:
+    """Adds up layers, idle gaps and proposals. Times come from outside, in seconds on one clock.
+
+    Args:
+        stats: what is kept up to date; `load`, `proposals_per_s`, `idle_s` and `fairness` by `refresh` only.
+        started_s: the time now.
+        trace: also gets every layer and every idle gap, if given.
+    """
+
+    def __init__(self, stats: HubStats, started_s: float, trace: Tracer | None = None) -> None:
+        self._stats = stats
+        self._started_s = started_s
+        self._trace = trace
+        self._busy, self._idle = _Window(), _Window()
+        self._proposed = _Window()  # instants
+        self._slots: deque[_Proposed] = deque()
+        self._idle_s = 0.0  # of gaps that are over
+        self._idle_since_s: float | None = None
+
+    def add_layer(self, start_s: float, end_s: float, layer: Layer) -> None:
+        """Count one batched forward. Layers with prefill in them are no sample of t_s."""
+        self._stats.busy_s += end_s - start_s
+        self._stats.num_layers += 1
+        self._stats.num_evictions += len(layer.evicted)
+        self._stats.num_prompt_tokens += layer.num_prompt_tokens
+        self._stats.sessions_per_layer.add(len(layer.portions))
+        if not layer.has_prefill:
+            self._stats.t_s.add(end_s - start_s)
+        self._busy.add(_Span(start_s, end_s))
+        if self._trace:
+            num_tokens = sum(portion.num_tokens for portion in layer.portions)
+            name = "prefill" if layer.has_prefill else "draft layer"
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=len(layer.portions), tokens=num_tokens)
+
+    def add_ahead(self, start_s: float, end_s: float, num_sessions: int, num_nodes: int) -> None:
+        """Count one batched forward that nobody waited for; without a node if it was given up."""
+        self._stats.ahead_s += end_s - start_s
+        self._stats.num_ahead_nodes += num_nodes
+        self._busy.add(_Span(start_s, end_s))
+        if self._trace:
+            name = "run ahead" if num_nodes else "given up"
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=num_sessions, tokens=num_nodes)
+
+    def add_wasted(self, num_nodes: int) -> None:
+        """Count nodes that were forwarded ahead in vain."""
+        self._stats.num_wasted_nodes += num_nodes
+
+    def add_outcome(self, is_hit: bool) -> None:
+        """Count one verdict whose next proposal was ready, or was not."""
+        self._stats.num_outcomes += 1
+        self._stats.num_hits += is_hit
+
+    def add_proposal(self, now: float, target: SessionId, num_draft_tokens: int) -> None:
+        """Count one proposal sent. Those without a token are no draft round, so not in R_q."""
+        self._stats.num_proposals += 1
+        self._stats.num_draft_tokens += num_draft_tokens
+        if num_draft_tokens:
+            self._proposed.add(_Span(now, now))
+            self._add_to_slot(now, target, num_draft_tokens)
+
+    def add_service(self, queue_s: float, service_s: float, has_prefill: bool) -> None:
+        """Count the layers behind one proposal. With prefill among them they took longer than S(d) = d t_s."""
+        self._stats.queue.add(queue_s)
+        if not has_prefill:
+            self._stats.service.add(service_s)
+
+    def mark(self, now: float, is_idle: bool) -> None:
+        """Say whether the hub has, from now on, tags open and nothing to draft."""
+        if is_idle and self._idle_since_s is None:
+            self._idle_since_s = now
+        elif not is_idle and self._idle_since_s is not None:
+            gap = _Span(self._idle_since_s, now)
+            self._idle_since_s = None
+            if gap.end_s > gap.start_s:  # a request may have come while a layer ran, before the gap began
+                self._add_idle(gap)
+
+    def refresh(
+        self, now: float, weights: Mapping[SessionId, float] | None = None, waiting: Iterable[SessionId] = ()
+    ) -> None:
+        """Bring the statistics of the last seconds, and the idle time, up to now.
+
+        Args:
+            weights: of all targets; what they got is compared by weight.
+            waiting: targets that count even if they got nothing at all.
+        """
+        since_s = now - WINDOW_S
+        open_gap = _Span(now if self._idle_since_s is None else self._idle_since_s, now)
+        busy_s = self._busy.seconds(since_s)
+        idle_s = self._idle.seconds(since_s) + open_gap.seconds_since(since_s)
+        num_proposals = self._proposed.count(since_s)
+        known_s = min(WINDOW_S, now - self._started_s)
+        told_s = self._stats.idle_s  # the request that ends a gap may have come just before it was last told
+        self._stats.idle_s = max(told_s, self._idle_s + open_gap.seconds_since(0.0))
+        self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
+        self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
+        self._stats.fairness = self._fairness(since_s, weights or {}, waiting)
+
+    def _fairness(self, since_s: float, weights: Mapping[SessionId, float], waiting: Iterable[SessionId]) -> float:
+        got: Counter[SessionId] = Counter(dict.fromkeys(waiting, 0))
+        for slot in self._slots:
+            if slot.start_s > since_s:
+                got.update(slot.num_tokens)
+        return jains_index(got[target] / weight for target, weight in weights.items() if target in got)
+
+    def _add_to_slot(self, now: float, target: SessionId, num_draft_tokens: int) -> None:
+        if not self._slots or now >= self._slots[-1].start_s + SLOT_S:
+            self._slots.append(_Proposed(now, Counter()))
+            while self._slots[0].start_s <= now - WINDOW_S:
+                self._slots.popleft()
+        self._slots[-1].num_tokens[target] += num_draft_tokens
+
+    def _add_idle(self, gap: _Span) -> None:
+        self._idle_s += gap.end_s - gap.start_s
+        self._idle.add(gap)
+        if self._trace:
+            self._trace.slice(IDLE_TRACK, "idle", gap.start_s, gap.end_s)

@@ -1,0 +1,111 @@
+"""The inference loop of StarSD 4.1: drain arrivals, draft one layer, hand over what is ready; over any transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from starspec.hub.hub import DraftHub, Reply
+from starspec.ids import SessionId
+from starspec.wire.messages import Close, Fault, Features, HubStatus, HubToTarget, Open, Verdict
+from starspec.wire.transports.base import Arrival, HubTransport, Joined, Left
+
+log = structlog.get_logger()
+
+
+class HubLoop:
+    """Turns the crank of a hub. One thread; the transport may have others.
+
+    Args:
+        clock: the one of hub and transport.
+    """
+
+    def __init__(self, hub: DraftHub, transport: HubTransport, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hub = hub
+        self._transport = transport
+        self._clock = clock
+        self._early: list[Arrival] = []  # came while a layer ran ahead
+
+    def turn(self, idle_wait_s: float = 0.0) -> bool:
+        """Take in what has arrived, then one step of the hub.
+
+        Here and in `_answer_ahead` alone an exception is survived: what it hit is given up, all else goes on.
+
+        Args:
+            idle_wait_s: longest wait for arrivals; there is none while the hub has work.
+        Returns: whether there was anything to do.
+        """
+        is_busy = self._hub.has_work or bool(self._early)
+        arrivals, self._early = self._early + self._transport.receive(0.0 if is_busy else idle_wait_s), []
+        for arrival in arrivals:
+            try:
+                self._handle(arrival)
+            except Exception:
+                log.exception("a message failed; its tag is dropped, its target is asked to open it anew")
+                self._give_up(arrival)
+        had_work = self._hub.has_work
+        if had_work:
+            try:
+                replies = self._hub.step(self._clock(), self._look_and_answer)
+            except Exception:
+                log.exception("a draft layer failed; its tags are dropped, their targets are asked to open them anew")
+                self._hub.abandon_layer(self._clock())
+            else:
+                self._deliver(replies)
+        return bool(arrivals) or had_work
+
+    def status(self) -> HubStatus:
+        """The hub's statistics and the transport's, up to now, as a copy."""
+        status, of_link = self._hub.status(self._clock()), self._transport.stats
+        status.stats.num_frames_rejected = of_link.num_frames_rejected
+        status.stats.num_leases_expired = of_link.num_leases_expired
+        status.stats.num_refused, status.stats.num_dropped = of_link.num_refused, of_link.num_dropped
+        return status
+
+    def _look_and_answer(self) -> bool:
+        """While a layer runs ahead: look who has come, and answer verdicts whose proposals are there.
+
+        Returns: whether the layer is of no use any more.
+        """
+        news = self._transport.receive(0.0)
+        self._early += news
+        self._deliver([reply for arrival in news for reply in self._answer_ahead(arrival)])
+        messages = [(each.session_id, each.message) for each in self._early]
+        return bool(news) and self._hub.is_in_vain(
+            (name, message) for name, message in messages if not isinstance(message, Joined | Left)
+        )
+
+    def _answer_ahead(self, arrival: Arrival) -> Sequence[Reply]:
+        """The answer to a verdict, if it is there. What fails here must not end the layer: others are in it."""
+        if not isinstance(arrival.message, Verdict):
+            return []
+        try:
+            return self._hub.answer_ahead(arrival.session_id, arrival.message, arrival.arrived_at, self._clock())
+        except Exception:
+            log.exception("a verdict could not be answered while a layer ran; it is handled after the layer")
+            return []
+
+    def _handle(self, arrival: Arrival) -> None:
+        match arrival.message:
+            case Joined(hello=hello):
+                self._hub.join(arrival.session_id, arrival.target_id, hello.vocab_size)
+            case Left():
+                self._hub.leave(arrival.session_id, arrival.arrived_at)
+            case Fault(reason=reason):
+                log.warning("target dropped a message of ours", target=arrival.target_id, reason=reason)
+            case message:
+                self._hub.handle(arrival.session_id, message, arrival.arrived_at)
+
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        """Send all targets their replies in one go."""
+        by_session: dict[SessionId, list[HubToTarget]] = {}
+        for session_id, message in replies:
+            by_session.setdefault(session_id, []).append(message)
+        if by_session:
+            self._transport.send(by_session)
+
+    def _give_up(self, arrival: Arrival) -> None:
+        if isinstance(arrival.message, Open | Features | Verdict | Close):
+            self._hub.lose(arrival.session_id, arrival.message.tag, self._clock())

@@ -1,0 +1,90 @@
+"""Prompt lookup as a drafter: no model, no cache, any vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from starspec.cache.rows import RowPool
+from starspec.errors import OurBug, PeerProtocolError
+from starspec.hub.drafter import Growth
+from starspec.hub.growing_tree import Survivors
+from starspec.hub.sequence import DraftSession
+from starspec.speculation.ngram import NgramIndex
+from starspec.wire.messages import Features
+
+ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
+
+
+class NgramDrafter:
+    """Drafts a whole chain at once from the session's own tokens.
+
+    Args:
+        min_ngram, max_ngram: shortest and longest run of tokens that is looked up.
+        num_rows: sessions whose indexes are held at once; others are indexed anew when they ask.
+    """
+
+    name = "ngram"
+    max_len = ANY_LEN
+    vocab_size = ANY_TOKEN
+    can_share_prefixes = False  # an index is made at once
+    num_shared_tokens = 0
+
+    def __init__(self, min_ngram: int, max_ngram: int, num_rows: int) -> None:
+        self._min_ngram = min_ngram
+        self._max_ngram = max_ngram
+        self._rows = RowPool(num_rows)
+        self._indexes: dict[int, NgramIndex] = {}  # row -> the committed tokens of its session
+
+    @property
+    def num_free_rows(self) -> int:
+        return self._rows.num_free
+
+    def lease(self, session: DraftSession) -> None:
+        session.row = self._rows.lease()
+        self._indexes[session.row] = NgramIndex(self._min_ngram, self._max_ngram, session.token_ids)
+
+    def free(self, session: DraftSession) -> None:
+        if session.row is not None:
+            self._rows.free(session.row)
+            del self._indexes[session.row]
+            session.row = None
+
+    def learn(self, session: DraftSession, message: Features) -> None:  # noqa: ARG002
+        raise PeerProtocolError("prompt lookup reads no features")
+
+    def can_grow(self, session: DraftSession) -> bool:  # noqa: ARG002
+        return True
+
+    def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
+        return 1
+
+    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+        for session in (growth.session for growth in layer):
+            guessed = self._index(session).propose(session.budget.num_steps)
+            ends = [place for place, token_id in enumerate(guessed) if token_id in session.law.end_token_ids]
+            session.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
+            session.is_exhausted = True
+
+    def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  a lookup takes no time
+        return 0
+
+    def note_request(self, session: DraftSession) -> None:
+        session.is_exhausted = False
+
+    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
+        session.tree.clear()  # with more tokens to look up there may be a better guess
+        if session.row is not None:
+            self._index(session).append(token_ids)
+
+    def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
+        self._rows.check_integrity()
+        lengths = {session.row: len(session.token_ids) for session in sessions if session.row is not None}
+        if lengths != {row: len(index) for row, index in self._indexes.items()}:
+            raise OurBug(f"indexes {self._indexes.keys()} are not those of the sessions in rows {lengths.keys()}")
+        if lengths.keys() != self._rows.leased:
+            raise OurBug(f"rows {sorted(self._rows.leased)} are leased, sessions hold {sorted(lengths)}")
+
+    def _index(self, session: DraftSession) -> NgramIndex:
+        if session.row is None:
+            raise OurBug(f"session {session.key} is to be looked up without a row")
+        return self._indexes[session.row]

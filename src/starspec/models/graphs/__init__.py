@@ -1,0 +1,1 @@
+"""Forwards of fixed shapes, as CUDA graphs."""

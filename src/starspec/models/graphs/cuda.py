@@ -1,0 +1,193 @@
+"""CUDA graphs of small forwards: some hundred kernels launched as one.
+
+A decoding step of a small model is bound by its launches, not by its bytes: SmolLM2 on an H200 took 12 ms a step, of
+which its weights need 0.06. So the first forward of each shape (`step_batch.py`) is recorded, and the others replay it.
+Recording takes some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from weakref import WeakMethod
+
+import structlog
+import torch
+
+from starspec.cache.mask import is_chain
+from starspec.cache.ragged import RaggedCache
+from starspec.models.batch import PackedBatch, Piece, RowRange
+from starspec.models.graphs.batch import MAX_TREE_LEN, StepBatch, StepShape, step_shape, wanted_logits
+from starspec.models.loading.foreign import first_line
+from starspec.models.runner import ForwardOutput
+
+MAX_GRAPHS: Final = 256  # forwards of further shapes are launched kernel by kernel
+NUM_WARM_UPS: Final = 2  # runs before a recording, in which libraries allocate and choose kernels
+
+log = structlog.get_logger()
+
+Run = Callable[[PackedBatch, Sequence[int]], ForwardOutput]
+Step = Callable[[], ForwardOutput]
+
+
+class Recorder(Protocol):
+    """Makes a step that does again what another one did."""
+
+    def __call__(self, step: Step) -> Step: ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share memory for what a step needs only while it runs."""
+
+    _at_work: ClassVar[threading.Lock] = threading.Lock()  # torch records one graph at a time in a process
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def __call__(self, step: Step) -> Step:
+        """Returns: a step that launches what `step` did, and gives the same tensors each time, overwritten."""
+        with self._at_work, torch.cuda.device(self._device):
+            before = torch.cuda.current_stream()
+            # of this device: torch would take one of the device that was recorded on first
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            try:
+                stream.wait_stream(before)
+                with torch.cuda.stream(stream):
+                    for _ in range(NUM_WARM_UPS):
+                        step()
+                before.wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+                    output = step()
+                self._pool = graph.pool()
+            finally:
+                torch.cuda.set_stream(before)  # a recording that fails leaves its own
+
+        def replay() -> ForwardOutput:
+            with torch.cuda.device(self._device):
+                graph.replay()
+            return output
+
+        return replay
+
+
+class _Recorded(NamedTuple):
+    """A step of one shape that gives the features of some layers."""
+
+    batch: StepBatch
+    replay: Step
+
+
+class StepGraphs:
+    """Small forwards of a runner, in fixed shapes that are recorded once and replayed.
+
+    What cannot be recorded is launched kernel by kernel: a shape for which there is no memory, and every further one
+    once something else has failed.
+
+    Args:
+        run: the runner's forward over a packed batch, a method; the runner is not kept alive by it.
+        num_heads: Hq, query heads of a layer.
+        record: how steps are recorded.
+    """
+
+    def __init__(self, run: Run, cache: RaggedCache, num_heads: int, record: Recorder | None = None) -> None:
+        self._run, self._cache, self._num_heads = WeakMethod(run), cache, num_heads
+        self._record = record or CudaRecorder(cache.device)
+        self._recorded: dict[tuple[StepShape, tuple[int, ...]], _Recorded] = {}
+        self._too_large = set[StepShape]()
+        self._max_graphs = MAX_GRAPHS
+
+    def of(self, run: Run) -> StepGraphs:
+        """The same for another runner over the same cache."""
+        return StepGraphs(run, self._cache, self._num_heads, self._record)
+
+    @property
+    def num_graphs(self) -> int:
+        """Shapes recorded so far."""
+        return len(self._recorded)
+
+    def shares(self, pieces: Sequence[Piece], rows: RowRange) -> list[list[Piece]]:
+        """Share the pieces of a forward out to steps, in order.
+
+        Args:
+            rows: packed rows that a step may have, with a most.
+        Returns: [] if they are a prompt's; else shares that `step_shape` has a shape for, but for trees of more than
+            MAX_TREE_LEN tokens, which no target has.
+        """
+        shares: list[list[Piece]] = []
+        for piece in pieces:
+            if piece.is_prompt:
+                return []
+            if shares and step_shape([*shares[-1], piece], self._cache, rows) is not None:
+                shares[-1].append(piece)
+            else:
+                shares += [[part] for part in self._parts(piece, rows)]
+        return shares
+
+    def _parts(self, piece: Piece, rows: RowRange) -> list[Piece]:
+        """A piece, cut where it is too large for a step."""
+        is_beyond = len(piece.segment.token_ids) > MAX_TREE_LEN and not is_chain(piece.segment.parents)
+        if piece.num_tokens == 1 or is_beyond or step_shape([piece], self._cache, rows) is not None:
+            return [piece]
+        middle = (piece.first + piece.last) // 2
+        halves = (Piece(piece.segment, piece.first, middle), Piece(piece.segment, middle, piece.last))
+        return [part for half in halves for part in self._parts(half, rows)]
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece], rows: RowRange, feature_layers: Sequence[int]) -> ForwardOutput | None:
+        """Run one step. Effects: as a forward of the runner.
+
+        Returns: the logits that the pieces want, and features of all their tokens; None if there is no shape for them,
+            or if no bits are promised and it cannot be recorded. Nothing was done then that counts.
+        Raises: as the runner's forward.
+        """
+        shape = step_shape(pieces, self._cache, rows)
+        if shape is None:
+            return None
+        layers = tuple(feature_layers)
+        recorded = self._recorded.get((shape, layers)) or self._recording(shape, pieces, layers)
+        if recorded is None:
+            if rows.highest is None:
+                return None
+            batch = StepBatch(shape, self._cache, self._num_heads)  # its bits are those of the steps that are recorded
+            recorded = _Recorded(batch, self._step(batch, layers))
+        recorded.batch.fill(pieces)
+        return _of_pieces(recorded.replay(), pieces, shape.num_tokens)
+
+    def _step(self, batch: StepBatch, layers: tuple[int, ...]) -> Step:
+        def step() -> ForwardOutput:
+            run = self._run()
+            assert run is not None, "a runner that is gone asks for nothing"
+            batch.prepare()
+            return run(batch.packed, layers)
+
+        return step
+
+    def _recording(self, shape: StepShape, pieces: Sequence[Piece], layers: tuple[int, ...]) -> _Recorded | None:
+        if len(self._recorded) >= self._max_graphs or shape in self._too_large:
+            return None
+        try:
+            batch = StepBatch(shape, self._cache, self._num_heads)
+            batch.fill(pieces)
+            recorded = self._recorded[shape, layers] = _Recorded(batch, self._record(self._step(batch, layers)))
+        except torch.OutOfMemoryError:
+            log.warning("there is no memory for a CUDA graph of this shape", shape=shape)
+            self._too_large.add(shape)
+            return None
+        except RuntimeError as error:  # some kernel of this model, or of this machine, cannot be recorded
+            log.warning("no more CUDA graphs: a step cannot be recorded", shape=shape, error=first_line(error))
+            self._max_graphs = 0
+            return None
+        return recorded
+
+
+def _of_pieces(output: ForwardOutput, pieces: Sequence[Piece], num_tokens: int) -> ForwardOutput:
+    """What the pieces asked for, copied: the next forward of this shape overwrites it."""
+    num_logits = sum(wanted_logits(piece) for piece in pieces)
+    features = output.features
+    if features is not None:
+        of_each = features.view(-1, num_tokens, features.shape[-1])
+        features = torch.cat([of_each[index, : piece.num_tokens] for index, piece in enumerate(pieces)])
+    return ForwardOutput(output.logits[:num_logits].clone(), features)

@@ -1,0 +1,1 @@
+"""EAGLE heads: their files, their layouts, their one decoder layer."""

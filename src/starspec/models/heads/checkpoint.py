@@ -1,0 +1,162 @@
+"""EAGLE heads on disk: reads the published dialects, writes that of `speculators`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from starspec.errors import ModelError
+from starspec.models.heads.dialect import HeadConfig, head_config
+from starspec.models.heads.features import FeatureReading, resolve_layers
+from starspec.models.heads.files import read_files, write_files
+from starspec.models.heads.layout import canonical_tensors, check_tensors
+from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
+from starspec.models.heads.speculators import speculators_config, stored_name
+from starspec.models.heads.vocabulary import is_said, offsets_of, token_ids_of
+from starspec.models.loading.soundness import check_length
+
+
+def read_head(
+    head: str | Path, *, target: TargetShape | None = None, feature_layers: tuple[int, ...] | None = None
+) -> HeadWeights:
+    """Read a head of any dialect.
+
+    Args:
+        head: its folder, or a hub id.
+        target: the model that it is to draft for; None = not known, and then the head must list its layers.
+        feature_layers: indices into Hugging Face's `hidden_states` to read instead of those that the head names.
+    Returns: the tensors in the type they are stored in, on the CPU.
+    Effects: downloads a hub id unless it is cached.
+    Raises: ModelError in one sentence if the head is missing, corrupt, not supported or does not fit the target.
+    """
+    return _open(str(head), target, feature_layers)[0]
+
+
+def read_features(head: str | Path, *, target: TargetShape | None = None) -> FeatureReading:
+    """Which layers `read_head` takes a head to read, why, and those of the other reading of its list.
+
+    Raises: as `read_head`.
+    """
+    return _open(str(head), target, None)[1]
+
+
+def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str, object]) -> None:
+    """Write a head in the layout of `speculators`, in bfloat16.
+
+    Args:
+        provenance: how it came about; must be JSON.
+    Effects: config.json, model.safetensors and provenance.json in the folder, which is made if it is not there;
+        each file appears whole or not at all, config.json last. Other files of the folder stay.
+    Raises: ModelError if the tensors do not fit the spec.
+    """
+    spec, token_ids = weights.spec, weights.draft_token_ids
+    check_tensors(str(folder), spec, weights.tensors)
+    assert spec.draft_vocab_size == (spec.vocab_size if token_ids is None else len(token_ids))
+    tensors = {stored_name(spec, name): _stored(tensor) for name, tensor in weights.tensors.items()}
+    if token_ids is not None:
+        # there and back: what a reader would refuse is not written
+        token_ids = token_ids_of(str(folder), offsets_of(token_ids.cpu()), None, spec.vocab_size)
+        assert bool((token_ids.diff() > 0).all()), "draft_token_ids must be increasing"
+        tensors |= {"d2t": offsets_of(token_ids), "t2d": is_said(token_ids, spec.vocab_size)}
+    config = speculators_config(spec, has_bias="fc.bias" in weights.tensors)
+    write_files(Path(folder), tensors, {"config.json": config, "provenance.json": provenance})
+
+
+def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) -> tuple[HeadWeights, FeatureReading]:
+    stored_config, stored = read_files(head)
+    tensors = canonical_tensors(stored)
+    offsets, said = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    config = head_config(head, stored_config, tensors)
+    reading = resolve_layers(config, target, given)
+    spec = _spec(config, tensors, offsets, reading.layers)
+    check_length(head, spec.max_position_embeddings)
+    _check_num_features(head, spec, tensors)
+    check_tensors(head, spec, tensors)
+    _check_target(head, spec, target)
+    if offsets is None:
+        return HeadWeights(spec, tensors, None), reading
+    return _in_order(spec, tensors, token_ids_of(head, offsets, said, spec.vocab_size)), reading
+
+
+def _spec(
+    config: HeadConfig, tensors: Mapping[str, Tensor], offsets: Tensor | None, layers: tuple[int, ...]
+) -> HeadSpec:
+    hidden_size, num_heads = config.integer("hidden_size", 4096), config.integer("num_attention_heads", 32)
+    rope_theta, rope_scaling = config.rope()
+    return HeadSpec(
+        method=config.method,
+        hidden_size=hidden_size,
+        target_hidden_size=config.integer("target_hidden_size", hidden_size),
+        intermediate_size=config.integer("intermediate_size", 11008),
+        num_attention_heads=num_heads,
+        num_key_value_heads=config.integer("num_key_value_heads", num_heads),
+        head_dim=config.integer("head_dim", max(1, hidden_size // num_heads)),
+        vocab_size=config.integer("vocab_size", 32000),
+        draft_vocab_size=_draft_vocab_size(config, offsets),
+        feature_layers=layers,
+        max_position_embeddings=config.integer("max_position_embeddings", 2048),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_before_residual=bool(config.said("norm_before_residual")),
+        has_input_norm=config.method == "eagle" and "layers.0.input_layernorm.weight" in tensors,
+        target_name=config.target_name,
+    )
+
+
+def _draft_vocab_size(config: HeadConfig, offsets: Tensor | None) -> int:
+    vocab_size = config.integer("vocab_size", 32000)
+    size = config.integer("draft_vocab_size", vocab_size if offsets is None else offsets.numel())
+    if offsets is None and size != vocab_size:
+        raise ModelError(
+            f"'{config.head}' is incomplete: tensor d2t is missing, which says what its {size} tokens are among the "
+            f"target's {vocab_size}"
+        )
+    if offsets is not None and offsets.numel() != size:
+        raise ModelError(
+            f"'{config.head}' does not fit its config.json: d2t should be [{size}], but is {list(offsets.shape)}"
+        )
+    return size
+
+
+def _check_num_features(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
+    weight = tensors.get("fc.weight")
+    if weight is None or weight.dim() != 2:
+        return  # and `check_tensors` says so
+    width = weight.shape[1] - (spec.hidden_size if spec.method == "eagle" else 0)
+    num_layers, rest = divmod(width, spec.target_hidden_size)
+    if rest == 0 and num_layers != len(spec.feature_layers):
+        raise ModelError(
+            f"'{head}' is made to read {num_layers} of the target's hidden states, not {list(spec.feature_layers)}"
+        )
+
+
+def _check_target(head: str, spec: HeadSpec, target: TargetShape | None) -> None:
+    if target is None:
+        return
+    if spec.target_hidden_size != target.hidden_size:
+        raise ModelError(
+            f"'{head}' does not fit its target: it reads features of size {spec.target_hidden_size}, and the target's "
+            f"are of size {target.hidden_size}"
+        )
+    if spec.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"'{head}' does not fit its target: it was made for {spec.vocab_size} tokens, and the target has "
+            f"{target.vocab_size}"
+        )
+
+
+def _in_order(spec: HeadSpec, tensors: dict[str, Tensor], token_ids: Tensor) -> HeadWeights:
+    """The same head with its tokens in the target's order; None as ids if it has them all."""
+    token_ids, order = token_ids.sort()
+    if "lm_head.weight" in tensors and not torch.equal(order, torch.arange(len(order))):
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    return HeadWeights(spec, tensors, None if len(token_ids) == spec.vocab_size else token_ids)
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    contiguous = torch.contiguous_format
+    return tensor.detach().to("cpu", torch.bfloat16, memory_format=contiguous, copy=True)  # tied tensors go apart

@@ -1,0 +1,121 @@
+"""From a head's folder and its target's to a head at work: what the checkpoint leaves out is read from the target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from starspec.config import EAGLE_METHODS, ModelConfig, SpeculativeConfig
+from starspec.errors import ModelError
+from starspec.models.heads.checkpoint import read_head
+from starspec.models.heads.dialect import names_a_head
+from starspec.models.heads.head import EagleHead
+from starspec.models.heads.spec import HeadWeights, TargetShape
+from starspec.models.linear.narrow_or_wide import RowLimit
+from starspec.models.linear.packing import make_packer
+from starspec.models.loading.foreign import first_line, reading
+from starspec.models.loading.hf_config import read_hf_config
+from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.tensor_files import UNREADABLE, tensor_files
+
+EMBEDDINGS: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
+LM_HEADS: Final = ("lm_head.weight", "embed_out.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTensors:
+    """What a head borrows: the target's embedding and LM head, [V, C] each, without the rest of its weights."""
+
+    shape: TargetShape
+    folder: Path
+    is_tied: bool  # the LM head is the embedding
+
+    @classmethod
+    def of(cls, target: str) -> TargetTensors:
+        """Raises: ModelError if there is no such model, or it is none that has features."""
+        if is_synthetic(target):
+            raise ModelError(f"'{target}' has no hidden states, so no EAGLE head can draft for it")
+        folder = locate(target)
+        with reading(f"the config.json of '{target}' cannot be used"):
+            config = read_hf_config(target, folder).get_text_config(decoder=True)
+        shape = TargetShape(
+            num_layers=config.num_hidden_layers, hidden_size=config.hidden_size, vocab_size=config.vocab_size
+        )
+        return cls(shape, folder, bool(config.tie_word_embeddings))
+
+    def embedding(self) -> Tensor:
+        return self._read(EMBEDDINGS)
+
+    def lm_head(self) -> Tensor:
+        return self._read(EMBEDDINGS if self.is_tied else LM_HEADS)
+
+    def _read(self, names: tuple[str, ...]) -> Tensor:
+        try:
+            for name in names:
+                file = tensor_files(self.folder).get(name)
+                if file is not None:
+                    with safe_open(self.folder / file, framework="pt") as tensors:
+                        found: Tensor = tensors.get_tensor(name)
+                    return found
+        except UNREADABLE as error:
+            raise ModelError(f"the weights in '{self.folder}' cannot be read: {first_line(error)}") from error
+        raise ModelError(f"the weights in '{self.folder}' have no {' or '.join(names)}, which an EAGLE head borrows")
+
+
+def is_head(speculative: SpeculativeConfig) -> bool:
+    """Whether the draft is an EAGLE head: its method says so, or its config.json.
+
+    That of SafeAILab's EAGLE-1 looks like that of a small Llama: there the method must say so.
+    """
+    if speculative.method in EAGLE_METHODS:
+        return True
+    if speculative.method != "draft_model" or speculative.model is None or is_synthetic(speculative.model):
+        return False
+    if Path(speculative.model).expanduser().is_file():  # .gguf
+        return False
+    try:
+        config = json.loads((locate(speculative.model) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, ModelError):
+        return False  # whoever loads it says what is wrong with it
+    return isinstance(config, dict) and names_a_head(config)
+
+
+def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] | None = None) -> EagleHead:
+    """Load an EAGLE head for a target.
+
+    Args:
+        config: the head's folder and how it runs; its cache holds `num_rows` sequences.
+        target: Hugging Face folder, hub id or .gguf of the model that it drafts for.
+        feature_layers: hidden states to read instead of those that the head names.
+    Raises: ModelError if either is missing, corrupt, not supported, or they do not fit.
+    Effects: sets torch's threads if the config does.
+    """
+    if config.dtype == "float16":  # hidden states can exceed it, and a NaN would stay in the cache for the next tag
+        config = replace(config, dtype="bfloat16")
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    tensors = TargetTensors.of(target)
+    weights = with_borrowed(read_head(config.model, target=tensors.shape, feature_layers=feature_layers), tensors)
+    # Two, as a layer may have as many outputs as the draft vocabulary has tokens. Inputs are embeddings and hidden
+    # states side by side: one scale would round the smaller ones away.
+    limit = RowLimit()
+    pack = make_packer(config, None, limit, rounds_inputs=False)
+    pack_logits = make_packer(config, weights.spec.draft_vocab_size, limit, rounds_inputs=False)
+    return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
+
+
+def with_borrowed(weights: HeadWeights, target: TargetTensors) -> HeadWeights:
+    """The head with embedding and LM head: its own, or the target's where its checkpoint has none."""
+    own = dict(weights.tensors)
+    if "embed_tokens.weight" not in own:
+        own["embed_tokens.weight"] = target.embedding()
+    if "lm_head.weight" not in own:
+        lm_head = target.lm_head()
+        own["lm_head.weight"] = lm_head if weights.draft_token_ids is None else lm_head[weights.draft_token_ids]
+    return replace(weights, tensors=own)

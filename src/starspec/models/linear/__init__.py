@@ -1,0 +1,1 @@
+"""Linear layers over packed and quantized weights."""

@@ -1,0 +1,171 @@
+"""From a model's name to a runner: find it, refuse what cannot be served, read it, pack it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
+from starspec.errors import ConfigError, ModelError
+from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
+from starspec.models.graphs.cuda import StepGraphs
+from starspec.models.linear.packing import make_packer
+from starspec.models.loading.device import take_device
+from starspec.models.loading.foreign import reading
+from starspec.models.loading.hf_config import read_hf_config
+from starspec.models.loading.lean_checkpoint import read_lean
+from starspec.models.loading.locate import folder_name, is_synthetic, locate
+from starspec.models.loading.soundness import check_finite, check_length
+from starspec.models.loading.support import check_class, check_config, model_length, plain_attention
+from starspec.models.loading.vocabulary import eos_token_ids, load_tokenizer
+from starspec.models.packed import PackedRunner
+from starspec.models.runner import LoadedRunner, ModelInfo
+
+log = structlog.get_logger()
+
+
+def load_runner(config: ModelConfig) -> LoadedRunner:
+    """Load a model and give it a cache.
+
+    Returns: a runner whose cache's `num_bytes` states the memory that its rows can come to use.
+    Effects: sets torch's threads if the config does; may convert or download the model (see `locate`).
+    Raises: ModelError in one sentence if the model is missing, corrupt or not supported; ConfigError if the device
+        is not there or the length is more than the model's.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    if is_synthetic(config.model):
+        from starspec.models.synthetic.runner import SyntheticRunner  # noqa: PLC0415 (real models do without)
+
+        return SyntheticRunner.from_config(config)
+    device = take_device(config.device)
+    folder = locate(config.model)
+    hf_config = _read_config(config.model, folder)
+    max_model_len = _max_model_len(config, hf_config)
+    plain_attention(config.model, hf_config, max_model_len)
+    is_fused = config.fused and why_not_fused(hf_config) is None
+    model: Any = read_lean(folder, hf_config, getattr(torch, config.dtype)) if is_fused else None
+    if model is None:
+        model = _read_with_transformers(config, folder, hf_config)
+    check_finite(config.model, model.named_parameters())
+    model = model.to(device)
+    info = _info(model, config, folder, max_model_len)
+    return _fused_runner(model, config, folder, info) if is_fused else _hf_runner(model, config, folder, info)
+
+
+def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
+    runner = FusedRunner(model, config, info, make_packer(config, info.vocab_size))
+    if runner.cache.device.type == "cuda" and not config.enforce_eager:
+        runner.graphs = StepGraphs(runner.run, runner.cache, runner.num_heads)
+    return _settled(runner, config, folder)
+
+
+def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
+    from starspec.models.hf import TransformersRunner  # noqa: PLC0415
+    from starspec.models.linear.swapped import num_step_bytes, swap_linears  # noqa: PLC0415
+    from starspec.models.numerics.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
+
+    if config.fused or config.quantization != "none":
+        swap_linears(model, make_packer(config, info.vocab_size))
+    info = replace(info, num_weight_bytes=num_step_bytes(model))
+    expected = own_logits(model)
+    with reading(f"'{config.model}' cannot be run over starspec's cache"):
+        runner = _settled(TransformersRunner(model, config, info), config, folder)
+        check_agreement(config.model, runner, expected)
+    return runner
+
+
+def _settled(runner: PackedRunner, config: ModelConfig, folder: Path) -> PackedRunner:
+    from starspec.models.numerics.memo import settle_once  # noqa: PLC0415 (draws in a progress bar)
+
+    if config.numerics == "invariant":
+        settle_once(runner, config, folder)
+    return runner
+
+
+def max_len_of(model: str) -> int | None:
+    """The longest sequence that a model was made for, in tokens; None if it does not say, or is synthetic.
+
+    Raises: ModelError if there is no such model.
+    """
+    return None if is_synthetic(model) else model_length(_read_config(model, locate(model)))
+
+
+def _read_config(model: str, folder: Path) -> Any:
+    hf_config = read_hf_config(model, folder)
+    with reading(f"the config.json of '{model}' cannot be used"):
+        check_config(model, hf_config)
+        if hf_config.model_type not in FUSED_FAMILIES:  # of which it is known, and what knows it takes long to import
+            check_class(model, hf_config, _model_class(model, hf_config))
+        check_length(model, model_length(hf_config))
+    return hf_config
+
+
+def _model_class(model: str, hf_config: Any) -> type:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415
+
+    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"'{model}' ({hf_config.model_type}) is not supported: it is not a causal language model")
+    found: type = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    return found
+
+
+def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    with reading(f"the weights of '{config.model}' cannot be read"):
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=hf_config,
+            dtype=getattr(torch, config.dtype),
+            trust_remote_code=False,
+            use_safetensors=True,  # a pickle can run code
+            ignore_mismatched_sizes=True,  # refused below, in a sentence
+            output_loading_info=True,
+        )
+        if loaded["mismatched_keys"]:
+            name, found, wanted = min(loaded["mismatched_keys"])
+            raise ModelError(
+                f"'{config.model}' does not fit its config.json: {name} is {list(found)}, by the config {list(wanted)}"
+            )
+        if loaded["missing_keys"]:
+            # transformers would go on with random numbers in their place
+            names = sorted(loaded["missing_keys"])
+            raise ModelError(
+                f"'{config.model}' is incomplete: {len(names)} weights are missing, the first is {names[0]}"
+            )
+        if loaded["unexpected_keys"]:
+            names = sorted(loaded["unexpected_keys"])
+            log.warning(
+                "weights that the config.json knows nothing of", model=config.model, num=len(names), first=names[0]
+            )
+        return model.eval().requires_grad_(requires_grad=False)
+
+
+def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> ModelInfo:
+    text = model.config.get_text_config(decoder=True)
+    return ModelInfo(
+        name=folder_name(config.model) if Path(config.model).expanduser().exists() else config.model,
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+        max_model_len=max_model_len,
+        num_parameters=sum(each.numel() for each in model.parameters()),
+        num_weight_bytes=0,  # each path counts its own
+        eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+    )
+
+
+def _max_model_len(config: ModelConfig, hf_config: Any) -> int:
+    own = model_length(hf_config)
+    if config.max_model_len is None:
+        return min(own or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
+    if own is not None and config.max_model_len > own:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is more than the {own} tokens '{config.model}' was made for"
+        )
+    return config.max_model_len

@@ -1,0 +1,205 @@
+"""The same bits with and without speculation: find out at load for which row counts the machine's kernels allow it.
+
+A matrix product may round differently for different numbers of rows: kernels are chosen, and sums are cut, by shape.
+Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
+switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
+forwards and splits larger ones (`models/batch.py`). In attention (`models/attention/plan.py`) the probe looks whether
+tokens, and sequences, may share a call with the bits that a token has alone (`models/numerics/attention.py`).
+
+Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from starspec.cache.ragged import RaggedCache
+from starspec.models.attention.plan import Reading
+from starspec.models.batch import RowRange
+from starspec.models.linear.interface import StepLinear
+from starspec.models.linear.prepack import PrepackedLinear
+from starspec.models.linear.row_width import quickest_rows
+from starspec.models.loading.device import is_accelerator
+from starspec.models.numerics.attention import MAX_TOKENS, attention_is_invariant
+from starspec.models.packed import PackedRunner
+from starspec.models.runner import Segment
+
+MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
+MAX_ROWS: Final = MAX_TOKENS  # no forward of several sequences is wider
+ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
+SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
+# then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
+# taken for a slow one. Where reading the weights is what takes long, a forward that is split takes a quarter longer (8
+# sequences of 4 tokens with a target of 1.5 billion float32 weights: 1,258 ms instead of 1,005), so this is generous:
+# what is found is kept from start to start.
+PROBE_S: Final = 30.0
+NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
+PROMPT_LEN: Final = 60  # of the prompt whose continuation a model is tried with
+CHAIN_LEN: Final = 5  # it crosses a key block
+READ_AS: Final = {
+    Reading.TOGETHER: "; sequences of about one length attend together",
+    Reading.IN_STEPS: "; forwards have fixed shapes for it, and are CUDA graphs where they can be recorded",
+    Reading.BY_TOKEN: "; tokens attend one by one for it",
+}
+
+
+def settle_numerics(runner: PackedRunner) -> None:
+    """Make a runner's bits independent of what is batched, as far as this machine allows.
+
+    Effects: the runner's `rows`, `reading` and `numerics_report`; leases and frees rows of its cache.
+    """
+    cache = runner.cache
+    free = runner.rows
+    rows = invariant_rows(runner.step_linears, cache.dtype, cache.device)
+    culprit = "linears"
+    if rows is not None:
+        runner.rows = rows
+        culprit = _settle_attention(runner)
+    if not runner.is_invariant:
+        runner.rows = free  # padding and splitting would cost and promise nothing
+    elif cache.device.type == "cpu":
+        runner.rows = quickest_rows(runner.step_linears, runner.rows, cache.dtype)
+    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, runner.reading, culprit)}{_width(runner, rows)}"
+
+
+def _settle_attention(runner: PackedRunner) -> str:
+    """Let the runner read its cache in the fastest way that keeps bits.
+
+    Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `reading`.
+    """
+    culprit = "attention"
+    for reading in _readings(runner):
+        if attention_is_invariant(runner.cache, runner.num_heads, reading):
+            runner.reading = reading
+            if model_is_invariant(runner):
+                break
+            runner.reading = Reading.FAST
+            culprit = "layers"
+    return culprit
+
+
+def _readings(runner: PackedRunner) -> tuple[Reading, ...]:
+    """Those to try, the quickest first."""
+    if not is_accelerator(runner.cache.device):
+        return (Reading.TOGETHER, Reading.BY_RUN, Reading.BY_TOKEN)
+    # there any number of sequences are one call where they are read together, and that is not tried
+    singly = (Reading.BY_RUN, Reading.BY_TOKEN)
+    return singly if runner.graphs is None else (Reading.IN_STEPS, *singly)
+
+
+def _kernels(cache: RaggedCache) -> str:
+    name = f"{str(cache.dtype).removeprefix('torch.')} on {cache.device.type}"
+    num_threads = torch.get_num_threads()
+    return f"{name}, {num_threads} thread{'s' * (num_threads > 1)}" if cache.device.type == "cpu" else name
+
+
+def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
+    if rows is not None and reading is not Reading.FAST:
+        return (
+            f"in forwards of {rows.lowest} to {rows.highest} rows every row gets the same bits, "
+            "so a token's logits do not depend on what it is batched with" + READ_AS.get(reading, "")
+        )
+    return (
+        f"the {culprit} round differently for different row counts, "
+        "so a token's last bits may depend on what it is batched with"
+    )
+
+
+def _width(runner: PackedRunner, rows: RowRange | None) -> str:
+    width = runner.rows.lowest
+    is_wider = rows is not None and width > rows.lowest
+    return f"; smaller forwards are padded to {width} rows, which is quicker" if is_wider else ""
+
+
+@torch.inference_mode()
+def invariant_rows(
+    linears: Sequence[StepLinear], dtype: torch.dtype, device: torch.device, probe_s: float = PROBE_S
+) -> RowRange | None:
+    """The widest range of row counts around `ANCHOR_ROWS` for which all linears give each row the same bits.
+
+    Only one linear of each shape is tried, the cheapest first.
+
+    Returns: None if the range holds no second row count.
+    """
+    lowest, highest = MIN_ROWS, MAX_ROWS
+    deadline_s = time.thread_time() + probe_s
+    of_each_shape = {(linear.in_features, linear.num_bytes): linear for linear in linears}
+    for linear in sorted(of_each_shape.values(), key=lambda linear: linear.num_bytes):
+        # cubed: like real activations a few entries dominate, so that another order of summation shows
+        x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
+        given = x.to(device, dtype)
+        if isinstance(linear.call, PrepackedLinear):  # where it sums in float32, see results before they are rounded
+            given = given.float()
+        lowest, highest = _narrow(linear, given, lowest, highest, deadline_s)
+    return RowRange(lowest, highest) if lowest < highest else None
+
+
+def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s: float) -> tuple[int, int]:
+    """Narrow lowest..highest to the row counts next to the anchor that are seen to give the anchor's bits in time."""
+    # backwards, so that each row stands in another place than below
+    blocks = x.view(-1, ANCHOR_ROWS, x.shape[-1]).flip(1)
+    expected = torch.cat([linear.call(block).flip(0) for block in blocks])
+
+    def agrees(num_rows: int) -> bool:
+        num_calls = min(-(-NUM_OUTPUTS // (num_rows * expected.shape[1])), MAX_ROWS // num_rows)
+        parts = [slice(call * num_rows, (call + 1) * num_rows) for call in range(num_calls)]
+        return all(torch.equal(linear.call(x[part]), expected[part]) for part in parts)
+
+    for num_rows in range(ANCHOR_ROWS, lowest - 1, -1):
+        if not agrees(num_rows):
+            lowest = num_rows + 1
+            break
+    for num_rows in range(ANCHOR_ROWS + 1, highest + 1):
+        is_late = num_rows > SURE_ROWS and time.thread_time() > deadline_s
+        if is_late or not agrees(num_rows):
+            highest = num_rows - 1
+            break
+    return lowest, highest
+
+
+def model_is_invariant(runner: PackedRunner) -> bool:
+    """Whether a chain's tokens get the bits that they have one by one: together, in a batch, and hidden in a tree.
+
+    The chain crosses a key block, where rows are long enough. Takes about fifteen decoding steps and a prompt of 60
+    tokens.
+    """
+    cache = runner.cache
+    rows = sorted(cache.lease() for _ in range(min(3, cache.num_free_rows)))
+    try:
+        vocab_size = runner.info.vocab_size
+        prefix_len = min(PROMPT_LEN, cache.max_len - 2 * CHAIN_LEN)
+        prompt = [token * 7919 % vocab_size for token in range(prefix_len + CHAIN_LEN)]
+        prefix, chain = prompt[:-CHAIN_LEN], prompt[-CHAIN_LEN:]
+        row, *others = rows
+        runner.forward([Segment(row, prefix, 0)])
+        cache.append(row, len(prefix))
+        verified = runner.forward([Segment(row, chain, CHAIN_LEN)]).logits
+        beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
+        batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)]).logits[len(beside) :]
+        pair = rows[:2]  # of different lengths, perhaps read together
+        alike = runner.forward([Segment(each, chain, CHAIN_LEN) for each in pair]).logits
+        # each token of the chain has a sibling before it, from which nothing hangs
+        siblings = [token for node in chain for token in ((node + 1) % vocab_size, node)]
+        parents = [2 * (node // 2) - 1 for node in range(2 * CHAIN_LEN)]
+        hidden = runner.forward([Segment(row, siblings, 2 * CHAIN_LEN, parents)]).logits[1::2]
+        expected = [_one_by_one(runner, each, chain) for each in pair]
+        return torch.equal(alike, torch.cat(expected)) and all(
+            torch.equal(each, expected[0]) for each in (verified, batched, hidden)
+        )
+    finally:
+        for row in rows:
+            cache.free(row)
+
+
+def _one_by_one(runner: PackedRunner, row: int, chain: Sequence[int]) -> Tensor:
+    """Logits of each token, decoded behind what the row holds. Effects: the row's slots and length."""
+    singly = []
+    for token in chain:
+        singly.append(runner.forward([Segment(row, [token], 1)]).logits)
+        runner.cache.append(row, 1)
+    return torch.cat(singly)

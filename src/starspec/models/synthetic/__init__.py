@@ -1,0 +1,1 @@
+"""Synthetic accelerators: modelled time, tokens from a hash, no weights."""

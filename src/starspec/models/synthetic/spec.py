@@ -1,0 +1,79 @@
+"""What a synthetic accelerator is told, as a model's name: `synthetic:vocab=512,step_ms=20,alpha=0.8,role=draft`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import msgspec
+
+from starspec.config import nearest
+from starspec.errors import ConfigError, ModelError
+from starspec.models.loading.locate import SYNTHETIC_PREFIX
+
+MIN_VOCAB = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSpec:
+    """A model without weights. Target and draft are twins if they differ in role and times alone."""
+
+    role: Literal["target", "draft"] = "target"
+    vocab: int = 512  # tokens
+    seed: int = 0  # another seed is another language
+    alpha: float = 0.8  # probability that the target's token is the draft's first choice
+    later: str = ""  # probability of the draft's next three choices, as 0.10/0.05/0.03; "": each half of what is left
+    step_ms: float = 20.0  # a forward over one token of one sequence
+    per_sequence: float = 0.0  # share of step_ms that every further sequence adds
+    per_token: float = 0.0  # share of step_ms that every further token of a sequence adds
+
+    def __post_init__(self) -> None:
+        if self.vocab < MIN_VOCAB:
+            raise ConfigError(f"synthetic model: vocab must be at least {MIN_VOCAB}, got {self.vocab}")
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"synthetic model: alpha must be 0 to 1, got {self.alpha}")
+        if len(self.choice_probabilities) != 4 or min(self.choice_probabilities) < 0:
+            raise ConfigError(f"synthetic model: later must be three probabilities, as 0.1/0.05/0.03, got {self.later}")
+        if sum(self.choice_probabilities) > 1 + 1e-9:
+            raise ConfigError(f"synthetic model: alpha {self.alpha} and later {self.later} add up to more than 1")
+        for name in ("step_ms", "per_sequence", "per_token"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"synthetic model: {name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def choice_probabilities(self) -> tuple[float, ...]:
+        """Probability that the target's token is the draft's first, second, third, fourth choice."""
+        if not self.later:
+            return (self.alpha, *((1 - self.alpha) / 2**rank for rank in (1, 2, 3)))
+        try:
+            return (self.alpha, *map(float, self.later.split("/")))
+        except ValueError:
+            return ()
+
+    def forward_s(self, num_sequences: int, num_tokens: int) -> float:
+        """Modelled duration of a forward over `num_tokens` tokens of `num_sequences` sequences."""
+        further = self.per_sequence * (num_sequences - 1) + self.per_token * (num_tokens - num_sequences)
+        return self.step_ms / 1e3 * (1 + further)
+
+
+def parse_synthetic(model: str) -> SyntheticSpec:
+    """Read `synthetic:key=value,...`.
+
+    Raises: ConfigError naming an unknown key and the nearest known one, or a value of the wrong kind or out of range;
+        ModelError if the name does not begin with `synthetic:`.
+    """
+    if not model.startswith(SYNTHETIC_PREFIX):
+        raise ModelError(f"'{model}' is no synthetic model: its name does not begin with '{SYNTHETIC_PREFIX}'")
+    names = [each.name for each in fields(SyntheticSpec)]
+    values: dict[str, str] = {}
+    for part in filter(None, model.removeprefix(SYNTHETIC_PREFIX).split(",")):
+        key, equals, value = part.partition("=")
+        if key not in names:
+            raise ConfigError(f"synthetic model: unknown key '{key}'{nearest(key, names)}")
+        if not equals or key in values:
+            raise ConfigError(f"synthetic model: '{key}' needs exactly one value, as in {key}=...")
+        values[key] = value
+    try:
+        return msgspec.convert(values, SyntheticSpec, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"synthetic model: {error}") from error

@@ -1,0 +1,1 @@
+"""What the next token is: sampling parameters, filters, noise and the draw. Pure."""

@@ -1,0 +1,65 @@
+"""What a request adds to the model's own logits: min_tokens, logit bias and penalties, in vLLM's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.spec import TokenLaw
+
+
+def adjust(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None) -> Tensor:
+    """Make the logits that the law draws from.
+
+    Token ids outside the vocabulary have no effect: a draft's vocabulary may be smaller than the target's.
+
+    Args:
+        logits: [V], any float dtype and device; not changed.
+        position: absolute index of the token to be drawn.
+        counts: of all tokens before `position`; None will do if the law has neither penalties nor min_tokens.
+    Returns: float64 [V] on the same device; not a copy if it needs none.
+    Raises: ValueError if the law needs counts and there are none.
+    """
+    if not law.adjusts_logits:
+        return logits.to(torch.float64)
+    adjusted = logits.to(torch.float64, copy=True)
+    if law.min_tokens and position - _known(counts).prompt_len < law.min_tokens:
+        adjusted[_indices(law.end_token_ids, adjusted)] = -torch.inf
+    if law.logit_bias:
+        _add_bias_(adjusted, law.logit_bias)
+    if law.needs_counts:
+        _penalize_(adjusted, law, _known(counts))
+    return adjusted
+
+
+def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:
+    token_ids = _indices(logit_bias, adjusted)
+    adjusted[token_ids] += adjusted.new_tensor([logit_bias[token_id] for token_id in token_ids.tolist()])
+
+
+def _penalize_(adjusted: Tensor, law: TokenLaw, counts: TokenCounts) -> None:
+    """Repetition over prompt and output, multiplicative; then frequency and presence over the output."""
+    seen = counts.seen()
+    inside = (seen.token_ids >= 0) & (seen.token_ids < len(adjusted))
+    token_ids = seen.token_ids[inside].to(adjusted.device)
+    num_output = seen.num_output[inside].to(adjusted.device)
+    values = adjusted[token_ids]
+    values = torch.where(values > 0, values / law.repetition_penalty, values * law.repetition_penalty)
+    values -= law.frequency_penalty * num_output
+    values -= law.presence_penalty * num_output.clamp(max=1.0)
+    adjusted[token_ids] = values
+
+
+def _indices(token_ids: Iterable[int], adjusted: Tensor) -> Tensor:
+    """Those of the ids that the vocabulary has, where `adjusted` lives."""
+    inside = [token_id for token_id in token_ids if 0 <= token_id < len(adjusted)]
+    return torch.tensor(inside, dtype=torch.int64, device=adjusted.device)
+
+
+def _known(counts: TokenCounts | None) -> TokenCounts:
+    if counts is None:
+        raise ValueError("this law depends on earlier tokens: it needs their counts")
+    return counts

@@ -1,0 +1,1 @@
+"""The two ends of the draft link: ZeroMQ between processes, memory inside one."""

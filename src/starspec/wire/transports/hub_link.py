@@ -1,0 +1,157 @@
+"""One target at the hub's transport: its own port, its lease, its place in the queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import zmq
+
+from starspec.errors import PeerProtocolError
+from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
+from starspec.wire.link import FAULT_INTERVAL_S, LinkSession, LinkState
+from starspec.wire.messages import Fault, Goodbye, Hello, Ping, Pong, TargetToHub, Welcome
+from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
+from starspec.wire.transports.sockets import LOST, Socket, Watch
+
+ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
+READ_BURST: Final = 64  # multiparts of one target before the next target's turn
+
+log = structlog.get_logger()
+
+
+class HubSession:
+    """From Welcome to Left. Used by the transport's own thread only.
+
+    Args:
+        socket: bound to the target's own port; this session closes it.
+        terms: what the target is welcomed with; `session_id` and `port` are already right.
+        stats: counts what is kept away from the hub.
+        now: seconds, monotonic, here and below.
+    """
+
+    def __init__(self, socket: Socket, hello: Hello, terms: Welcome, stats: HubTransportStats, now: float) -> None:
+        self.socket = socket
+        self.hello = hello
+        self.session_id = terms.session_id
+        self.num_queued = 0  # arrivals handed to the hub so far
+        self.has_joined = False  # whether the hub was told of this session
+        self.left: str | None = None  # why the session is over
+        self._watch = Watch(socket, LOST)
+        self._identity = terms.session_id.encode()
+        self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size)
+        self._stats = stats
+        self._heard_at = now
+        self._fault_at = -math.inf
+        self._is_probe_due = False
+        self._link = LinkSession()
+        self._link.receive(hello)
+        self._welcome = self._link.send(terms)
+
+    def read(self, now: float) -> list[Arrival]:
+        """Take in what has arrived, fairly bounded. Effects: may end the session (`left`)."""
+        arrivals: list[Arrival] = []
+        for _ in range(READ_BURST):
+            try:
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                self._check_identity(identity)
+                for message in self._decoder.decode_all(frames):
+                    self._take(self._link.receive(message), now, arrivals)
+            except PeerProtocolError as error:
+                self._reject(identity, error, now)
+            if self.left is not None:
+                break
+        self.num_queued += len(arrivals)
+        return arrivals
+
+    def write(self, frames: Sequence[bytes]) -> bool:
+        """Send without waiting, in as many multiparts as a target takes.
+
+        Returns: False if it is gone or does not read.
+        """
+        starts = range(0, len(frames), MAX_MESSAGES)
+        return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
+
+    def welcome_again(self, now: float) -> Welcome:
+        """Answer a Hello that was said again. Effects: the time to attach starts anew."""
+        if self._link.state is LinkState.ATTACHING:
+            self._heard_at = now
+        return self._welcome
+
+    def check(self, now: float) -> None:
+        """Notice a broken connection or an expired lease. Effects: may end the session (`left`)."""
+        if self._is_probe_due and self._link.state is LinkState.CONNECTED:
+            self._probe()
+        self._is_probe_due = any(True for _ in self._watch.events())
+        if self._link.state is LinkState.ATTACHING and now - self._heard_at > ATTACH_S:
+            self.end("never came to its port")
+        elif self._link.state is LinkState.CONNECTED and now - self._heard_at > self._welcome.lease_s:
+            self._stats.num_leases_expired += 1
+            self.end(f"was silent for {self._welcome.lease_s:g} s")
+
+    def extend(self, seconds: float) -> None:
+        """Do not count a time in which this process itself stood still."""
+        self._heard_at += seconds
+
+    def end(self, reason: str) -> None:
+        """The session is over; the first reason counts."""
+        self._link.lose()
+        self.left = self.left or reason
+
+    def close(self) -> None:
+        """Free port and sockets."""
+        self._watch.close()
+
+    def departure(self, now: float) -> Arrival:
+        """The last word about this session."""
+        log.info("target left", target=self.hello.target_id, session=self.session_id, reason=self.left)
+        return self._arrival(Left(self.left or "the hub is closing"), now)
+
+    def _take(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
+        self._heard_at = now
+        match message:
+            case Ping(sequence=number):
+                if self._link.state is LinkState.ATTACHING:
+                    self.has_joined = True
+                    log.info("target joined", target=self.hello.target_id, session=self.session_id)
+                    arrivals.append(self._arrival(Joined(self.hello), now))
+                self._send(self._identity, [encode(self._link.send(Pong(number)))])
+                if number:
+                    arrivals.append(self._arrival(message, now))
+            case Goodbye(reason=reason):
+                self.end(reason or "said goodbye")
+            case _:
+                arrivals.append(self._arrival(message, now))
+
+    def _arrival(self, message: TargetToHub | Joined | Left, now: float) -> Arrival:
+        return Arrival(self.session_id, self.hello.target_id, message, now)
+
+    def _check_identity(self, identity: bytes) -> None:
+        if identity != self._identity:
+            raise PeerProtocolError("this port belongs to another session")
+
+    def _reject(self, identity: bytes, error: PeerProtocolError, now: float) -> None:
+        self._stats.num_frames_rejected += 1
+        if now - self._fault_at >= FAULT_INTERVAL_S:
+            self._fault_at = now
+            self._send(identity, [encode(Fault(str(error)))])
+
+    def _probe(self) -> None:
+        """Some connection to this port broke: if it was the target's, there is no way to it any more."""
+        try:
+            self.socket.send_multipart([self._identity, encode(Pong(0))], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # and not EAGAIN: it is there and does not read
+                self.end("the connection broke")
+
+    def _send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
+        try:
+            self.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError:  # EAGAIN: it does not read; EHOSTUNREACH: it is gone
+            return False
+        return True

@@ -1,0 +1,213 @@
+"""The draft link inside one process: the same interface, the same codec, no sockets and no threads.
+
+Hub and targets take turns on one thread: a target that waits in `receive` lets the hub work meanwhile. Time is a
+callable, and the channel can be told to misbehave (`channel.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from starspec.ids import SessionId
+from starspec.wire.codec import Decoder
+from starspec.wire.messages import Goodbye, Hello, HubToTarget, Ping, Pong, Refused, TargetToHub, Welcome
+from starspec.wire.transports.bad_channel import Channel, Faults, VirtualClock
+from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Joined, Left
+
+MAX_TURNS: Final = 100_000  # of the hub within one `receive`: a hub that always has work cannot hold a target for ever
+
+
+@dataclass(slots=True)
+class _Session:
+    """One attached target."""
+
+    hello: Hello
+    to_hub: Channel[TargetToHub]
+    to_target: Channel[HubToTarget]
+
+
+class MemoryHub:
+    """The hub's end. Implements HubTransport.
+
+    Args:
+        admit: as for every hub transport.
+        clock: seconds; a VirtualClock moves when a target waits.
+        faults: what happens to messages in both directions.
+        is_coded: False skips encoding and decoding, for speed.
+    """
+
+    def __init__(
+        self,
+        admit: Admit,
+        clock: Callable[[], float] = time.monotonic,
+        faults: Faults | None = None,
+        is_coded: bool = True,
+    ) -> None:
+        self._admit = admit
+        self._faults = faults
+        self._is_coded = is_coded
+        self._sessions: dict[SessionId, _Session] = {}
+        self._arrivals: list[Arrival] = []
+        self._numbers = itertools.count(1)
+        self.clock = clock
+        self.is_down = False
+        self.stats = HubTransportStats()
+
+    def receive(self, timeout_s: float = 0.0) -> list[Arrival]:  # noqa: ARG002
+        """As HubTransport; never waits, since nobody else could act meanwhile."""
+        for session_id in list(self._sessions):
+            self._collect(session_id)
+        arrivals, self._arrivals = self._arrivals, []
+        return sorted(arrivals, key=lambda arrival: arrival.arrived_at)  # stable: Joined stays first, Left last
+
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        for session_id, messages in replies.items():
+            session = self._sessions.get(session_id)
+            if session is None:
+                self.stats.num_dropped += len(messages)
+                continue
+            for message in messages:
+                session.to_target.put(message, self.clock())
+
+    def close(self) -> None:
+        self.fail()
+
+    def connect(self, hello: Hello, pump: Callable[[], bool]) -> MemoryTarget:
+        """A target's end of this link, connected if the hub admits it.
+
+        Args:
+            pump: gives the hub one turn; returns whether it had anything to do.
+        """
+        return MemoryTarget(self, hello, pump)
+
+    def fail(self) -> None:
+        """The hub's process dies: sessions and everything on the wire are gone, and nobody is told."""
+        self.is_down = True
+        self._sessions.clear()
+        self._arrivals.clear()
+
+    def restore(self) -> None:
+        """A hub listens here again; targets find it with their next call."""
+        self.is_down = False
+
+    def greet(self, hello: Hello) -> Welcome | Refused:
+        """The handshake of one target."""
+        answer = self._admit(hello, len(self._sessions))
+        if isinstance(answer, Refused):
+            self.stats.num_refused += 1
+            return answer
+        number = next(self._numbers)
+        session_id = SessionId(f"memory-{number}")
+        to_hub = self._channel(TargetToHub, 2 * number, hello.vocab_size)
+        self._sessions[session_id] = _Session(hello, to_hub, self._channel(HubToTarget, 2 * number + 1, None))
+        self._arrivals.append(Arrival(session_id, hello.target_id, Joined(hello), self.clock()))
+        return msgspec.structs.replace(answer, session_id=session_id, port=0)
+
+    def leave(self, session_id: SessionId, reason: str) -> None:
+        """End a session, as a target's Goodbye or an expired lease does."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._arrivals.append(Arrival(session_id, session.hello.target_id, Left(reason), self.clock()))
+
+    def session(self, session_id: SessionId) -> _Session | None:
+        """The channels of a session, None once it is gone."""
+        return self._sessions.get(session_id)
+
+    def _collect(self, session_id: SessionId) -> None:
+        session = self._sessions[session_id]
+        for at_s, message in session.to_hub.take(self.clock()):
+            if isinstance(message, Goodbye):
+                self.leave(session_id, message.reason or "said goodbye")
+                return
+            if isinstance(message, Ping):
+                session.to_target.put(Pong(message.sequence), self.clock())
+            self._arrivals.append(Arrival(session_id, session.hello.target_id, message, at_s))
+        self.stats.num_frames_rejected += session.to_hub.num_rejected
+        session.to_hub.num_rejected = 0
+
+    def _channel(self, union: Any, salt: int, vocab_size: int | None) -> Channel[Any]:
+        return Channel(Decoder(union, vocab_size) if self._is_coded else None, self._faults, salt)
+
+
+class MemoryTarget:
+    """A target's end. Implements TargetTransport."""
+
+    def __init__(self, hub: MemoryHub, hello: Hello, pump: Callable[[], bool]) -> None:
+        self._hub = hub
+        self._hello = hello
+        self._pump = pump
+        self._is_closed = False
+        self.welcome: Welcome | None = None
+        self.num_connects = 0
+        self._keep_connected()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._session() is not None
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        """As TargetTransport. The hub works until it has said something, has nothing to do, or time is over."""
+        if not self._keep_connected():
+            return []
+        deadline_s = self._hub.clock() + timeout_s
+        for _ in range(MAX_TURNS):
+            messages = self._take()
+            if messages or not (self._pump() or self._wait_for_delivery(deadline_s)):
+                return messages
+            if self._hub.clock() >= deadline_s:
+                break
+        return self._take()
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        session = self._session()
+        if session is None:
+            return
+        for message in messages:
+            session.to_hub.put(message, self._hub.clock())
+
+    def close(self) -> None:
+        if self.welcome is not None:
+            self._hub.leave(self.welcome.session_id, "closed")
+        self.welcome = None
+        self._is_closed = True
+
+    def _session(self) -> _Session | None:
+        return None if self.welcome is None else self._hub.session(self.welcome.session_id)
+
+    def _keep_connected(self) -> bool:
+        """Notice a hub that went, greet one that came (back)."""
+        if self._session() is not None:
+            return True
+        self.welcome = None
+        if self._is_closed or self._hub.is_down:
+            return False
+        answer = self._hub.greet(self._hello)
+        if isinstance(answer, Refused):
+            return False
+        self.welcome = answer
+        self.num_connects += 1
+        return True
+
+    def _take(self) -> list[HubToTarget]:
+        session = self._session()
+        return [] if session is None else [message for _, message in session.to_target.take(self._hub.clock())]
+
+    def _wait_for_delivery(self, deadline_s: float) -> bool:
+        """Let time pass until something on the wire arrives; False if nothing will by the deadline."""
+        session = self._session()
+        moments = [] if session is None else [session.to_hub.next_at_s, session.to_target.next_at_s]
+        next_at_s = min((at_s for at_s in moments if at_s is not None), default=None)
+        if next_at_s is None or next_at_s > deadline_s:
+            return False
+        wait_s = next_at_s - self._hub.clock()
+        if isinstance(self._hub.clock, VirtualClock):
+            self._hub.clock.advance(wait_s)
+        elif wait_s > 0:
+            time.sleep(wait_s)
+        return True

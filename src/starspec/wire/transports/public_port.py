@@ -1,0 +1,185 @@
+"""The hub's public port: where strangers say who they are."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from starspec.errors import ConfigError, LinkError, PeerProtocolError
+from starspec.ids import SessionId
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
+from starspec.wire.keys import Keys
+from starspec.wire.link import FAULT_INTERVAL_S
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Ask,
+    Fault,
+    HandshakeMessage,
+    Hello,
+    HubPublicReply,
+    Refused,
+    Welcome,
+)
+from starspec.wire.transports.base import Admit, HubTransportStats, Report
+from starspec.wire.transports.hub_link import READ_BURST, HubSession
+from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Opens the ports of one hub.
+
+    Args:
+        data_ports: inclusive range of the targets' own ports; None = any free ones.
+    """
+
+    context: Context
+    host: str
+    keys: Keys | None
+    data_ports: tuple[int, int] | None
+
+    def open(self, port: int, max_frame_bytes: int) -> tuple[Socket, int]:
+        """A listening ROUTER socket and its port. Raises: ConfigError if it cannot listen there."""
+        socket = make_socket(self.context, zmq.ROUTER, max_frame_bytes)
+        try:
+            if self.keys is not None:
+                self.keys.secure_server(socket)
+            return socket, bind(socket, self.host, port, "the hub")
+        except BaseException:
+            socket.close()
+            raise
+
+    def open_data_port(self) -> tuple[Socket, int]:
+        """A port for one target. Raises: ConfigError if none is free."""
+        if self.data_ports is None:
+            return self.open(0, MAX_FRAME_BYTES)
+        first, last = self.data_ports
+        for port in range(first, last + 1):
+            try:
+                return self.open(port, MAX_FRAME_BYTES)
+            except ConfigError:
+                continue
+        raise ConfigError(f"every port from {first} to {last} is taken")
+
+
+class _AnyHello(msgspec.Struct, tag_field="type", tag="hello"):
+    """The one field that a Hello of every version has."""
+
+    protocol_version: int
+
+
+class Door:
+    """Answers Hello and Ask. Used by the transport's own thread only.
+
+    Args:
+        socket: bound to the public port; the door closes it.
+    """
+
+    def __init__(self, socket: Socket, ports: Ports, admit: Admit, report: Report, stats: HubTransportStats) -> None:
+        self.socket = socket
+        self._ports = ports
+        self._admit = admit
+        self._report = report
+        self._stats = stats
+        self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
+        self._guests: dict[bytes, HubSession] = {}  # by connection, so that a Hello said twice gets one session
+        self._fault_at = -math.inf
+
+    def read(self, sessions: Iterable[HubSession], now: float) -> list[HubSession]:
+        """Answer who has called. Returns: the sessions begun. Effects: may end a session that greets anew."""
+        held = list(sessions)
+        self._guests = {caller: guest for caller, guest in self._guests.items() if guest.left is None}
+        num_before = len(held)
+        for _ in range(READ_BURST):
+            try:
+                caller, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            reply = self._answer(caller, frames, held, now)
+            if reply is not None:
+                self._send(caller, reply)
+        return held[num_before:]
+
+    def close(self) -> None:
+        """Free the public port."""
+        self.socket.close()
+
+    def _answer(self, caller: bytes, frames: list[bytes], held: list[HubSession], now: float) -> HubPublicReply | None:
+        try:
+            if len(frames) != 1:
+                raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
+            message = self._decode(frames[0])
+        except PeerProtocolError as error:
+            return self._fault(error, now)
+        match message:
+            case Ask(protocol_version=version) if version != PROTOCOL_VERSION:
+                return Refused.for_version(version, them="the gateway")
+            case Ask():
+                return self._report()
+            case Refused():
+                return message
+            case Hello():
+                return self._greet(caller, message, held, now)
+
+    def _decode(self, frame: bytes) -> Hello | Ask | Refused:
+        """The message, or what to tell one of another version. Raises: PeerProtocolError."""
+        try:
+            return self._decoder.decode(frame)
+        except PeerProtocolError:
+            if (refused := _refuse_other_version(frame)) is not None:
+                return refused
+            raise
+
+    def _greet(self, caller: bytes, hello: Hello, held: list[HubSession], now: float) -> Welcome | Refused:
+        guest = self._guests.get(caller)
+        if guest is not None and guest.left is None:
+            if guest.hello == hello:
+                return guest.welcome_again(now)
+            guest.end("greeted anew")
+        answer = self._admit(hello, sum(session.left is None for session in held))
+        if isinstance(answer, Welcome):
+            answer = self._begin(caller, hello, answer, held, now)
+        if isinstance(answer, Refused):
+            self._stats.num_refused += 1
+        return answer
+
+    def _begin(
+        self, caller: bytes, hello: Hello, terms: Welcome, held: list[HubSession], now: float
+    ) -> Welcome | Refused:
+        try:
+            socket, port = self._ports.open_data_port()
+            welcome = msgspec.structs.replace(terms, session_id=SessionId(secrets.token_hex(16)), port=port)
+            session = HubSession(socket, hello, welcome, self._stats, now)
+        except (ConfigError, zmq.ZMQError) as error:  # of ZeroMQ: the process has no socket left
+            return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
+        self._guests[caller] = session
+        held.append(session)
+        return welcome
+
+    def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:
+        self._stats.num_frames_rejected += 1
+        if now - self._fault_at < FAULT_INTERVAL_S:
+            return None
+        self._fault_at = now
+        return Fault(str(error))
+
+    def _send(self, caller: bytes, reply: HubPublicReply) -> None:
+        try:
+            self.socket.send_multipart([caller, encode(reply)], zmq.NOBLOCK)
+        except (zmq.ZMQError, LinkError):  # it is gone or does not read; or of too many targets for one frame
+            self._stats.num_dropped += 1
+
+
+def _refuse_other_version(frame: bytes) -> Refused | None:
+    try:
+        version = msgspec.msgpack.decode(frame, type=_AnyHello).protocol_version
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    if version == PROTOCOL_VERSION:
+        return None
+    return Refused.for_version(version)

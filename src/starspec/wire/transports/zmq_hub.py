@@ -1,0 +1,137 @@
+"""The hub's end of the draft link over ZeroMQ.
+
+Receiving, drafting and sending are decoupled (StarSD section 4.1, appendix E.3): one thread owns every socket, the
+hub's own thread takes arrivals from a queue and leaves replies in another, and neither ever waits for the other.
+
+      targets ──> sockets ──> [I/O thread] ──> arrivals ──> receive()  ┐
+                                                                       │ the hub's thread
+      targets <── sockets <── [I/O thread] <── replies  <── send()     ┘
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import zmq
+
+from starspec.errors import LinkError, OurBug
+from starspec.ids import SessionId
+from starspec.tracing import Tracer
+from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
+from starspec.wire.keys import Doorkeeper, Keys, require_keys
+from starspec.wire.messages import HubToTarget
+from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
+from starspec.wire.transports.hub_exchange import Exchange
+from starspec.wire.transports.hub_io import HubIo
+from starspec.wire.transports.public_port import Door, Ports
+
+CLOSE_S: Final = 5.0
+
+
+class ZmqHub:
+    """Implements HubTransport. Listening has begun when the constructor returns.
+
+    Args:
+        host: interface to listen on.
+        port: public port, 0 = any free one; see the attribute `port`.
+        admit: answers a Hello; called on the I/O thread.
+        report: answers an Ask; called on the I/O thread.
+        data_ports: inclusive range of the targets' own ports; None = any free ones.
+        keys: of role "hub".
+        is_insecure: allow a host that is not loopback without keys.
+        trace: records how long messages wait between the two threads, if given.
+    Raises: ConfigError if it cannot or must not listen there.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        admit: Admit,
+        report: Report,
+        *,
+        data_ports: tuple[int, int] | None = None,
+        keys: Keys | None = None,
+        is_insecure: bool = False,
+        trace: Tracer | None = None,
+    ) -> None:
+        require_keys(host, keys, is_insecure, "the hub would listen on")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # a target takes three
+        self.stats = HubTransportStats()
+        self._trace = trace
+        try:
+            if keys is not None:
+                Doorkeeper(self._context, keys.allowed())
+            ports = Ports(self._context, host, keys, data_ports)
+            public, self.port = ports.open(port, MAX_PUBLIC_FRAME_BYTES)
+        except BaseException:
+            self._context.term()
+            raise
+        self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
+        self._exchange = Exchange(self._arrivals, self.stats)
+        door = Door(public, ports, admit, report, self.stats)
+        self._thread = threading.Thread(target=self._run, args=(door,), name="starspec-hub-io", daemon=True)
+        self._thread.start()
+
+    def receive(self, timeout_s: float) -> list[Arrival]:
+        """As HubTransport. Raises: OurBug if the I/O thread has died of a fault of its own."""
+        arrivals: list[Arrival] = []
+        if timeout_s <= 0 and self._arrivals.empty():  # the commonest case between two layers
+            return arrivals
+        try:
+            batch = self._arrivals.get(timeout_s > 0, timeout_s if timeout_s > 0 else None)
+            while True:
+                if batch is None:
+                    self._arrivals.put(None)
+                    failure = self._exchange.failure
+                    raise OurBug(f"the hub's I/O thread has died: {failure!r}") from failure
+                arrivals += batch
+                batch = self._arrivals.get_nowait()
+        except queue.Empty:
+            pass
+        self._exchange.count_taken(arrivals)
+        if self._trace:
+            self._note(arrivals, self._trace)
+        return arrivals
+
+    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+        """As HubTransport; callable from any thread. A message too large for a frame is dropped and counted."""
+        frames = {name: self._encode(messages) for name, messages in replies.items() if messages}
+        if frames:
+            self._exchange.put_replies(frames)
+
+    def _encode(self, messages: Sequence[HubToTarget]) -> list[bytes]:
+        frames = []
+        for message in messages:
+            try:
+                frames.append(encode(message))
+            except LinkError:
+                self.stats.num_dropped += 1
+        return frames
+
+    def close(self) -> None:
+        self._exchange.stop()
+        self._thread.join(CLOSE_S)
+
+    def _note(self, arrivals: Sequence[Arrival], trace: Tracer) -> None:
+        now = time.monotonic()
+        for arrival in arrivals:
+            name = type(arrival.message).__name__
+            trace.slice("wire", name, arrival.arrived_at, now, session=arrival.session_id)
+
+    def _run(self, door: Door) -> None:
+        """The I/O thread. A supervisor: whatever it dies of reaches the hub's thread through `receive`."""
+        loop = HubIo(door, self._exchange, self.stats, self._trace)
+        try:
+            loop.run()
+        except BaseException as error:
+            self._exchange.failure = error
+            self._arrivals.put(None)
+        finally:
+            loop.close()
+            self._context.term()

@@ -1,0 +1,280 @@
+"""A target's end of the draft link over ZeroMQ.
+
+Everything happens inside `receive` and `send`, on the engine's thread, and nothing waits: the connection is made, lost
+and made again beside the rounds. What a killed or stopped hub leaves behind is noticed by the connection's own events
+(a reset, or silence for HEARTBEAT_TIMEOUT_MS), not by waiting for an answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import zmq
+
+from starspec.errors import LinkError, PeerProtocolError
+from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
+from starspec.wire.keys import Keys, require_keys
+from starspec.wire.link import FAULT_INTERVAL_S, LinkSession, LinkState
+from starspec.wire.messages import (
+    Fault,
+    Goodbye,
+    Hello,
+    HubPublicReply,
+    HubStatus,
+    HubToTarget,
+    Ping,
+    Pong,
+    Refused,
+    TargetToHub,
+    Welcome,
+)
+from starspec.wire.transports.sockets import GOODBYE_MS, host_of
+from starspec.wire.transports.target_sockets import Dialler, Line, why_handshake_failed
+
+RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
+REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
+ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
+SILENCE_S: Final = 3.0  # a hub that has not answered at first for so long is complained about
+MAX_FEATURE_WINDOW: Final = 4096  # positions: they are kept for every request
+KEEP_ALIVE_S: Final = 1.0  # at most, between two pings; never more than a quarter of the lease
+
+log = structlog.get_logger()
+
+
+class ZmqTarget:
+    """Implements TargetTransport. Nothing is sent before the first `receive`.
+
+    Args:
+        endpoint: the hub's public port, tcp://host:port.
+        hello: what this target says of itself.
+        keys: of role "target".
+        is_insecure: allow a host that is not loopback without keys.
+    Raises: ConfigError if the endpoint is malformed or keys are missing.
+    """
+
+    def __init__(self, endpoint: str, hello: Hello, keys: Keys | None = None, is_insecure: bool = False) -> None:
+        self._host = host_of(endpoint, "the hub")
+        require_keys(self._host, keys, is_insecure, "the target would speak to the hub at")
+        self._endpoint = endpoint
+        self._hello = hello
+        self._dialler = Dialler(keys)
+        self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(HubPublicReply)
+        self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, hello.vocab_size)
+        self._link = LinkSession()
+        self._public: Line | None = None
+        self._own: Line | None = None
+        self._terms: Welcome | None = None
+        self._say_at = 0.0  # when the next Hello or keep-alive is due
+        self._give_up_at = math.inf
+        self._fault_at = -math.inf  # when the hub was last told that it breaks the protocol
+        self._is_closed = False
+        self.problem = f"no hub has answered yet at {endpoint}"  # why not connected, for people
+        self._told = ""  # the problem that was logged
+        self._first_try_at: float | None = None
+        self.num_connects = 0
+        self.num_frames_rejected = 0  # of the hub, that broke the protocol
+        self.num_dropped = 0  # messages that could not be sent
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link.state is LinkState.CONNECTED
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self._terms if self.is_connected else None
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        """As TargetTransport."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            now = time.monotonic()
+            messages = self._read()
+            self._drive(now)
+            if messages or not self.is_connected or now >= deadline_s:
+                return messages
+            assert self._own is not None
+            self._own.wait(min(deadline_s, self._say_at) - now)
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        """As TargetTransport. A message too large for a frame is dropped and counted: drafting never stops a target."""
+        if not self.is_connected:
+            self.num_dropped += len(messages)
+            return
+        frames: list[bytes] = []
+        for message in messages:
+            try:
+                frame = encode(message)
+                self._link.send(message)
+            except LinkError:
+                self.num_dropped += 1
+            else:
+                frames.append(frame)
+        assert self._own is not None
+        for start in range(0, len(frames), MAX_MESSAGES):
+            if not self._own.send(frames[start : start + MAX_MESSAGES]):
+                self._lose("the hub does not read", time.monotonic())
+                return
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.is_connected:
+            self.send([Goodbye("the target is closing")])
+        self._hang_up(GOODBYE_MS)
+        self._link.lose()
+        self._dialler.close()
+
+    # ---------------------------------------------------------------- the connection, one step further
+
+    def _drive(self, now: float) -> None:
+        match self._link.state:
+            case LinkState.DISCONNECTED | LinkState.GREETING if not self._is_closed:
+                self._greet(now)
+            case LinkState.ATTACHING:
+                self._attach(now)
+            case LinkState.CONNECTED:
+                self._keep(now)
+
+    def _greet(self, now: float) -> None:
+        """Say Hello on the public port until it is answered."""
+        if self._public is None:
+            if now < self._say_at:
+                return
+            self._public = self._dialler.dial_public(self._endpoint)
+        for event, value in self._public.watch.events():
+            self._complain(why_handshake_failed(event, value, self._endpoint))
+        for frames in self._public.read():
+            self._take_answer(frames, now)
+            if self._link.state is LinkState.ATTACHING or self._public is None:
+                return
+        self._first_try_at = self._first_try_at or now
+        if not self._told and not self.num_connects and now - self._first_try_at > SILENCE_S:
+            self._complain(self.problem)
+        if now < self._say_at:
+            return
+        if self._public.send([encode(self._hello)]):  # it cannot be sent before the connection is made
+            self._link.send(self._hello)
+            self._say_at = now + RETRY_S
+
+    def _take_answer(self, frames: list[bytes], now: float) -> None:
+        try:
+            [answer] = self._public_decoder.decode_all(frames)
+            self._link.receive(answer)
+        except (PeerProtocolError, ValueError):
+            self.num_frames_rejected += 1
+            return
+        match answer:
+            case Welcome() if problem := _why_unmet(self._hello, answer):
+                self._lose(problem, now, REFUSED_RETRY_S)
+            case Welcome():
+                self._terms = answer
+                self._give_up_at, self._say_at = now + ATTACH_S, now
+                self._dial_own(answer, now)
+            case Refused():
+                wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
+                self._lose(f"the hub refused: {answer.reason}", now, wait_s)
+            case Fault():
+                self._lose(f"the hub did not understand: {answer.reason}", now, REFUSED_RETRY_S)
+
+    def _dial_own(self, terms: Welcome, now: float) -> None:
+        try:
+            self._own = self._dialler.dial_own(f"tcp://{self._host}:{terms.port}", terms.session_id.encode())
+        except zmq.ZMQError as error:  # a hub's word must not stop a target
+            self._lose(f"the hub's port {terms.port} for this target cannot be dialled: {error}", now, REFUSED_RETRY_S)
+
+    def _attach(self, now: float) -> None:
+        """Ping on this target's own port until it is answered (`_read` sees the answer)."""
+        assert self._own is not None
+        if any(True for _ in self._own.watch.events()) or now > self._give_up_at:
+            port = self._terms.port if self._terms is not None else 0
+            self._lose(
+                f"the hub's port {port} for this target cannot be reached: does a firewall close it?", now, RETRY_S
+            )
+        elif now >= self._say_at and self._own.send([encode(self._link.send(Ping(0)))]):
+            self._say_at = now + RETRY_S
+
+    def _keep(self, now: float) -> None:
+        """Notice a hub that went; renew the lease."""
+        assert self._own is not None
+        assert self._terms is not None
+        if any(True for _ in self._own.watch.events()):
+            self._lose("the hub is gone", now)
+        elif now >= self._say_at:
+            self._say_at = now + min(KEEP_ALIVE_S, self._terms.lease_s / 4)
+            self.send([Ping(0)])
+
+    def _read(self) -> list[HubToTarget]:
+        messages: list[HubToTarget] = []
+        for frames in self._own.read() if self._own is not None else ():
+            try:
+                sound, errors = self._decoder.decode_sound(frames)
+                for error in errors:
+                    self._reject(error)
+                for message in sound:
+                    self._take(self._link.receive(message), messages)
+            except PeerProtocolError as error:
+                self._reject(error)
+            if self._own is None:
+                break
+        return messages
+
+    def _reject(self, error: PeerProtocolError) -> None:
+        """Go on without what the hub said, and tell it now and then."""
+        self.num_frames_rejected += 1
+        now = time.monotonic()
+        if self.is_connected and now - self._fault_at >= FAULT_INTERVAL_S:
+            self._fault_at = now
+            self.send([Fault(str(error))])
+
+    def _take(self, message: HubToTarget, messages: list[HubToTarget]) -> None:
+        match message:
+            case Pong(sequence=0):
+                self._settle()
+            case Goodbye(reason=reason):
+                self._lose(reason or "the hub said goodbye", time.monotonic(), RETRY_S)
+            case _:
+                messages.append(message)
+
+    def _settle(self) -> None:
+        """The first answer on this target's own port: the public one is not needed any more."""
+        if self._public is not None:
+            self._public.close(0)
+            self._public = None
+            self.problem = self._told = ""
+            self.num_connects += 1
+            log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
+
+    def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
+        """Begin again from Hello, `wait_s` from now."""
+        self._hang_up(0)
+        self._link.lose()
+        self._terms = None
+        self._complain(problem)
+        self._say_at = now + wait_s
+
+    def _complain(self, problem: str) -> None:
+        """Say once why there is no hub."""
+        if problem != self._told:
+            log.warning("no hub: decoding goes on without it", hub=self._endpoint, problem=problem)
+        self.problem = self._told = problem
+
+    def _hang_up(self, linger_ms: int) -> None:
+        for line in (self._public, self._own):
+            if line is not None:
+                line.close(linger_ms)
+        self._public = self._own = None
+
+
+def _why_unmet(hello: Hello, terms: Welcome) -> str:
+    """What this target cannot give of what a hub asks for; "" if it can: a hub's word must not fail a forward."""
+    last = hello.num_layers if hello.hidden_size else -1
+    if any(layer > last for layer in terms.feature_layers):
+        return f"the hub reads hidden states {list(terms.feature_layers)}, and this target has 0 to {last}"
+    if terms.feature_window > MAX_FEATURE_WINDOW:
+        return f"the hub wants features of {terms.feature_window} positions, more than {MAX_FEATURE_WINDOW}"
+    return ""

@@ -1,0 +1,390 @@
+"""Corners of one target, with every source of drafts, against plain decoding of the toy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
+
+from starspec.config import BatchingConfig, TargetConfig
+from starspec.engine.drafts import NgramDrafts, NoDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.engine.sequence import TargetSequence
+from starspec.errors import ContextTooLong, QueueFull, RequestError
+from starspec.ids import RequestId
+from starspec.policy.length.fixed import FixedLength
+from starspec.sampling.spec import TokenLaw
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import DraftTree
+from starspec.stats import TargetStats
+from starspec.wire.messages import Emission, RequestSpec
+
+
+class OracleDrafts(NoDrafts):
+    """Proposes the toy's own continuation, or lies after `num_true` tokens; as a chain or as a bushy tree."""
+
+    def __init__(self, length: int = 4, num_true: int = 99, is_tree: bool = False) -> None:
+        self.length, self.num_true, self.is_tree = length, num_true, is_tree
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        return [self._tree(each) for each in batch]
+
+    def _tree(self, answer: TargetSequence) -> DraftTree:
+        path, chain = list(answer.token_ids), []
+        for depth in range(self.length):
+            token = next_of(path) if depth < self.num_true else (next_of(path) + 1) % VOCAB_SIZE
+            chain.append(token)
+            path.append(token)
+        if not self.is_tree:
+            return DraftTree.chain(chain)
+        decoys = [(token + 3) % VOCAB_SIZE for token in chain]  # a wrong sibling before every right one
+        token_ids = [token for pair in zip(decoys, chain, strict=True) for token in pair]
+        parents = [parent for depth in range(self.length) for parent in [2 * depth - 1] * 2]
+        return DraftTree(tuple(token_ids), tuple(parents))
+
+
+DRAFTS = {
+    "none": NoDrafts,
+    "true": OracleDrafts,
+    "half true": lambda: OracleDrafts(num_true=2),
+    "lying": lambda: OracleDrafts(num_true=0),
+    "tree": lambda: OracleDrafts(is_tree=True),
+    "ngram": lambda: NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3),
+}
+every_draft = pytest.mark.parametrize("drafts", DRAFTS)
+
+
+def engine_of(drafts: str, runner: HashRunner | None = None, **config: int) -> TargetEngine:
+    settings_ = TargetConfig(prefill_chunk=5, **config)  # type: ignore[arg-type]
+    return TargetEngine(runner or HashRunner(), WordTokenizer(), DRAFTS[drafts](), settings_, TargetStats())
+
+
+def spec_of(prompt: list[int], max_tokens: int = 12, *, stop: tuple[str, ...] = (), **law: object) -> RequestSpec:
+    law.setdefault("temperature", 0.0)
+    logprobs = law.pop("logprobs", None)
+    return RequestSpec(prompt, TokenLaw(**law), max_tokens=max_tokens, stop=stop, logprobs=logprobs)  # type: ignore[arg-type]
+
+
+def finish(engine: TargetEngine) -> dict[str, list[Emission]]:
+    """Run to the end; integrity is checked after every step."""
+    emissions: dict[str, list[Emission]] = {}
+    for _ in range(1000):
+        if not engine.has_work:
+            break
+        for each in engine.step():
+            emissions.setdefault(each.request_id, []).append(each)
+        engine.check_integrity()
+    assert not engine.has_work
+    return emissions
+
+
+def answer(engine: TargetEngine, spec: RequestSpec) -> tuple[list[int], str, Emission]:
+    engine.submit(RequestId("r"), spec)
+    parts = finish(engine)["r"]
+    return [t for part in parts for t in part.token_ids], "".join(part.text for part in parts), parts[-1]
+
+
+def plain(prompt: list[int], num: int) -> list[int]:
+    path = list(prompt)
+    for _ in range(num):
+        path.append(next_of(path))
+    return path[len(prompt) :]
+
+
+PROMPT = list(range(1, 12))
+
+
+@every_draft
+def test_greedy_tokens_are_the_toys_own(drafts: str) -> None:
+    tokens, text, last = answer(engine_of(drafts), spec_of(PROMPT))
+    assert tokens == plain(PROMPT, 12)
+    assert text == WordTokenizer().decode(tokens)
+    assert last.finish_reason == "length"
+
+
+@every_draft
+def test_sampled_tokens_do_not_depend_on_the_draft(drafts: str) -> None:
+    spec = spec_of(PROMPT, temperature=1.0, seed=7, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.5)
+    assert answer(engine_of(drafts), spec)[0] == answer(engine_of("none"), spec)[0]
+
+
+@every_draft
+def test_max_tokens_is_kept_inside_an_accepted_run(drafts: str) -> None:
+    for num in range(1, 8):
+        tokens, text, last = answer(engine_of(drafts), spec_of(PROMPT, num))
+        assert (tokens, last.finish_reason) == (plain(PROMPT, num), "length")
+        assert text == WordTokenizer().decode(tokens)
+        assert last.stats is not None
+        assert last.stats.acceptance.num_emitted_tokens == num
+
+
+@every_draft
+def test_end_token_inside_an_accepted_run_ends_text_usage_and_logprobs(drafts: str) -> None:
+    own = plain(PROMPT, 12)
+    for end in (own[0], own[2], own[7]):
+        engine = engine_of(drafts, HashRunner(eos_token_ids=(end,)))
+        tokens, text, last = answer(engine, spec_of(PROMPT, end_token_ids=(end,), logprobs=2))
+        assert tokens == own[: own.index(end) + 1]
+        assert text == WordTokenizer().decode(tokens[:-1])
+        assert (last.finish_reason, last.stop_reason) == ("stop", None)
+        assert last.logprobs is not None
+        assert len(last.logprobs) == len(last.token_ids)
+
+
+@pytest.mark.parametrize("drafts", ["true", "tree"])
+@pytest.mark.parametrize("end", ["max_tokens", "eos", "stop"])
+def test_a_row_holds_no_more_than_the_answer_at_its_end(drafts: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(PROMPT, 12)[:7]  # rounds of five tokens: it ends inside the second
+    runner = HashRunner(eos_token_ids=(expected[-1],) if end == "eos" else ())
+    assert expected[-1] not in expected[:-1]
+    lengths: list[int] = []
+    free = runner.cache.free
+
+    def look_and_free(row: int) -> None:
+        lengths.append(runner.cache.lengths[row])
+        free(row)
+
+    monkeypatch.setattr(runner.cache, "free", look_and_free)
+    spec = {
+        "max_tokens": spec_of(PROMPT, 7),
+        "eos": spec_of(PROMPT, end_token_ids=(expected[-1],)),
+        "stop": spec_of(PROMPT, stop=(WordTokenizer().decode(expected[-1:]),)),
+    }[end]
+    tokens, _, last = answer(engine_of(drafts, runner), spec)
+    assert (tokens, last.finish_reason) == (expected, "length" if end == "max_tokens" else "stop")
+    assert lengths == [len(PROMPT) + 7 - 1]  # the last token was never read
+
+
+@every_draft
+def test_the_first_of_several_end_tokens_ends_the_answer(drafts: str) -> None:
+    own = plain(PROMPT, 12)
+    engine = engine_of(drafts, HashRunner(eos_token_ids=(own[6], own[3])))
+    tokens, _, last = answer(engine, spec_of(PROMPT, end_token_ids=(own[6], own[3], own[4])))
+    assert tokens == own[:4]
+    assert last.stop_reason is None
+
+
+@every_draft
+def test_a_stop_token_that_is_no_eos_is_named(drafts: str) -> None:
+    own = plain(PROMPT, 12)
+    _, _, last = answer(engine_of(drafts), spec_of(PROMPT, end_token_ids=(own[5],)))
+    assert last.stop_reason == own[5]
+
+
+@every_draft
+def test_end_token_inside_the_prompt_ends_nothing(drafts: str) -> None:
+    runner = HashRunner(eos_token_ids=(PROMPT[3],))
+    own = plain(PROMPT, 6)
+    assert PROMPT[3] not in own
+    tokens, _, last = answer(engine_of(drafts, runner), spec_of(PROMPT, 6, end_token_ids=(PROMPT[3],)))
+    assert (tokens, last.finish_reason) == (own, "length")
+
+
+@every_draft
+def test_min_tokens_keeps_end_tokens_from_being_drawn(drafts: str) -> None:
+    end = plain(PROMPT, 1)[0]
+    tokens, _, _ = answer(engine_of(drafts), spec_of(PROMPT, 8, end_token_ids=(end,), min_tokens=5))
+    assert end not in tokens[:5]
+    assert tokens == answer(engine_of("none"), spec_of(PROMPT, 8, end_token_ids=(end,), min_tokens=5))[0]
+
+
+@every_draft
+def test_stop_string_inside_an_accepted_run_cuts_text_and_tokens(drafts: str) -> None:
+    own = plain(PROMPT, 12)
+    stop = f"w{own[2]} w{own[3]}"
+    tokens, text, last = answer(engine_of(drafts), spec_of(PROMPT, stop=(stop,)))
+    assert tokens == own[:4]
+    assert text == WordTokenizer().decode(own[:2])
+    assert (last.finish_reason, last.stop_reason) == ("stop", stop)
+
+
+@every_draft
+def test_context_ends_the_answer_before_the_cache_does(drafts: str) -> None:
+    runner = HashRunner(max_len=20)
+    tokens, _, last = answer(engine_of(drafts, runner), spec_of(PROMPT, 500))
+    assert (tokens, last.finish_reason) == (plain(PROMPT, 20 - len(PROMPT)), "length")
+
+
+@every_draft
+def test_a_prompt_of_one_token_works(drafts: str) -> None:
+    assert answer(engine_of(drafts), spec_of([5], 6))[0] == plain([5], 6)
+
+
+@every_draft
+def test_an_answer_of_one_token_takes_one_forward_and_says_why_it_ended(drafts: str) -> None:
+    first = plain(PROMPT, 1)
+    ended = {"length": spec_of(PROMPT, 1), "stop": spec_of(PROMPT, 9, end_token_ids=tuple(first))}
+    for reason, spec in ended.items():
+        tokens, _, last = answer(engine_of(drafts), spec)
+        assert (tokens, last.finish_reason) == (first, reason)
+        assert last.stats is not None
+        assert (last.stats.acceptance.num_forwards, last.stats.acceptance.num_emitted_tokens) == (1, 1)
+
+
+class EndingDrafts(NoDrafts):
+    """Believes that the answer ends after one more token."""
+
+    def __init__(self, end_token_id: int) -> None:
+        self._end_token_id = end_token_id
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        return [DraftTree.chain([next_of(each.token_ids), self._end_token_id]) for each in batch]
+
+
+def test_a_draft_that_hits_eos_early_ends_nothing() -> None:
+    expected = plain(PROMPT, 12)
+    end_token_id = next(each for each in range(VOCAB_SIZE) if each not in expected)
+    settings_ = TargetConfig(prefill_chunk=5)
+    engine = TargetEngine(HashRunner(), WordTokenizer(), EndingDrafts(end_token_id), settings_, TargetStats())
+    tokens, text, last = answer(engine, spec_of(PROMPT, 12, end_token_ids=(end_token_id,)))
+    assert (tokens, text, last.finish_reason) == (expected, WordTokenizer().decode(expected), "length")
+    assert last.stats is not None
+    assert last.stats.acceptance.num_accepted_tokens == 6
+
+
+def test_bonus_token_is_kept() -> None:
+    engine = engine_of("true")
+    tokens, _, last = answer(engine, spec_of(PROMPT, 10))
+    assert len(tokens) == 10
+    assert last.stats is not None
+    assert last.stats.acceptance.num_forwards == 2  # 4 accepted + 1 bonus, twice
+    assert last.stats.acceptance_histogram == [0, 0, 0, 0, 2]
+
+
+def test_lying_drafts_cost_no_token_and_are_counted() -> None:
+    _, _, last = answer(engine_of("lying"), spec_of(PROMPT, 6))
+    assert last.stats is not None
+    assert last.stats.acceptance.num_accepted_tokens == 0
+    assert last.stats.acceptance.num_drafts == 6
+    assert last.stats.acceptance.acceptance_length == 1.0
+
+
+def test_impossible_requests_are_refused_in_a_sentence() -> None:
+    engine = engine_of("none", HashRunner(max_len=20))
+    with pytest.raises(RequestError, match="empty"):
+        engine.submit(RequestId("a"), spec_of([]))
+    with pytest.raises(ContextTooLong, match="20 tokens, and this model's context holds 20"):
+        engine.submit(RequestId("a"), spec_of([1] * 20))
+    with pytest.raises(RequestError, match="0 to 63"):
+        engine.submit(RequestId("a"), spec_of([64]))
+    assert not engine.has_work
+
+
+def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
+    engine = engine_of("true", HashRunner(num_rows=2), max_num_queued_reqs=1)
+    assert engine.max_num_requests == 3
+    for name in "abc":  # two rows are free, one waits
+        engine.submit(RequestId(name), spec_of(PROMPT))
+    with pytest.raises(QueueFull, match=r"^1 requests wait"):
+        engine.submit(RequestId("d"), spec_of(PROMPT))
+    engine.step()
+    with pytest.raises(QueueFull):
+        engine.submit(RequestId("e"), spec_of(PROMPT))
+    done = finish(engine)
+    assert {name: [t for part in parts for t in part.token_ids] for name, parts in done.items()} == {
+        name: plain(PROMPT, 12) for name in "abc"
+    }
+
+
+def test_an_exception_in_a_step_fails_its_requests_and_no_other() -> None:
+    engine = engine_of("true", HashRunner(num_rows=1))
+    engine.submit(RequestId("a"), spec_of(PROMPT))
+    engine.submit(RequestId("b"), spec_of(PROMPT))
+    engine.step()
+    failed = engine.fail_step("internal error")
+    assert [(each.request_id, each.finish_reason) for each in failed] == [("a", "error")]
+    engine.check_integrity()
+    assert list(finish(engine)) == ["b"]
+
+
+class FailsOnce(HashRunner):
+    """A forward that a segment's number of tokens makes fail."""
+
+    bad_num_tokens: int | None = None
+
+    def forward(self, segments, feature_layers=()):
+        if any(len(each.token_ids) == self.bad_num_tokens for each in segments):
+            raise RuntimeError("out of memory")
+        return super().forward(segments, feature_layers)
+
+
+def test_a_prompt_that_cannot_be_read_ends_its_own_request_alone() -> None:
+    runner = FailsOnce(num_rows=2)
+    engine = engine_of("none", runner)
+    engine.submit(RequestId("a"), spec_of([1, 2, 3]))
+    engine.step()
+    runner.bad_num_tokens = 4  # but for its last token, which the first round forwards
+    engine.submit(RequestId("b"), spec_of([1, 2, 3, 4, 5]))
+    with pytest.raises(RuntimeError):
+        engine.step()
+    assert [each.request_id for each in engine.fail_step("internal error")] == ["b"]
+    engine.check_integrity()
+    (parts,) = finish(engine).values()
+    assert [token for part in parts for token in part.token_ids] == plain([1, 2, 3], 12)
+
+
+def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
+    """Two of ExSpec's window of four; the others go on."""
+    runner = FailsOnce(num_rows=4)
+    batching = BatchingConfig(method="exspec", window=4)
+    config = TargetConfig(max_num_seqs=2, batching=batching, prefill_chunk=5)
+    engine = TargetEngine(runner, WordTokenizer(), OracleDrafts(2), config, TargetStats())
+    for name in "abcd":
+        engine.submit(RequestId(name), spec_of([ord(name) % 60], 30))
+    while len(engine.step()) < 2:
+        pass
+    runner.bad_num_tokens = 3
+    with pytest.raises(RuntimeError):
+        engine.step()
+    failed = {each.request_id for each in engine.fail_step("internal error")}
+    runner.bad_num_tokens = None
+    engine.check_integrity()
+    assert len(failed) == 2
+    assert finish(engine).keys() == set("abcd") - failed
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(sorted(DRAFTS)))
+def test_joining_leaving_and_aborting_at_any_moment_change_no_token(seed: int, drafts: str) -> None:
+    chance = random.Random(seed)
+    engine = engine_of(drafts, HashRunner(num_rows=3))
+    wanted, got, aborted = {}, {}, set()
+    for step in range(60):
+        if step < 30 and chance.random() < 0.4:
+            prompt = [chance.randrange(VOCAB_SIZE) for _ in range(chance.randrange(1, 14))]
+            name, num = f"r{step}", chance.randrange(1, 15)
+            engine.submit(RequestId(name), spec_of(prompt, num))
+            wanted[name] = plain(prompt, num)
+        if wanted and chance.random() < 0.1:
+            name = chance.choice(sorted(wanted))
+            engine.abort(RequestId(name))
+            aborted.add(name)
+        for each in engine.step():
+            got.setdefault(each.request_id, []).extend(each.token_ids)
+        engine.check_integrity()
+    for each in finish(engine).items():
+        got.setdefault(each[0], []).extend(t for part in each[1] for t in part.token_ids)
+    for name, tokens in wanted.items():
+        have = got.get(name, [])
+        assert have == tokens[: len(have)]
+        assert name in aborted or have == tokens
+    assert engine.runner.cache.num_free_rows == 3
+
+
+@pytest.mark.parametrize("after_s", [1.0, 4.0, 5.0, 60.0])
+def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: float) -> None:
+    now = 100.0
+    engine = TargetEngine(
+        HashRunner(max_len=2000), WordTokenizer(), NoDrafts(), TargetConfig(), TargetStats(), lambda: now
+    )
+    engine.refresh_rate()
+    assert engine.stats.tokens_per_s == 0.0
+    engine.submit(RequestId("a"), RequestSpec([1, 2], TokenLaw(temperature=0.0), max_tokens=1900))
+    for _ in range(round(after_s / 0.1)):
+        now += 0.1
+        engine.step()
+    assert engine.stats.tokens_per_s == pytest.approx(10.0, abs=1.1)  # the first step reads the prompt

@@ -1,0 +1,442 @@
+"""A hub may be late, silent, dead, lying or chatty: the target's tokens stay its own, and it never waits for long."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import VOCAB_SIZE, WordTokenizer
+from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
+
+from starspec.config import TargetConfig
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.errors import PeerProtocolError
+from starspec.ids import RequestId, SessionId, Tag
+from starspec.policy.deadline import FIRST_S, MAX_GAP_S
+from starspec.policy.length.fixed import FixedLength, InSmallBatches
+from starspec.policy.liveness import MIN_PAUSE_S
+from starspec.policy.patience import FIRST_READING_S
+from starspec.policy.same_length import SameLengthPool
+from starspec.sampling.spec import TokenLaw
+from starspec.speculation.budget import DraftBudget
+from starspec.wire.messages import Drawn, HubToTarget, Open, Pong, Proposal, Reopen, RequestSpec, Welcome
+from starspec.wire.session import Role, TagSession
+
+PROMPT = list(range(1, 12))
+
+
+def test_a_good_hub_drafts_every_round() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 21)
+    star.finish()
+    assert star.stats.acceptance.num_accepted_tokens == 16
+    assert star.stats.acceptance.block_efficiency == pytest.approx(21 / 5)
+    assert star.stats.t_c.value == pytest.approx(DRAFT_S)  # the first one, which came during the prefill, is no sample
+    assert star.stats.num_reconnects == 0
+
+
+@pytest.mark.parametrize("mood", MOODS)
+def test_a_bad_hub_costs_no_token_and_little_time(mood: str) -> None:
+    star = Star()
+    star.submit("a", PROMPT, 30)
+    for _ in range(6):
+        star.step()
+    recent_round_s = star.stats.round.value
+    star.hub.mood = mood
+    star.longest_gap_s = 0.0
+    star.finish()
+    assert star.longest_gap_s <= max(0.25, 2 * recent_round_s)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_killed_hub_is_not_waited_for_and_is_used_again_when_it_returns(fallback: bool) -> None:
+    star = Star(fallback)
+    star.submit("a", PROMPT, 60)
+    star.submit("b", PROMPT[:3], 60)
+    for _ in range(5):
+        star.step()
+    star.hub.kill()
+    for _ in range(5):
+        started_s = star.clock.now
+        star.step()
+        assert star.clock.now - started_s <= 0.050 + 2 * STEP_S
+    assert not star.drafts.is_connected
+    before = star.stats.acceptance.num_accepted_tokens
+    star.hub.revive()
+    for _ in range(4):
+        star.step()
+    assert star.drafts.is_connected
+    assert star.stats.acceptance.num_accepted_tokens > before
+    star.finish()
+    assert star.drafts.num_tags == 0
+    assert not star.hub.sessions
+
+
+def test_a_frozen_hub_is_used_again_after_it_thaws() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 80)
+    for _ in range(4):
+        star.step()
+    star.hub.mood = "frozen"
+    for _ in range(30):
+        star.step()
+    assert not star.drafts.is_connected
+    star.hub.mood = "good"
+    star.clock.now += MIN_PAUSE_S + 0.5
+    for _ in range(6):
+        star.step()
+    assert star.drafts.is_connected
+    star.finish()
+
+
+def test_a_request_that_ends_while_the_hub_is_silent_leaves_no_tag_there() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 40)
+    for _ in range(4):
+        star.step()
+    star.hub.mood = "mute"  # alive, but no proposal comes: lost after a while
+    while star.drafts.is_connected and star.engine.has_work:
+        star.step()
+    star.finish()
+    assert not star.hub.sessions
+
+
+def test_a_tag_whose_proposals_are_always_late_is_left_alone_for_a_while() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 70)
+    star.submit("b", PROMPT[1:], 70)
+    for _ in range(5):
+        star.step()
+    star.hub.mood = "mute"
+    late_before, rounds_before = star.stats.num_late_rounds, star.stats.num_rounds
+    for _ in range(40):
+        star.step()
+    num_rounds = star.stats.num_rounds - rounds_before
+    assert star.stats.num_late_rounds - late_before <= num_rounds / 3
+    star.finish()
+
+
+class LateHub(ToyHub):
+    """Alive, and with every proposal later than any deadline, though never silent."""
+
+    def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
+        super()._propose(session, num, 1.0)
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        return [*super().receive(timeout_s), Pong(0)] if timeout_s else super().receive(timeout_s)
+
+
+class LateStar(Star):
+    def make_hub(self) -> ToyHub:
+        return LateHub(self.clock)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 8])
+def test_a_hub_too_slow_for_everybody_costs_little_however_many_they_are(num_requests: int) -> None:
+    star = LateStar()
+    for index in range(num_requests):
+        star.submit(str(index), PROMPT[index % 5 :], 70)
+        for _ in range(3):
+            star.step()  # so that their rounds with the hub are not in step
+    for _ in range(40):
+        star.step()
+    late_before, rounds_before = star.stats.num_late_rounds, star.stats.num_rounds
+    star.finish()
+    num_rounds = star.stats.num_rounds - rounds_before
+    assert star.stats.num_late_rounds - late_before <= 1 + num_rounds / 16
+    assert star.drafts.is_connected
+
+
+def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 12)
+    star.finish()
+    star.hub.num_opens_lost = 2
+    star.submit("b", PROMPT[2:], 80)
+    accepted_before, started_s = star.stats.acceptance.num_accepted_tokens, star.clock.now
+    while star.stats.acceptance.num_accepted_tokens == accepted_before:
+        star.clock.now += 0.5  # a slow machine
+        star.step()
+        assert star.engine.has_work
+    assert (
+        3 * FIRST_READING_S <= star.clock.now - started_s <= 3 * FIRST_READING_S + 3.0
+    )  # the second has twice as long
+    assert star.hub.num_opens == 1 + 3
+    star.finish()
+
+
+def test_a_malformed_answer_to_an_open_costs_that_round_and_no_more() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 80)
+    star.hub.mood = "chatty"
+    while not star.stats.num_stale_messages:
+        star.step()
+    star.hub.mood = "good"
+    star.finish()
+    assert star.hub.num_opens == 2
+    assert star.stats.acceptance.num_accepted_tokens > 40
+
+
+def test_a_hub_whose_answers_to_opens_are_all_malformed_is_told_whole_requests_ever_more_rarely() -> None:
+    star = Star()
+    star.hub.mood = "chatty"
+    star.submit("a", PROMPT, 80)
+    star.finish()
+    assert star.hub.num_opens <= 3 + 2  # pauses of 16, 32 and 64 rounds
+
+
+class DistantHub(ToyHub):
+    """Good, and always as late as a first wait bears."""
+
+    def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
+        super()._propose(session, num, 0.9 * FIRST_S)
+
+
+class DistantStar(Star):
+    def make_hub(self) -> ToyHub:
+        return DistantHub(self.clock)
+
+
+def test_a_hub_that_takes_longer_than_its_drafts_save_is_not_waited_for_again_and_again() -> None:
+    star = DistantStar()
+    for name in "abcd":
+        star.submit(name, PROMPT, 80)
+    for _ in range(16):  # until all are read and have waited once
+        star.step()
+    star.longest_gap_s, started_s, rounds_before = 0.0, star.clock.now, star.stats.num_rounds
+    star.finish()
+    assert star.longest_gap_s < MAX_GAP_S
+    assert star.clock.now - started_s < 3 * STEP_S * (star.stats.num_rounds - rounds_before)
+
+
+def test_a_full_hub_is_not_asked_again_before_it_wants_to_be() -> None:
+    star = Star()
+    star.hub.mood = "full"
+    star.submit("a", PROMPT, 70)
+    started_s = star.clock.now
+    while star.clock.now < started_s + 3.5 * FULL_S:
+        star.step()
+    assert star.hub.num_opens == 4
+    star.hub.mood = "good"
+    star.finish()
+    assert star.stats.acceptance.num_accepted_tokens > 0
+
+
+def test_rounds_do_not_wait_to_hear_again_that_there_is_no_room() -> None:
+    """One tag asks for all of them; when it is let in, the others follow."""
+    star = Star()
+    star.hub.mood = "full"
+    for name in "abcd":
+        star.submit(name, PROMPT, 84)  # all that the toy holds
+    for _ in range(20):
+        star.step()  # until all prompts are read and the first no is heard
+    star.longest_gap_s, opens_before, started_s = 0.0, star.hub.num_opens, star.clock.now
+    while star.clock.now < started_s + 4.5 * FULL_S:
+        star.step()
+    assert star.longest_gap_s == pytest.approx(STEP_S)
+    assert star.hub.num_opens - opens_before == 4
+    star.hub.mood = "good"
+    star.finish()
+    assert star.hub.num_opens - opens_before == 4 + 4
+    assert star.stats.acceptance.num_accepted_tokens > 20
+
+
+def test_a_hub_that_reads_slowly_is_waited_for_once_and_joins_later() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 12)
+    star.finish()  # rounds are known now, and deadlines with them
+    star.hub.mood = "reading"
+    star.submit("b", PROMPT[2:], 70)
+    late_before, accepted_before = star.stats.num_late_rounds, star.stats.acceptance.num_accepted_tokens
+    star.finish()
+    assert star.stats.num_late_rounds == late_before + 1
+    assert star.hub.num_opens == 2
+    assert star.stats.num_reconnects == 0
+    assert star.stats.acceptance.num_accepted_tokens > accepted_before
+
+
+def test_a_hub_that_never_answers_is_time_without_one() -> None:
+    star = Star()
+    star.hub.kill()
+    star.submit("a", PROMPT, 40)
+    started_s = star.clock.now
+    star.finish()
+    assert star.stats.degraded_s == pytest.approx(star.clock.now - started_s, abs=2 * STEP_S)
+    assert star.stats.num_reconnects == 0
+
+
+def test_no_more_is_asked_for_than_the_hub_gives() -> None:
+    star = Star()
+    star.hub.welcome = Welcome(1, SessionId("s"), 1, "toy", 2, 10.0)
+    star.submit("a", PROMPT, 21)
+    star.finish()
+    assert star.stats.acceptance.num_draft_tokens == 14
+    assert star.stats.acceptance.num_accepted_tokens == 14
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_large_batches_ask_for_no_drafts_and_drafting_comes_back_when_they_shrink(fallback: bool) -> None:
+    star = Star(fallback, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=2))
+    star.submit("long", PROMPT, 60)
+    for _ in range(6):
+        star.step()
+    alone = star.stats.acceptance.num_draft_tokens
+    assert alone > 0
+    star.submit("second", PROMPT[:4], 25)
+    star.submit("third", PROMPT[:5], 25)
+    while star.engine.num_running < 3 or star.engine.num_waiting:
+        star.step()
+    for _ in range(6):  # prompts are read, and what was asked for before the batch grew is used up
+        star.step()
+    before = star.stats.acceptance.num_draft_tokens
+    for _ in range(4):
+        star.step()
+    assert star.engine.num_running == 3
+    assert star.stats.acceptance.num_draft_tokens == before
+    star.finish()  # with the tokens of plain decoding
+    assert star.stats.acceptance.num_draft_tokens > before
+    assert star.drafts.num_tags == 0
+
+
+def test_a_hub_reads_no_prompt_of_a_burst_that_is_too_large_to_draft_for() -> None:
+    star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=2))
+    for number in range(5):
+        star.submit(f"{number}", PROMPT[: 4 + number], 10 + 5 * number)
+    while star.engine.num_running > 2 or star.engine.num_waiting:
+        assert star.hub.num_opens == 0
+        star.step()
+    star.finish()
+    assert star.hub.num_opens == 2
+
+
+def test_those_who_wait_for_their_turn_count_when_one_of_a_batch_ends() -> None:
+    """The next round is as large as this one: of a pool, another takes the place."""
+    star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=1))
+    star.engine._scheduler = SameLengthPool(batch_size=2, max_passed_over=1)
+    for number in range(4):
+        star.submit(f"{number}", PROMPT[: 4 + number], 10 + 5 * number)
+    for _ in range(12):  # prompts are read, and what was asked for before there were two is used up
+        star.step()
+    assert star.engine.num_running == 4
+    before = star.stats.acceptance.num_draft_tokens
+    while star.engine.num_running > 1:
+        assert star.stats.acceptance.num_draft_tokens == before
+        star.step()
+    star.finish()
+    assert star.stats.acceptance.num_draft_tokens > before
+
+
+def test_a_request_that_does_not_speculate_opens_no_tag() -> None:
+    star = Star()
+    spec = RequestSpec(PROMPT, TokenLaw(temperature=0.0), max_tokens=9, num_draft_tokens=0)
+    star.engine.submit(RequestId("a"), spec)
+    while star.engine.has_work:
+        star.engine.step()
+    assert star.hub.num_opens == 0
+
+
+def test_a_tag_that_wants_no_drafts_is_not_opened_and_not_when_the_hub_comes_back() -> None:
+    star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=0))
+    star.submit("a", PROMPT, 30)
+    for _ in range(4):
+        star.step()
+    star.hub.kill()
+    star.step()
+    star.hub.revive()
+    star.finish()
+    assert star.hub.num_opens == 0
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["opening", "awaited"])
+def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_later(is_read: bool) -> None:
+    star = Star()
+    star.submit("a", PROMPT, 60)
+    star.submit("b", PROMPT[:5], 60)
+    if is_read:
+        for _ in range(4):
+            star.step()
+    else:
+        star.hub.mood = "mute"
+        star.step()
+    first, second = (star.drafts._tags[tag] for tag in sorted(star.drafts._tags))
+    star.hub.mood = "good"
+    declined = Proposal(first.session.tag, first.session.epoch, first.session.prefix_len, [], retry_after_s=1.0)
+    star.drafts.take(declined)
+    star.drafts.take(Reopen(second.session.tag, second.session.epoch))
+    assert not second.is_awaited
+    assert not second.is_opening
+    before, num_opens = star.stats.acceptance.num_draft_tokens, star.hub.num_opens
+    star.clock.now += 2.0
+    star.finish()
+    assert star.hub.num_opens > num_opens
+    assert star.stats.acceptance.num_draft_tokens > before
+    assert star.stats.num_reconnects == 0, "it was there all the time"
+
+
+def test_a_request_may_ask_for_fewer_draft_tokens() -> None:
+    star = Star()
+    spec = RequestSpec(PROMPT, TokenLaw(temperature=0.0), max_tokens=9, num_draft_tokens=2)
+    star.engine.submit(RequestId("a"), spec)
+    emissions = []
+    while star.engine.has_work:
+        emissions += star.engine.step()
+    assert [len(each.token_ids) for each in emissions] == [3, 3, 3]
+
+
+def test_the_toy_hub_breaks_the_protocol_when_chatty() -> None:
+    session = TagSession(Role.TARGET, Tag(1))
+    session.send(Open(Tag(1), session.next_epoch, [1, 2], 2, TokenLaw(), 2))
+    with pytest.raises(PeerProtocolError):
+        session.receive(Proposal(Tag(1), session.epoch, 2, [1, 2, 3]))
+
+
+@pytest.mark.parametrize("boast", [1.0, 1e-300], ids=["sure", "unlikely"])
+def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes_them(boast: float) -> None:
+    class Boaster(ToyHub):
+        def _post(self, delay_s: float, message: HubToTarget) -> None:
+            if isinstance(message, Proposal) and message.token_ids:
+                candidate, other = message.token_ids[0], (message.token_ids[0] + 1) % VOCAB_SIZE
+                law = ([candidate], [1.0]) if boast == 1.0 else ([candidate, other], [boast, 1.0])
+                message = msgspec.structs.replace(message, drawn=[Drawn(-1, [candidate], *law)])
+            super()._post(delay_s, message)
+
+    star = Star()
+    hub = Boaster(star.clock)
+    drafts = RemoteDrafts(hub, FixedLength(DraftBudget.chain(4)), star.stats, star.clock, method="rejection")
+    star.engine = TargetEngine(SlowRunner(star.clock), WordTokenizer(), drafts, TargetConfig(), star.stats, star.clock)
+    hub.mood = "lying"
+    law = TokenLaw(temperature=1.0, seed=2, top_k=3, repetition_penalty=1.2)
+    star.engine.submit(RequestId("a"), RequestSpec(PROMPT, law, max_tokens=40, logprobs=1))
+    emissions = []
+    while star.engine.has_work:
+        emissions += star.engine.step()
+        star.engine.check_integrity()
+    assert sum(len(each.token_ids) for each in emissions) == 40
+    assert emissions[-1].finish_reason == "length"
+    assert star.stats.acceptance.num_draft_tokens > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.booleans())
+def test_no_interleaving_of_faults_changes_a_token(seed: int, fallback: bool) -> None:
+    chance = random.Random(seed)
+    star = Star(fallback)
+    for step in range(80):
+        if step % 9 == 0:
+            prompt = [chance.randrange(VOCAB_SIZE) for _ in range(chance.randrange(1, 13))]
+            star.submit(f"r{step}", prompt, chance.randrange(1, 30))
+        roll = chance.random()
+        if roll < 0.10:
+            star.hub.mood = chance.choice(["good", *MOODS])
+        elif roll < 0.14:
+            star.hub.kill()
+        elif roll < 0.22 and not star.hub.is_connected:
+            star.hub.revive()
+        elif roll < 0.26 and star.hub.mail:  # a message arrives twice
+            star.hub.mail.append(chance.choice(star.hub.mail))
+        star.step()
+    star.finish()

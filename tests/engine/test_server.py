@@ -1,0 +1,238 @@
+"""A target behind its real serving socket: requests, refusals, aborts, leases, draining."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from toy import HashRunner, WordTokenizer, next_of
+
+from starspec.cache.rows import memory_of
+from starspec.config import TargetConfig
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.engine.server import TargetServer
+from starspec.ids import RequestId
+from starspec.sampling.spec import TokenLaw
+from starspec.stats import TargetStats
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Ask,
+    Emission,
+    GatewayToTarget,
+    Rejected,
+    RequestSpec,
+    Submit,
+    TargetStatus,
+    TargetToGateway,
+)
+from starspec.wire.serving import ServingServer
+
+pytestmark = pytest.mark.system
+
+
+class FragileRunner(HashRunner):
+    """Fails in its forward once it is told to."""
+
+    is_broken = False
+
+    def forward(self, segments, feature_layers=()):  # type: ignore[no-untyped-def]
+        if self.is_broken:
+            self.is_broken = False
+            raise RuntimeError("the accelerator fell off the bus")
+        time.sleep(0.001)  # a step takes time, as a model's does
+        return super().forward(segments, feature_layers)
+
+
+OPEN: list[zmq.Socket[bytes]] = []  # sockets of this test's gateways
+
+
+class Gateway:
+    """A bare DEALER socket that speaks the serving link."""
+
+    def __init__(self, server: TargetServer) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        OPEN.append(self.socket)
+        self.socket.linger = 0
+        self.socket.connect(server.address)
+        self.decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
+
+    def send(self, *messages: GatewayToTarget) -> None:
+        self.socket.send_multipart([encode(each) for each in messages])
+
+    def receive(self) -> list[TargetToGateway]:
+        assert self.socket.poll(5000), "the target said nothing"
+        return self.decoder.decode_all(self.socket.recv_multipart())
+
+    def answer(self, request_id: str) -> list[Emission]:
+        parts: list[Emission] = []
+        while not parts or parts[-1].finish_reason is None:
+            parts += [each for each in self.receive() if isinstance(each, Emission) and each.request_id == request_id]
+        return parts
+
+    def status(self) -> TargetStatus:
+        self.send(Ask(PROTOCOL_VERSION))
+        while True:
+            for each in self.receive():
+                if isinstance(each, TargetStatus):
+                    return each
+
+    def status_when_idle(self) -> TargetStatus:
+        """Ask until nothing runs; each answer comes from a later turn of the target's loop."""
+        for _ in range(2000):
+            status = self.status()
+            if status.num_running == status.num_waiting == 0:
+                return status
+        raise AssertionError("the target never came to rest")
+
+
+class Clock:
+    """The real one, which may be put forward."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@contextmanager
+def serving(
+    clock: Callable[[], float] = time.monotonic, **config: float
+) -> Iterator[tuple[TargetServer, FragileRunner]]:
+    settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
+    runner = FragileRunner(num_rows=2, max_len=2000)
+    engine = TargetEngine(runner, WordTokenizer(), NoDrafts(), settings, TargetStats())
+    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server, runner
+    finally:
+        server.stop()
+        thread.join(10)
+        while OPEN:
+            OPEN.pop().close()
+        assert not thread.is_alive()
+
+
+def submit(name: str, prompt: list[int], num: int) -> Submit:
+    return Submit(RequestId(name), RequestSpec(prompt, TokenLaw(temperature=0.0), max_tokens=num))
+
+
+def plain(prompt: list[int], num: int) -> list[int]:
+    path = list(prompt)
+    for _ in range(num):
+        path.append(next_of(path))
+    return path[len(prompt) :]
+
+
+def test_two_gateways_may_use_the_same_request_ids() -> None:
+    with serving() as (server, _):
+        first, second = Gateway(server), Gateway(server)
+        first.send(submit("r", [1, 2], 9))
+        second.send(submit("r", [3], 7))
+        assert [t for part in first.answer("r") for t in part.token_ids] == plain([1, 2], 9)
+        assert [t for part in second.answer("r") for t in part.token_ids] == plain([3], 7)
+
+
+def test_a_target_tells_what_its_cache_takes() -> None:
+    with serving() as (server, runner):
+        assert server.memory == memory_of(2, runner.cache.num_bytes)
+
+
+def test_what_cannot_run_is_rejected_by_name_and_nothing_else_suffers() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        gateway.send(submit("good", [1, 2], 30), submit("bad", [], 3), submit("good", [1], 3))
+        refusals = [each for each in gateway.receive() if isinstance(each, Rejected)]
+        refusals += [each for each in gateway.receive() if isinstance(each, Rejected)]
+        assert [(each.request_id, each.param, each.status) for each in refusals] == [
+            ("bad", "prompt", 400),
+            ("good", "request_id", 400),
+        ]
+        assert [t for part in gateway.answer("good") for t in part.token_ids][-5:] == plain([1, 2], 30)[-5:]
+
+
+def test_an_abort_frees_the_row() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        gateway.send(submit("r", [1, 2], 1900))
+        gateway.receive()
+        gateway.send(Abort(RequestId("r")))
+        status = gateway.status_when_idle()
+        assert (status.num_free_rows, status.stats.num_aborted) == (2, 1)
+
+
+def test_requests_of_a_gateway_that_falls_silent_are_aborted() -> None:
+    clock = Clock()
+    with serving(clock, lease_s=2.0) as (server, _):
+        silent, other = Gateway(server), Gateway(server)
+        silent.send(submit("r", [1, 2], 1900))
+        silent.receive()
+        clock.ahead_s = 2.1
+        assert other.status_when_idle().stats.num_aborted == 1
+        said = silent.receive()
+        while said[-1].finish_reason is None:  # it was there all the time, and hears what became of its request
+            said = silent.receive()
+        assert (said[-1].request_id, said[-1].finish_reason) == (RequestId("r"), "abort")
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on() -> None:
+    with serving() as (server, runner):
+        gateway = Gateway(server)
+        gateway.send(submit("r", [1, 2], 1900))
+        gateway.receive()
+        runner.is_broken = True
+        assert gateway.answer("r")[-1].finish_reason == "error"
+        gateway.send(submit("s", [1, 2], 5))
+        assert [t for part in gateway.answer("s") for t in part.token_ids] == plain([1, 2], 5)
+
+
+def test_the_status_counts_what_gateways_sent_that_nobody_can_read() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        gateway.socket.send(b"\xc1")
+        assert gateway.status().stats.num_frames_rejected == 1
+
+
+def test_the_status_counts_what_was_for_a_gateway_that_has_left() -> None:
+    with serving() as (server, _):
+        leaving, asking = Gateway(server), Gateway(server)
+        leaving.send(submit("r", [1, 2], 1900))
+        leaving.receive()
+        leaving.socket.close()
+        stats = asking.status_when_idle().stats
+        assert (stats.num_dropped, stats.num_aborted) == (1, 1)
+
+
+def test_a_target_that_stops_says_so_in_its_status() -> None:
+    with serving() as (server, _):
+        busy, asking = Gateway(server), Gateway(server)
+        busy.send(submit("r", [1, 2], 1900))
+        busy.receive()
+        assert not asking.status().is_stopping
+        server.stop()
+        assert asking.status().is_stopping
+        busy.send(Abort(RequestId("r")))
+
+
+def test_stopping_drains_and_refuses_newcomers() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        gateway.send(submit("r", [1, 2], 400))
+        gateway.receive()
+        server.stop()
+        gateway.send(submit("late", [1], 5))
+        tokens, refused = [], []
+        while len(tokens) < 399:
+            for each in gateway.receive():
+                tokens += each.token_ids if isinstance(each, Emission) else []
+                refused += [each] if isinstance(each, Rejected) else []
+        assert tokens == plain([1, 2], 400)[-len(tokens) :]
+        assert [(each.request_id, each.status) for each in refused] == [("late", 503)]

@@ -1,0 +1,36 @@
+"""How much of a prompt is read beside those that decode follows what layers have cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from starspec.ids import SessionId, Tag
+from starspec.policy.draft_batch import Layer, Portion, TagKey
+from starspec.policy.draft_step_times import LEAST_TOKENS, LayerTimes
+
+A = TagKey(SessionId("a"), Tag(1))
+DECODE, PROMPT = Layer((Portion(A, 2, False),)), Layer((Portion(A, 100, True),))
+
+
+def times(decode_s: float, prompt_s: float) -> LayerTimes:
+    seen = LayerTimes()
+    seen.add(DECODE, decode_s)
+    seen.add(PROMPT, prompt_s)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("decode_s", "prompt_s", "tokens"),
+    [
+        (0.010, 0.110, 40),  # a token costs 1 ms more, four layers 40 ms
+        (0.002, 0.003, 256),  # an accelerator reads a chunk in no time
+        (0.001, 1.001, LEAST_TOKENS),
+        (0.001, 0.0005, 256),
+    ],
+)
+def test_a_prompt_beside_others_takes_about_as_long_as_a_short_chain(decode_s, prompt_s, tokens) -> None:
+    assert times(decode_s, prompt_s).chunk_beside(256) == tokens
+
+
+def test_nothing_is_held_back_before_anything_is_known() -> None:
+    assert LayerTimes().chunk_beside(256) == 256

@@ -1,0 +1,116 @@
+"""A layer ahead is as wide as rows are cheap: never slower than one fixed width, and faster where rows are dear."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hub_toys import ToyStar, ToyTag
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_star import SyntheticStar
+
+from starspec.models.runner import ForwardOutput, Segment
+from starspec.models.synthetic import runner as synthetic
+from starspec.policy.run_ahead_width import MIN_LAYERS, MOST_TIMES, NUM_ENOUGH, REVIEW_LAYERS, SIZES, AheadWidth
+
+NUM_TO_LEARN = len(SIZES) * MIN_LAYERS
+FIXED = 12  # nodes of each layer, whatever they cost
+
+
+def run_ahead(width: AheadWidth, seconds: Callable[[int], float], num_layers: int, num_sessions: int = 1) -> list[int]:
+    """Returns: the nodes of so many layers, as wide as they may be."""
+    widths = []
+    for _ in range(num_layers):
+        widths.append(width.choose(num_sessions))
+        width.add(widths[-1], seconds(widths[-1]))
+    return widths
+
+
+def linear(row_cost: float) -> Callable[[int], float]:
+    return lambda num_nodes: 0.010 * (1.0 + row_cost * (num_nodes - 1))
+
+
+@pytest.mark.parametrize(("row_cost", "widest"), [(0.0, 12), (0.02, 12), (0.1, 6), (0.25, 3), (0.5, 2), (1.0, 1)])
+def test_a_layer_is_the_widest_that_costs_little_more_than_one_node(row_cost: float, widest: int) -> None:
+    width = AheadWidth()
+    run_ahead(width, linear(row_cost), NUM_TO_LEARN)
+    widths = run_ahead(width, linear(row_cost), 2 * REVIEW_LAYERS)
+    assert widths.count(widest) >= 2 * REVIEW_LAYERS - 2, "but for a look now and then"
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 40))
+def test_a_layer_is_within_its_bound_whoever_shares_it(row_cost: float, num_sessions: int) -> None:
+    cost, width = linear(row_cost), AheadWidth()
+    run_ahead(width, cost, NUM_TO_LEARN + MIN_LAYERS, num_sessions)
+    ((chosen, _),) = Counter(run_ahead(width, cost, 2 * REVIEW_LAYERS, num_sessions)).most_common(1)
+    assert cost(chosen) <= MOST_TIMES * cost(num_sessions if chosen >= num_sessions else 1) + 1e-9
+    assert chosen <= max(NUM_ENOUGH, num_sessions)
+
+
+def test_sizes_that_are_too_dear_are_not_tried_on_the_way() -> None:
+    assert max(run_ahead(AheadWidth(), linear(0.5), NUM_TO_LEARN)) == 3
+
+
+def test_slow_moments_narrow_no_layer() -> None:
+    dice, width = random.Random(3), AheadWidth()
+    widths = run_ahead(width, lambda num: linear(0.01)(num) * (50.0 if dice.random() < 0.1 else 1.0), 3_000)
+    assert widths.count(12) > 2_500
+
+
+def test_layers_are_wide_again_when_rows_are_cheap_again() -> None:
+    width = AheadWidth()
+    run_ahead(width, linear(1.0), 500)
+    assert width.choose(1) == 1
+    run_ahead(width, linear(0.0), 15 * len(SIZES) * REVIEW_LAYERS)
+    assert width.choose(1) == 12
+
+
+@pytest.mark.parametrize(
+    ("row_cost", "gain", "least"), [(0.02, 0.97, 74.0), (0.1, 1.1, 64.0), (0.5, 1.25, 60.5), (1.0, 1.6, 66.0)]
+)
+def test_a_hub_is_never_slower_by_it_and_faster_where_rows_are_dear(
+    row_cost: float, gain: float, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for its first layers, which are narrow while it learns.
+
+    Args:
+        gain: over the fixed width.
+        least: tokens a second.
+    """
+    monkeypatch.setattr(synthetic, "LOOK_S", 0.0025)  # fewer looks, the same times
+    rates = {}
+    for kind in ("measured", "fixed"):
+        if kind == "fixed":
+            monkeypatch.setattr(AheadWidth, "choose", lambda *_: FIXED)
+        rates[kind] = SyntheticStar.amusd(1, "outcomes", row_cost=row_cost, alpha=0.832, depth=4).decode(1200)
+    assert rates["measured"] >= gain * rates["fixed"]
+    assert rates["measured"] >= least
+
+
+def test_where_rows_are_dear_sessions_take_turns() -> None:
+    star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(number, [number, 5, 6]) for number in (1, 2, 3)]
+    forward = star.runner.forward
+
+    def by_rows(segments: Sequence[Segment], **options: Any) -> ForwardOutput:
+        star.clock.advance(0.01 * sum(segment.num_new for segment in segments))
+        return forward(segments, **options)
+
+    star.runner.forward = by_rows
+    star.say("a", *(tag.open(4) for tag in tags))
+    while star.hub.stats.num_ahead_nodes < 20:  # of some two hundred that there are
+        star.step()
+    last = star.runner.layers[-3:]
+    assert [sum(segment.num_new for segment in layer) for layer in last] == [1, 1, 1]
+    assert len({segment.row for layer in last for segment in layer}) == 3
+
+
+def test_a_hub_with_several_targets_does_not_lose_by_dear_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "LOOK_S", 0.0025)
+    rates = {
+        mode: SyntheticStar.amusd(3, mode, row_cost=1.0, alpha=0.6, depth=4).decode(600) for mode in ("off", "outcomes")
+    }
+    assert rates["outcomes"] > rates["off"]

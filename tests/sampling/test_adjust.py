@@ -1,0 +1,64 @@
+"""Adjusted logits: vLLM's meanings, by hand and against the reference."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from spec_strategies import laws, tensors
+
+from starspec.sampling.adjust import adjust
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.spec import TokenLaw
+from starspec.speculation import reference
+
+LOGITS = torch.tensor([2.0, -2.0, 1.0, 0.0])
+
+
+def adjusted(prompt: list[int], output: list[int], **law) -> list[float]:
+    counts = TokenCounts(prompt, output)
+    return adjust(LOGITS, TokenLaw(**law), len(prompt) + len(output), counts).tolist()
+
+
+def test_repetition_divides_positive_and_multiplies_negative_logits_of_prompt_and_output():
+    assert adjusted([0], [1, 1], repetition_penalty=2.0) == [1.0, -4.0, 1.0, 0.0]
+
+
+def test_presence_counts_once_and_frequency_each_time_over_the_output_only():
+    assert adjusted([0], [1, 1, 2], presence_penalty=0.5) == [2.0, -2.5, 0.5, 0.0]
+    assert adjusted([0], [1, 1, 2], frequency_penalty=0.5) == [2.0, -3.0, 0.5, 0.0]
+
+
+def test_bias_is_added_before_penalties_see_the_logits_sign():
+    assert adjusted([0], [], repetition_penalty=2.0, logit_bias={0: -3.0, 3: 1.0}) == [-2.0, -2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("num_output", "first"), [(0, -inf), (1, -inf), (2, 2.0), (3, 2.0)])
+def test_end_tokens_cannot_be_drawn_before_min_tokens(num_output, first):
+    law = {"min_tokens": 2, "end_token_ids": (0, 0)}
+    assert adjusted([1, 1, 1], [3] * num_output, **law) == [first, -2.0, 1.0, 0.0]
+
+
+def test_token_ids_outside_the_vocabulary_do_nothing():
+    law = {"min_tokens": 9, "end_token_ids": (-1, 4), "logit_bias": {-1: 5.0, 4: 5.0}, "presence_penalty": 1.0}
+    assert adjusted([-2, 5], [-1, 4, 10**9], **law, repetition_penalty=3.0) == LOGITS.tolist()
+
+
+@given(data=st.data(), vocab_size=st.integers(1, 6))
+def test_adjusted_logits_are_the_references(data, vocab_size):
+    token_ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
+    (row,) = data.draw(tensors(1, vocab_size))
+    law, prompt, output = data.draw(laws(vocab_size)), data.draw(token_ids), data.draw(token_ids)
+    before = row.clone()
+    ours = adjust(row, law, len(prompt) + len(output), TokenCounts(prompt, output))
+    assert ours.tolist() == reference.adjust(row.tolist(), law, prompt, output)
+    assert row.equal(before)
+
+
+@pytest.mark.parametrize("law", [TokenLaw(min_tokens=1), TokenLaw(presence_penalty=1.0)])
+def test_a_law_that_needs_counts_says_so(law):
+    with pytest.raises(ValueError, match="needs their counts"):
+        adjust(LOGITS, law, 3, None)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from starspec.sampling.spec import TokenLaw
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", {3: 101.0}),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("min_tokens", -1),
+    ],
+)
+def test_a_value_out_of_range_is_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name}"):
+        TokenLaw(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "law", [{"presence_penalty": 0.1}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"temperature": 0.5}]
+)
+def test_only_greedy_without_adjustments_is_a_plain_argmax(law):
+    assert TokenLaw(temperature=0.0, top_k=3, top_p=0.5).is_plain_argmax
+    assert not TokenLaw(**{"temperature": 0.0} | law).is_plain_argmax
