@@ -217,6 +217,6 @@ def test_a_parameter_of_the_wrong_kind_is_named(wrong: dict, param: str) -> None
 def test_one_stop_string_is_one_and_absent_lists_are_empty() -> None:
     params = SamplingParams(stop="zebra", stop_token_ids=None, logit_bias={"5": 1.0})
     assert params.stop_strings == ("zebra",)
-    assert params.law(()).logit_bias == {5: 1.0}
-    assert params.law((7,)).end_token_ids == (7,)
+    assert params.sampling_spec(()).logit_bias == {5: 1.0}
+    assert params.sampling_spec((7,)).end_token_ids == (7,)
     assert SamplingParams(stop=None, logit_bias=None).stop_strings == ()

@@ -165,7 +165,7 @@ class SpeculativeConfig:
             return DraftBudget.chain(num_steps, self.draft_p_min)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
         tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, self.draft_p_min)
-        return replace(tree, num_draft_tokens=min(num_nodes, tree.num_guessed))
+        return replace(tree, num_draft_tokens=min(num_nodes, tree.max_nodes))
 
     def _check_tree(self) -> None:
         if not 1 <= self.eagle_topk <= MAX_TOP_K:

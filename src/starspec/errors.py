@@ -14,7 +14,7 @@ StarspecError
 │  ├─ LocalProtocolError    we tried to send something that the protocol forbids
 │  └─ PeerLost              the peer is gone or silent
 ├─ CacheRangeError          a cache row was asked for slots that it does not have
-├─ ForwardGivenUp           what was to come of a forward is of no use any more; caught by who said so
+├─ ForwardAborted           what was to come of a forward is of no use any more; caught by who said so
 └─ OurBug                   an invariant broke: log it with its state, fail the request, keep serving
 """
 
@@ -90,7 +90,7 @@ class CacheRangeError(StarspecError):
     """A cache row was asked for slots that it does not have."""
 
 
-class ForwardGivenUp(StarspecError):
+class ForwardAborted(StarspecError):
     """What was to come of a forward is of no use any more; nothing but the caches' unused slots has changed."""
 
 

@@ -11,7 +11,7 @@ Epoch = NewType("Epoch", int)
 TargetId = NewType("TargetId", str)
 """A target (spoke) as its operator named it: shown in metrics, tables and traces."""
 
-SessionId = NewType("SessionId", str)
+LinkId = NewType("LinkId", str)
 """One handshake of a target with a hub: a reconnecting target gets a fresh one."""
 
 RequestId = NewType("RequestId", str)

@@ -27,7 +27,7 @@ from starspec.models.loading.vocabulary import load_tokenizer, prompt_ids_of_cha
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.stats import RequestStats, TargetStats
-from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
+from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's form of either: {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -47,15 +47,15 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     metrics: RequestStats = field(default_factory=RequestStats)
 
-    def add(self, emission: Emission) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Take in what one round added."""
-        self.text += emission.text
-        self.token_ids += emission.token_ids
-        if emission.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *emission.logprobs]
-        self.finish_reason, self.stop_reason = emission.finish_reason, emission.stop_reason
-        if emission.stats is not None:
-            self.metrics = emission.stats
+        self.text += output.text
+        self.token_ids += output.token_ids
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *output.logprobs]
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        if output.stats is not None:
+            self.metrics = output.stats
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class LLM:
         drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)
-        self._takers: dict[RequestId, Callable[[Emission], None]] = {}  # by open request: `generate` or a stream
+        self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +166,7 @@ class LLM:
         prompts: list[Prompt] = [prompt_ids_of_chat(self.tokenizer, each) for each in conversations]
         return self.generate(prompts, sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Emission]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[EngineOutput]:
         """Answer one prompt piece by piece. Closing the iterator aborts the request.
 
         Several streams may be read in turns, and `generate` called between: each keeps what the others' steps bring it.
@@ -177,7 +177,7 @@ class LLM:
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
         (spec,) = request_specs(self._token_ids(_unwrapped(prompt)), params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
-        pieces = deque[Emission]()
+        pieces = deque[EngineOutput]()
         self._takers[request_id] = pieces.append
         try:
             is_done = False
@@ -208,10 +208,10 @@ class LLM:
         upcoming = next(waiting, None)
         unfinished = set(answers)
 
-        def take(emission: Emission) -> None:
-            answers[emission.request_id].add(emission)
-            if emission.finish_reason is not None:
-                unfinished.discard(emission.request_id)
+        def take(output: EngineOutput) -> None:
+            answers[output.request_id].add(output)
+            if output.finish_reason is not None:
+                unfinished.discard(output.request_id)
 
         self._takers |= dict.fromkeys(answers, take)
         try:
@@ -225,8 +225,8 @@ class LLM:
                 self._let_go(request_id)
 
     def _step(self) -> None:
-        for emission in self.engine.step():
-            self._takers[emission.request_id](emission)
+        for output in self.engine.step():
+            self._takers[output.request_id](output)
 
     def _let_go(self, request_id: RequestId) -> None:
         self.engine.abort(request_id)

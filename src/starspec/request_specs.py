@@ -22,7 +22,7 @@ def request_specs(
     return [
         RequestSpec(
             prompt_token_ids=list(prompt_token_ids),
-            law=law,
+            sampling=sampling,
             max_tokens=params.max_tokens,
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
@@ -30,5 +30,5 @@ def request_specs(
             logprobs=params.logprobs,
             num_draft_tokens=num_draft_tokens,
         )
-        for law in params.laws(eos_token_ids)
+        for sampling in params.sampling_specs(eos_token_ids)
     ]

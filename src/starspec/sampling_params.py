@@ -11,7 +11,7 @@ from typing import Any
 
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
@@ -60,7 +60,7 @@ class SamplingParams:
             raise RequestError(f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}", "logprobs")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
-        self.law(())
+        self.sampling_spec(())
 
     def _check_stop(self) -> None:
         stop = () if self.stop is None else self.stop
@@ -103,19 +103,19 @@ class SamplingParams:
         """`logit_bias`; empty if it is None. Keys may be written as strings, as in JSON."""
         return {int(_token_id(key)): float(value) for key, value in (self.logit_bias or {}).items()}
 
-    def laws(self, eos_token_ids: tuple[int, ...]) -> list[TokenLaw]:
+    def sampling_specs(self, eos_token_ids: tuple[int, ...]) -> list[SamplingSpec]:
         """The token laws of the `n` answers: seeds follow each other from the given one, or from one drawn here."""
         seed = secrets.randbits(62) if self.seed is None else int(self.seed)  # NumPy's would overflow below
-        return [self.law(eos_token_ids, (seed + choice) % 2**63) for choice in range(self.n)]
+        return [self.sampling_spec(eos_token_ids, (seed + choice) % 2**63) for choice in range(self.n)]
 
-    def law(self, eos_token_ids: tuple[int, ...], seed: int | None = None) -> TokenLaw:
+    def sampling_spec(self, eos_token_ids: tuple[int, ...], seed: int | None = None) -> SamplingSpec:
         """One answer's token law, under a seed other than the parameters' own if one is given.
 
         Raises: RequestError, naming the parameter, if a value is out of range.
         """
         end_token_ids = self.stop_ids if self.ignore_eos else (*eos_token_ids, *self.stop_ids)
         try:
-            return TokenLaw(
+            return SamplingSpec(
                 temperature=float(self.temperature),  # NumPy's numbers are no rationals and do not travel
                 top_k=max(int(self.top_k), 0),
                 top_p=float(self.top_p),

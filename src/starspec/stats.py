@@ -206,11 +206,11 @@ class HubStats:
     num_targets: int = 0
     num_tags: int = 0
     num_waiting: int = 0  # length of the global request buffer
-    t_s: Mean = field(default_factory=Mean)  # one draft layer (one batched forward)
-    service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first layer to proposal
-    queue: Mean = field(default_factory=Mean)  # arrival to first layer
-    max_batch: int = 0  # sessions in the next layer, at most; 0 = all that wait
-    sessions_per_layer: Mean = field(default_factory=Mean)
+    t_s: Mean = field(default_factory=Mean)  # one draft step (one batched forward)
+    service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first draft step to proposal
+    queue: Mean = field(default_factory=Mean)  # arrival to first draft step
+    max_batch: int = 0  # sequences in the next draft step, at most; 0 = all that wait
+    sequences_per_step: Mean = field(default_factory=Mean)
     busy_s: float = 0.0  # total seconds of drafting for those that wait
     ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while nobody waited
     idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
@@ -220,21 +220,21 @@ class HubStats:
     row_fill: float = 0.0  # share of the leased rows that their tags' tokens take; the rest is fragmentation
     num_prompt_tokens: int = 0  # read: of prompts, and of what tags had lost with their rows
     num_shared_tokens: int = 0  # not read, because a row held them already
-    num_layers: int = 0
+    num_draft_steps: int = 0
     num_proposals: int = 0
     num_draft_tokens: int = 0
     num_ahead_nodes: int = 0  # forwarded ahead of verdicts
     num_wasted_nodes: int = 0  # of these, those that the next verdict ruled out, or that were lost before it came
-    saved_s: float = 0.0  # by running ahead: t_s for each layer of a proposal that was there when it was asked for
+    saved_s: float = 0.0  # by running ahead: t_s for each draft step of a proposal that was there when it was asked for
     num_outcomes: int = 0  # verdicts that asked for a proposal, and might have it
     num_hits: int = 0  # of these, those whose proposal was ready when they came
     num_frames_rejected: int = 0  # multiparts that broke the protocol
     num_leases_expired: int = 0
     num_refused: int = 0  # handshakes
     num_dropped: int = 0  # messages for targets that are gone or do not read
-    load: float = 0.0  # layers / (layers + T_idle) over the last seconds; the loop's own time is in neither
+    load: float = 0.0  # draft steps / (draft steps + T_idle) over the last seconds; the loop's own time is in neither
     proposals_per_s: float = 0.0  # R_q over the last seconds
-    num_places: int = 0  # targets that are drafted for, where not all may be
+    num_admitted: int = 0  # targets that are drafted for, where not all may be
     num_full: int = 0  # N_full (eq. 12); 0 = not known
     num_max: int = 0  # N_max (section 4.2), where targets are admitted by it; 0 = not known
     num_declined: int = 0  # times that a tag was declined for want of room
@@ -248,7 +248,7 @@ class HubStats:
 
 
 @dataclass(slots=True, kw_only=True)
-class SpokeStats:
+class HubTargetStats:
     """What a hub sees of one target; of a vLLM server it is all that there is."""
 
     num_tags: int = 0
@@ -256,9 +256,9 @@ class SpokeStats:
     num_draft_tokens: int = 0  # of those proposals
     num_verdicts: int = 0  # on proposals with at least one token
     num_accepted_tokens: int = 0  # of those, without the target's own last tokens
-    queue: Mean = field(default_factory=Mean)  # arrival of a request to its first layer
+    queue: Mean = field(default_factory=Mean)  # arrival of a request to its first draft step
     return_time: Mean = field(default_factory=Mean)  # Z = t_c + t_v (eq. 6): a proposal to its verdict
-    round: Mean = field(default_factory=Mean)  # a session's proposal, or verdict that did without, to its next
+    round: Mean = field(default_factory=Mean)  # a sequence's proposal, or verdict that did without, to its next
 
     @property
     def acceptance_length(self) -> float:

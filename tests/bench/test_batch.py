@@ -27,7 +27,7 @@ from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.report import percentile, write_report
 from starspec.harness.workbench import GREEDY, Workbench
 from starspec.models.padded import PaddedRunner
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import BatchStats
 
 PLAN = BatchPlan(
@@ -44,7 +44,7 @@ PLAN = BatchPlan(
 
 def jobs_of(*lengths: int) -> list[Job]:
     return [
-        Job(f"{number}", tuple(range(100 * number, 100 * number + length)), TokenLaw(temperature=0), 4)
+        Job(f"{number}", tuple(range(100 * number, 100 * number + length)), SamplingSpec(temperature=0), 4)
         for number, length in enumerate(lengths)
     ]
 

@@ -15,11 +15,11 @@ from starspec.bench.batch.serving import serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
-from starspec.engine.sequence import Emitted, SequenceState, TargetSequence
+from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.harness.decode import Job
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stats import BatchStats, TargetStats
 
@@ -30,7 +30,7 @@ SYSTEM_PROMPT = tuple(range(1, 41))
 
 def job(number: int, num_tokens: int, max_tokens: int) -> Job:
     own = tuple(50 + (number + at) % 70 for at in range(num_tokens))
-    return Job(f"{number}", (*SYSTEM_PROMPT, *own), TokenLaw(temperature=0), max_tokens)
+    return Job(f"{number}", (*SYSTEM_PROMPT, *own), SamplingSpec(temperature=0), max_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ class SlowHub(NoDrafts):
         self.now_s += sum(self._owed_s.pop(each.request_id, 0.0) for each in batch)
         return super().collect(batch)
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         going_on = [each for each in batch if each.state is SequenceState.RUNNING]
         self._owed_s |= {each.request_id: DRAFTING_S for each in going_on}
 
@@ -140,7 +140,9 @@ def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int
     runner = load_runner(ModelConfig(model=MODEL, num_rows=8, max_model_len=128))
     config = TargetConfig(max_num_seqs=batch_size, batching=BatchingConfig(method=method, prompts="first"))
     engine = TargetEngine(runner, load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s)
-    jobs = [Job(f"{number}", (1, 2, 3 + number), TokenLaw(temperature=0), num) for number, num in enumerate(max_tokens)]
+    jobs = [
+        Job(f"{number}", (1, 2, 3 + number), SamplingSpec(temperature=0), num) for number, num in enumerate(max_tokens)
+    ]
     assert [len(each.token_ids) for each in serve(engine, jobs).answers] == list(max_tokens)
     return drafts, stats.batch
 

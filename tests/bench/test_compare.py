@@ -19,9 +19,9 @@ from starspec.harness.compare import (
 )
 from starspec.harness.decode import Answer, Job
 from starspec.sampling.draw import next_token
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
-GREEDY = TokenLaw(temperature=0.0)
+GREEDY = SamplingSpec(temperature=0.0)
 ROW = torch.tensor([0.0, 3.0, 2.5, -1.0], dtype=torch.bfloat16)
 
 
@@ -99,17 +99,17 @@ def test_the_greedy_gap_is_that_of_the_two_largest_logits() -> None:
 @given(st.integers(0, 1000))
 def test_lowering_a_drawn_token_by_its_gap_is_what_changes_the_draw(seed: int) -> None:
     logits = torch.randn(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    law = TokenLaw(temperature=0.7, seed=seed)
-    gap, drawn = decision_gap(logits, law, 9), next_token(logits, law, 9)
+    sampling = SamplingSpec(temperature=0.7, seed=seed)
+    gap, drawn = decision_gap(logits, sampling, 9), next_token(logits, sampling, 9)
     lower, less_low = logits.clone(), logits.clone()
     lower[drawn] -= gap * 1.001
     less_low[drawn] -= gap * 0.999
-    assert next_token(lower, law, 9) != drawn
-    assert next_token(less_low, law, 9) == drawn
+    assert next_token(lower, sampling, 9) != drawn
+    assert next_token(less_low, sampling, 9) == drawn
 
 
 def test_a_draw_without_an_alternative_has_an_infinite_gap() -> None:
-    assert decision_gap(ROW, TokenLaw(temperature=1.0, top_k=1), 0) == float("inf")
+    assert decision_gap(ROW, SamplingSpec(temperature=1.0, top_k=1), 0) == float("inf")
 
 
 @pytest.mark.parametrize(("second", "is_tie"), [(16.0, True), (15.875, True), (12.0, False)])
@@ -148,44 +148,46 @@ def test_a_token_behind_the_references_end_is_not_explained() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_rounding_may_move_the_edge_of_what_may_be_drawn(seed: int) -> None:
     """Whoever is drawn of two tokens, of one less or of one more is explained, if that one lies at the edge."""
-    law = TokenLaw(temperature=1.0, top_k=2, seed=seed)
+    sampling = SamplingSpec(temperature=1.0, top_k=2, seed=seed)
     edge = torch.tensor([10.0, 9.0, 8.9375, 2.0]).bfloat16()
     for top_k in (1, 2, 3):
-        assert could_be_drawn(edge, law, next_token(edge, replace(law, top_k=top_k), 5))
-    assert not could_be_drawn(edge, law, 3)
+        assert could_be_drawn(edge, sampling, next_token(edge, replace(sampling, top_k=top_k), 5))
+    assert not could_be_drawn(edge, sampling, 3)
     clear = torch.tensor([10.0, 9.0, 7.0, 2.0]).bfloat16()
-    assert could_be_drawn(clear, law, next_token(clear, law, 5))
-    assert not could_be_drawn(clear, law, 2)
+    assert could_be_drawn(clear, sampling, next_token(clear, sampling, 5))
+    assert not could_be_drawn(clear, sampling, 2)
 
 
-def could_be_drawn(logits: torch.Tensor, law: TokenLaw, token_id: int) -> bool:
-    return rounding_to_draw(logits, law, 5, token_id) <= near_tie_gap(logits)
+def could_be_drawn(logits: torch.Tensor, sampling: SamplingSpec, token_id: int) -> bool:
+    return rounding_to_draw(logits, sampling, 5, token_id) <= near_tie_gap(logits)
 
 
-@pytest.mark.parametrize("law", [GREEDY, TokenLaw(temperature=0.7), TokenLaw(temperature=1.0, top_p=0.9)])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingSpec(temperature=0.7), SamplingSpec(temperature=1.0, top_p=0.9)])
 @given(st.integers(0, 1000))
-def test_the_drawn_token_needs_no_rounding_and_others_as_much_as_lifts_them_above_it(law: TokenLaw, seed: int) -> None:
-    law = replace(law, seed=seed)
+def test_the_drawn_token_needs_no_rounding_and_others_as_much_as_lifts_them_above_it(
+    sampling: SamplingSpec, seed: int
+) -> None:
+    sampling = replace(sampling, seed=seed)
     logits = 3 * torch.randn(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    drawn = next_token(logits, law, 5)
-    assert rounding_to_draw(logits, law, 5, drawn) == 0
+    drawn = next_token(logits, sampling, 5)
+    assert rounding_to_draw(logits, sampling, 5, drawn) == 0
     for token_id in {*range(40)} - {drawn}:
-        needed = rounding_to_draw(logits, law, 5, token_id)
-        assert needed > 0 or law.has_filters  # the last one of a nucleus is at its edge already
-        if not law.has_filters:
+        needed = rounding_to_draw(logits, sampling, 5, token_id)
+        assert needed > 0 or sampling.has_filters  # the last one of a nucleus is at its edge already
+        if not sampling.has_filters:
             lifted = logits.clone()
             lifted[token_id] += 0.999 * needed
-            assert next_token(lifted, law, 5) == drawn
+            assert next_token(lifted, sampling, 5) == drawn
             lifted[token_id] += 0.002 * needed
-            assert next_token(lifted, law, 5) == token_id
+            assert next_token(lifted, sampling, 5) == token_id
 
 
 def test_of_sampled_tokens_it_is_the_noise_that_decides_and_is_told() -> None:
-    law = TokenLaw(temperature=1.0, seed=3)
+    sampling = SamplingSpec(temperature=1.0, seed=3)
     logits = torch.randn(40, generator=torch.Generator().manual_seed(3))
-    drawn, other = next_token(logits, law, 2), 7
-    logits[other] += gap_to(logits, law, 2, other) - 1e-7  # all but drawn
-    found = divergence(Job("a", (1, 2), law, 4), Answer([drawn]), Answer([other]), 0, logits)
+    drawn, other = next_token(logits, sampling, 2), 7
+    logits[other] += gap_to(logits, sampling, 2, other) - 1e-7  # all but drawn
+    found = divergence(Job("a", (1, 2), sampling, 4), Answer([drawn]), Answer([other]), 0, logits)
     assert found.is_near_tie
     assert found.rounding < 1e-6
     assert abs(found.logit_gap) > 0.1
@@ -193,9 +195,9 @@ def test_of_sampled_tokens_it_is_the_noise_that_decides_and_is_told() -> None:
 
 def test_the_gap_of_a_sampled_token_is_that_of_its_draw() -> None:
     logits = torch.linspace(0.0, 3.0, 40)
-    law = TokenLaw(temperature=0.7, top_k=20, seed=11)
-    gaps = [gap_to(logits, law, 5, token_id) for token_id in range(40)]
-    drawn = next_token(logits, law, 5, None)
+    sampling = SamplingSpec(temperature=0.7, top_k=20, seed=11)
+    gaps = [gap_to(logits, sampling, 5, token_id) for token_id in range(40)]
+    drawn = next_token(logits, sampling, 5, None)
     assert gaps[drawn] == 0.0
-    assert sorted(gaps)[1] == pytest.approx(decision_gap(logits, law, 5), rel=1e-5)
+    assert sorted(gaps)[1] == pytest.approx(decision_gap(logits, sampling, 5), rel=1e-5)
     assert all(gap == float("inf") for gap in gaps[:20])  # outside of the top 20

@@ -21,7 +21,7 @@ def bench() -> Workbench:
 
 
 def jobs_of(bench: Workbench, num: int, sampling=GREEDY) -> list[Job]:
-    return [Job(f"job {n}", tuple(range(5, 8 + n)), bench.law(sampling, n), 6 + n % 5) for n in range(num)]
+    return [Job(f"job {n}", tuple(range(5, 8 + n)), bench.sampling_spec(sampling, n), 6 + n % 5) for n in range(num)]
 
 
 class BusiestBatch(NoDrafts):
@@ -72,7 +72,7 @@ def test_recorded_logits_are_those_that_decide_the_tokens(bench: Workbench, samp
     for index, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
         logits = recorder.take(RequestId(f"job-{index}"))
         first = len(job.prompt_token_ids)
-        drawn = [next_token(row, job.law, first + at) for at, row in enumerate(logits)]
+        drawn = [next_token(row, job.sampling, first + at) for at, row in enumerate(logits)]
         assert drawn == answer.token_ids
         assert recorder.take(RequestId(f"job-{index}")) == []
 
@@ -85,7 +85,7 @@ def test_the_walk_through_a_tree_follows_the_emitted_tokens() -> None:
 
 
 def test_a_liar_that_knows_the_truth_is_right_for_a_random_number_of_tokens(bench: Workbench) -> None:
-    jobs = [Job("long", (5, 6, 7), bench.law(GREEDY, 0), 100)]
+    jobs = [Job("long", (5, 6, 7), bench.sampling_spec(GREEDY, 0), 100)]
     (plain,) = decode(make_engine(bench.runner, bench.tokenizer, NoDrafts()), jobs, batch_size=1)
     liar = LyingDrafts(128, 4, seed=1, truth=lambda sequence: plain.token_ids[sequence.num_output_tokens :])
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, liar), jobs, batch_size=1)

@@ -72,7 +72,7 @@ def test_prompts_that_begin_alike_are_kept_apart(bench: Workbench) -> None:
     one, other = [5] * 256 + [7, 8, 9] * 20, [6] * 256 + [7, 8, 9] * 20
     jobs, known = bench.jobs(PROMPTS[:2], GREEDY, 8), KnownPrompts()
     jobs = [
-        type(job)(job.name, tuple(prompt), job.law, job.max_tokens)
+        type(job)(job.name, tuple(prompt), job.sampling, job.max_tokens)
         for job, prompt in zip(jobs, (one, other), strict=True)
     ]
     expected = [answer.token_ids for answer in bench.record(jobs).answers]

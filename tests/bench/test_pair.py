@@ -12,9 +12,9 @@ from starspec.config import ModelConfig
 from starspec.harness.datasets import own_prompts
 from starspec.harness.decode import Answer, Job
 from starspec.models.loading.load import load_runner
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
-JOBS = [Job(name, (1, 2), TokenLaw(temperature=0.0), 4) for name in ("a", "b")]
+JOBS = [Job(name, (1, 2), SamplingSpec(temperature=0.0), 4) for name in ("a", "b")]
 
 
 def method(name: str, batch_size: int, log: list[tuple[str, int]], *, token_id: int = 1) -> Method:

@@ -2,24 +2,24 @@
 
 from starspec.bench.wire.clock import Interval
 from starspec.bench.wire.hub_side import RequestLog
-from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.sampling.spec import TokenLaw
+from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import Open, Pong, Proposal, Verdict
 from starspec.wire.transports.base import Arrival
 
-A, B = SessionId("a"), SessionId("b")
+A, B = LinkId("a"), LinkId("b")
 
 
-def asked(session: SessionId, tag: int, epoch: int, at_s: float, num_draft_tokens: int = 4) -> Arrival:
-    return Arrival(session, TargetId(session), Verdict(Tag(tag), Epoch(epoch), 3, [1], num_draft_tokens), at_s)
+def asked(link: LinkId, tag: int, epoch: int, at_s: float, num_draft_tokens: int = 4) -> Arrival:
+    return Arrival(link, TargetId(link), Verdict(Tag(tag), Epoch(epoch), 3, [1], num_draft_tokens), at_s)
 
 
 def proposed(tag: int, epoch: int) -> Proposal:
     return Proposal(Tag(tag), Epoch(epoch), 4, [1, 2])
 
 
-def written(log: RequestLog, session: SessionId, at_s: float) -> None:
-    log.slice("wire", "reply", at_s - 0.1, at_s, session=session)
+def written(log: RequestLog, link: LinkId, at_s: float) -> None:
+    log.slice("wire", "reply", at_s - 0.1, at_s, link=link)
 
 
 def test_each_request_ends_when_its_own_proposal_was_written() -> None:
@@ -45,11 +45,11 @@ def test_what_travels_together_ends_together() -> None:
 
 def test_prompts_and_verdicts_that_want_nothing_are_no_requests() -> None:
     log = RequestLog()
-    opened = Open(Tag(1), Epoch(1), [1, 2, 3], 3, TokenLaw(temperature=0.0), 4)
+    opened = Open(Tag(1), Epoch(1), [1, 2, 3], 3, SamplingSpec(temperature=0.0), 4)
     log.note_arrivals([Arrival(A, TargetId(A), opened, 9.0), asked(A, 2, 2, 10.0, num_draft_tokens=0)])
     log.note_replies({A: [proposed(1, 1), proposed(2, 2)]})
     written(log, A, 20.0)
-    log.slice("wire", "Verdict", 1.0, 2.0, session=A)  # of the other direction
+    log.slice("wire", "Verdict", 1.0, 2.0, link=A)  # of the other direction
     assert log.requests == []
 
 

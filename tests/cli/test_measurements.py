@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from starspec.speculation.verify import TreeVerdict
+from starspec.speculation.verify import VerifyResult
 
 TARGET = "synthetic:vocab=128,step_ms=0"
 DRAFT = "synthetic:vocab=128,step_ms=0,role=draft"
@@ -42,7 +42,7 @@ def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypa
         """Take a proposal of four tokens for the truth."""
         verdicts = verify_trees(trees, logits, *arguments)
         return [
-            TreeVerdict((0, 1, 2, 3), (*tree.token_ids, 9)) if tree.num_draft_tokens == 4 else verdict
+            VerifyResult((0, 1, 2, 3), (*tree.token_ids, 9)) if tree.num_draft_tokens == 4 else verdict
             for tree, verdict in zip(trees, verdicts, strict=True)
         ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from starspec.client.connection import HubTalk
+from starspec.client.connection import HubConnection
 from starspec.ids import Epoch, Tag
 from starspec.policy.liveness import DOUBT_S, MIN_PAUSE_S, PING_INTERVAL_S
 from starspec.policy.patience import MAX_MISSES
@@ -26,7 +26,7 @@ class Scene:
         self.sent: list[TargetToHub] = []
         self.heard: list[str] = []
         self.waiting = Waiting()
-        self.talk = HubTalk(self, self, lambda: self.now)  # type: ignore[arg-type] # what a talk uses of a transport
+        self.talk = HubConnection(self, self, lambda: self.now)  # type: ignore[arg-type] # what a talk uses of a transport
         self.talk.receive(0.0)
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:

@@ -104,10 +104,10 @@ def test_beyond_its_length_a_draft_guesses_nothing(prompt_len: int) -> None:
         load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=length, num_rows=1))
         for length in (512, 48)
     )
-    num_guessed = min(len(answer), max(0, 48 + 1 - prompt_len))
+    max_nodes = min(len(answer), max(0, 48 + 1 - prompt_len))
     expected, logits = (CausalReader(each).answer_logits(prompt, answer) for each in (long, short))
-    assert torch.equal(logits[:num_guessed], expected[:num_guessed])
-    assert bool((logits[num_guessed:] == float("-inf")).all())
+    assert torch.equal(logits[:max_nodes], expected[:max_nodes])
+    assert bool((logits[max_nodes:] == float("-inf")).all())
     assert short.cache.num_free_rows == 1
 
 

@@ -55,7 +55,7 @@ def test_the_replay_counts_the_rounds_that_an_engine_really_runs(length: int, sa
     bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=1))
     draft = ModelConfig(model=f"synthetic:{options},role=draft", max_model_len=256, num_rows=1)
     drafts = bench.drafts(SpeculativeConfig(model=draft.model, num_speculative_tokens=length))
-    job = Job("job", (5, 6, 7), bench.law(sampling, seed=1), 60)
+    job = Job("job", (5, 6, 7), bench.sampling_spec(sampling, seed=1), 60)
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
     agreement = measure_agreement(CausalReader(load_runner(draft)), Sample("one", [job], [answer]))
     assert count_rounds(agreement.first[0], length) == answer.stats.acceptance.num_forwards
@@ -127,7 +127,7 @@ def test_decoded_chains_are_exact_for_the_length_that_was_run(length: int) -> No
     options = "vocab=128,step_ms=0,alpha=0.7"
     bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=1))
     drafts = bench.drafts(SpeculativeConfig(model=f"synthetic:{options},role=draft", num_speculative_tokens=length))
-    job = Job("job", (5, 6, 7), bench.law(GREEDY, seed=1), 60)
+    job = Job("job", (5, 6, 7), bench.sampling_spec(GREEDY, seed=1), 60)
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
     stats = answer.stats.acceptance
     seen = DecodedChains(stats.num_forwards, stats.num_accepted_tokens_per_pos)

@@ -28,8 +28,8 @@ from starspec.harness.decode import Answer, Job, decode, make_engine
 from starspec.ids import RequestId
 from starspec.models.fused import FusedRunner
 from starspec.models.linear.packing import make_packer
-from starspec.sampling.spec import TokenLaw
-from starspec.speculation.verify import TreeVerdict
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.verify import VerifyResult
 from starspec.stats import TargetStats
 
 CONFIG = make_config(num_rows=24)
@@ -61,10 +61,10 @@ class TruthfulDrafts(NoDrafts):
         return [DraftTree.chain(tuple(TRUTHS(each))[: self.num_draft_tokens]) for each in batch]
 
 
-def job(index: int, length: int, max_tokens: int = 12, *, seed: int | None = None, **law: object) -> Job:
-    law = {"temperature": 0.7 if index % 2 else 0.0, "seed": index, **law}
+def job(index: int, length: int, max_tokens: int = 12, *, seed: int | None = None, **sampling: object) -> Job:
+    sampling = {"temperature": 0.7 if index % 2 else 0.0, "seed": index, **sampling}
     prompt = tuple(prompt_ids(length, index if seed is None else seed))
-    return Job(f"job {index}", prompt, TokenLaw(**law), max_tokens)  # type: ignore[arg-type]
+    return Job(f"job {index}", prompt, SamplingSpec(**sampling), max_tokens)  # type: ignore[arg-type]
 
 
 def alone(jobs: Sequence[Job]) -> list[Answer]:
@@ -119,7 +119,12 @@ def test_a_bonus_token_is_kept_and_its_missing_keys_are_fed_in_the_next_round(me
 def test_pad_equal_to_eos_hides_no_token(method):
     """The pad token's id is 0 here, and so is the end token's; it is in prompts as well."""
     jobs = [
-        Job(f"job {index}", (5, 0, 7, 0, *prompt_ids(index, index), 0), TokenLaw(temperature=0, end_token_ids=(0,)), 9)
+        Job(
+            f"job {index}",
+            (5, 0, 7, 0, *prompt_ids(index, index), 0),
+            SamplingSpec(temperature=0, end_token_ids=(0,)),
+            9,
+        )
         for index in range(5)
     ]
     expected = alone(jobs)
@@ -132,7 +137,7 @@ def test_pad_equal_to_eos_hides_no_token(method):
 def test_an_end_of_turn_token_inside_the_prompt_ends_nothing(method):
     jobs = [job(index, 9 + index, 8) for index in range(4)]
     ending = [
-        Job(each.name, each.prompt_token_ids, TokenLaw(temperature=0, end_token_ids=each.prompt_token_ids[3:4]), 8)
+        Job(each.name, each.prompt_token_ids, SamplingSpec(temperature=0, end_token_ids=each.prompt_token_ids[3:4]), 8)
         for each in jobs
     ]
     expected = alone(ending)
@@ -145,7 +150,7 @@ def test_an_end_token_inside_the_accepted_run_ends_the_answer_there(method):
     jobs = [job(index, 10 + index, 12, temperature=0.0) for index in range(4)]
     ends = [each.token_ids[4 + index] for index, each in enumerate(alone(jobs))]
     ending = [
-        Job(each.name, each.prompt_token_ids, TokenLaw(temperature=0, end_token_ids=(end,)), 12)
+        Job(each.name, each.prompt_token_ids, SamplingSpec(temperature=0, end_token_ids=(end,)), 12)
         for each, end in zip(jobs, ends, strict=True)
     ]
     answers = {each.name: answer.token_ids for each, answer in zip(jobs, alone(jobs), strict=True)}
@@ -308,8 +313,8 @@ def test_rollback_keeps_a_batch_even_and_wastes_what_the_slowest_refused():
 
 
 def test_rolling_back_cuts_every_verdict_to_the_shortest():
-    verdicts = [TreeVerdict((0, 2), (7, 8, 9)), TreeVerdict((1,), (5, 6))]
-    assert roll_back(verdicts) == [TreeVerdict((0,), (7, 8)), TreeVerdict((1,), (5, 6))]
+    verdicts = [VerifyResult((0, 2), (7, 8, 9)), VerifyResult((1,), (5, 6))]
+    assert roll_back(verdicts) == [VerifyResult((0,), (7, 8)), VerifyResult((1,), (5, 6))]
 
 
 @pytest.mark.parametrize("method", ["ragged", "eqspec", "rollback"])
@@ -361,8 +366,8 @@ def test_aborted_requests_change_nothing_for_others(method, data):
         engine.submit(str(index), each.spec)  # type: ignore[arg-type]
     aborted, found = set(), {str(index): [] for index in range(6)}
     while engine.has_work:
-        for emission in engine.step():
-            found[emission.request_id] += emission.token_ids
+        for output in engine.step():
+            found[output.request_id] += output.token_ids
         if data.draw(st.integers(0, 3)) == 0:
             aborted.add(victim := str(data.draw(st.integers(0, 5))))
             engine.abort(victim)  # type: ignore[arg-type]
@@ -439,7 +444,10 @@ def test_two_thousand_requests_leave_no_row_and_no_memory_behind():
     for round_number in range(5):
         jobs = [
             Job(
-                f"{index}", tuple(1 + (index * 7 + at) % 60 for at in range(1 + index % 20)), TokenLaw(temperature=0), 5
+                f"{index}",
+                tuple(1 + (index * 7 + at) % 60 for at in range(1 + index % 20)),
+                SamplingSpec(temperature=0),
+                5,
             )
             for index in range(400)
         ]

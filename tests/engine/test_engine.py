@@ -17,11 +17,11 @@ from starspec.engine.sequence import TargetSequence
 from starspec.errors import ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
 from starspec.policy.length.fixed import FixedLength
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
-from starspec.wire.messages import Emission, RequestSpec
+from starspec.wire.messages import EngineOutput, RequestSpec
 
 
 class OracleDrafts(NoDrafts):
@@ -63,26 +63,26 @@ def engine_of(drafts: str, runner: HashRunner | None = None, **config: int) -> T
     return TargetEngine(runner or HashRunner(), WordTokenizer(), DRAFTS[drafts](), settings_, TargetStats())
 
 
-def spec_of(prompt: list[int], max_tokens: int = 12, *, stop: tuple[str, ...] = (), **law: object) -> RequestSpec:
-    law.setdefault("temperature", 0.0)
-    logprobs = law.pop("logprobs", None)
-    return RequestSpec(prompt, TokenLaw(**law), max_tokens=max_tokens, stop=stop, logprobs=logprobs)  # type: ignore[arg-type]
+def spec_of(prompt: list[int], max_tokens: int = 12, *, stop: tuple[str, ...] = (), **sampling: object) -> RequestSpec:
+    sampling.setdefault("temperature", 0.0)
+    logprobs = sampling.pop("logprobs", None)
+    return RequestSpec(prompt, SamplingSpec(**sampling), max_tokens=max_tokens, stop=stop, logprobs=logprobs)  # type: ignore[arg-type]
 
 
-def finish(engine: TargetEngine) -> dict[str, list[Emission]]:
+def finish(engine: TargetEngine) -> dict[str, list[EngineOutput]]:
     """Run to the end; integrity is checked after every step."""
-    emissions: dict[str, list[Emission]] = {}
+    outputs: dict[str, list[EngineOutput]] = {}
     for _ in range(1000):
         if not engine.has_work:
             break
         for each in engine.step():
-            emissions.setdefault(each.request_id, []).append(each)
+            outputs.setdefault(each.request_id, []).append(each)
         engine.check_integrity()
     assert not engine.has_work
-    return emissions
+    return outputs
 
 
-def answer(engine: TargetEngine, spec: RequestSpec) -> tuple[list[int], str, Emission]:
+def answer(engine: TargetEngine, spec: RequestSpec) -> tuple[list[int], str, EngineOutput]:
     engine.submit(RequestId("r"), spec)
     parts = finish(engine)["r"]
     return [t for part in parts for t in part.token_ids], "".join(part.text for part in parts), parts[-1]
@@ -383,7 +383,7 @@ def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: floa
     )
     engine.refresh_rate()
     assert engine.stats.tokens_per_s == 0.0
-    engine.submit(RequestId("a"), RequestSpec([1, 2], TokenLaw(temperature=0.0), max_tokens=1900))
+    engine.submit(RequestId("a"), RequestSpec([1, 2], SamplingSpec(temperature=0.0), max_tokens=1900))
     for _ in range(round(after_s / 0.1)):
         now += 0.1
         engine.step()

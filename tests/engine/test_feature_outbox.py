@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from starspec.cache.features import MAX_FEATURE
-from starspec.engine.feature_outbox import ToldFeatures, WantedFeatures
+from starspec.engine.feature_outbox import FeatureOutbox, FeatureRequest
 from starspec.ids import Tag
 
-TERMS = WantedFeatures(layers=(1,), window=16)
+TERMS = FeatureRequest(layers=(1,), window=16)
 BAD = [float("nan"), float("inf"), -2 * MAX_FEATURE]
 
 
-def told(numbers: list[float], start: int = 0) -> ToldFeatures:
-    features = ToldFeatures(TERMS)
+def told(numbers: list[float], start: int = 0) -> FeatureOutbox:
+    features = FeatureOutbox(TERMS)
     features.add(start, torch.tensor(numbers).unsqueeze(1).repeat(1, 4))
     return features
 

@@ -15,15 +15,25 @@ from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import PeerProtocolError
-from starspec.ids import RequestId, SessionId, Tag
+from starspec.ids import LinkId, RequestId, Tag
 from starspec.policy.deadline import FIRST_S, MAX_GAP_S
 from starspec.policy.length.fixed import FixedLength, InSmallBatches
 from starspec.policy.liveness import MIN_PAUSE_S
 from starspec.policy.patience import FIRST_READING_S
 from starspec.policy.same_length import SameLengthPool
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.wire.messages import Drawn, HubToTarget, Open, Pong, Proposal, Reopen, RequestSpec, Welcome
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Drawn,
+    HubToTarget,
+    Open,
+    Pong,
+    Proposal,
+    Reopen,
+    RequestSpec,
+    Welcome,
+)
 from starspec.wire.session import Role, TagSession
 
 PROMPT = list(range(1, 12))
@@ -271,7 +281,7 @@ def test_a_hub_that_never_answers_is_time_without_one() -> None:
 
 def test_no_more_is_asked_for_than_the_hub_gives() -> None:
     star = Star()
-    star.hub.welcome = Welcome(1, SessionId("s"), 1, "toy", 2, 10.0)
+    star.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), 1, "toy", 2, 10.0)
     star.submit("a", PROMPT, 21)
     star.finish()
     assert star.stats.acceptance.num_draft_tokens == 14
@@ -332,7 +342,7 @@ def test_those_who_wait_for_their_turn_count_when_one_of_a_batch_ends() -> None:
 
 def test_a_request_that_does_not_speculate_opens_no_tag() -> None:
     star = Star()
-    spec = RequestSpec(PROMPT, TokenLaw(temperature=0.0), max_tokens=9, num_draft_tokens=0)
+    spec = RequestSpec(PROMPT, SamplingSpec(temperature=0.0), max_tokens=9, num_draft_tokens=0)
     star.engine.submit(RequestId("a"), spec)
     while star.engine.has_work:
         star.engine.step()
@@ -379,17 +389,17 @@ def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_la
 
 def test_a_request_may_ask_for_fewer_draft_tokens() -> None:
     star = Star()
-    spec = RequestSpec(PROMPT, TokenLaw(temperature=0.0), max_tokens=9, num_draft_tokens=2)
+    spec = RequestSpec(PROMPT, SamplingSpec(temperature=0.0), max_tokens=9, num_draft_tokens=2)
     star.engine.submit(RequestId("a"), spec)
-    emissions = []
+    outputs = []
     while star.engine.has_work:
-        emissions += star.engine.step()
-    assert [len(each.token_ids) for each in emissions] == [3, 3, 3]
+        outputs += star.engine.step()
+    assert [len(each.token_ids) for each in outputs] == [3, 3, 3]
 
 
 def test_the_toy_hub_breaks_the_protocol_when_chatty() -> None:
     session = TagSession(Role.TARGET, Tag(1))
-    session.send(Open(Tag(1), session.next_epoch, [1, 2], 2, TokenLaw(), 2))
+    session.send(Open(Tag(1), session.next_epoch, [1, 2], 2, SamplingSpec(), 2))
     with pytest.raises(PeerProtocolError):
         session.receive(Proposal(Tag(1), session.epoch, 2, [1, 2, 3]))
 
@@ -400,8 +410,8 @@ def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes
         def _post(self, delay_s: float, message: HubToTarget) -> None:
             if isinstance(message, Proposal) and message.token_ids:
                 candidate, other = message.token_ids[0], (message.token_ids[0] + 1) % VOCAB_SIZE
-                law = ([candidate], [1.0]) if boast == 1.0 else ([candidate, other], [boast, 1.0])
-                message = msgspec.structs.replace(message, drawn=[Drawn(-1, [candidate], *law)])
+                sampling = ([candidate], [1.0]) if boast == 1.0 else ([candidate, other], [boast, 1.0])
+                message = msgspec.structs.replace(message, drawn=[Drawn(-1, [candidate], *sampling)])
             super()._post(delay_s, message)
 
     star = Star()
@@ -409,14 +419,14 @@ def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes
     drafts = RemoteDrafts(hub, FixedLength(DraftBudget.chain(4)), star.stats, star.clock, method="rejection")
     star.engine = TargetEngine(SlowRunner(star.clock), WordTokenizer(), drafts, TargetConfig(), star.stats, star.clock)
     hub.mood = "lying"
-    law = TokenLaw(temperature=1.0, seed=2, top_k=3, repetition_penalty=1.2)
-    star.engine.submit(RequestId("a"), RequestSpec(PROMPT, law, max_tokens=40, logprobs=1))
-    emissions = []
+    sampling = SamplingSpec(temperature=1.0, seed=2, top_k=3, repetition_penalty=1.2)
+    star.engine.submit(RequestId("a"), RequestSpec(PROMPT, sampling, max_tokens=40, logprobs=1))
+    outputs = []
     while star.engine.has_work:
-        emissions += star.engine.step()
+        outputs += star.engine.step()
         star.engine.check_integrity()
-    assert sum(len(each.token_ids) for each in emissions) == 40
-    assert emissions[-1].finish_reason == "length"
+    assert sum(len(each.token_ids) for each in outputs) == 40
+    assert outputs[-1].finish_reason == "length"
     assert star.stats.acceptance.num_draft_tokens > 0
 
 

@@ -17,12 +17,12 @@ from toy_hub import CHAINS_OF_FOUR, FULL_S, MOODS, SlowRunner, Star, ToyHub, Vir
 
 from starspec.cache.features import from_bytes
 from starspec.engine.feature_outbox import MAX_DATA_BYTES
-from starspec.ids import RequestId, SessionId, Tag
+from starspec.ids import LinkId, RequestId, Tag
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.policy.length.fixed import FixedLength, LengthPolicy
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.wire.messages import Features, Open, RequestSpec, TargetToHub, Verdict, Welcome
+from starspec.wire.messages import PROTOCOL_VERSION, Features, Open, RequestSpec, TargetToHub, Verdict, Welcome
 from starspec.wire.session import TagSession
 
 LAYERS, OTHER_LAYERS = (0, 2), (1,)
@@ -82,7 +82,7 @@ class FeatureHub(ToyHub):
     def become(self, layers: tuple[int, ...], window: int = WINDOW) -> None:
         """Read these layers from the next session on."""
         self.layers, self.window = layers, window
-        self.welcome = Welcome(1, SessionId("s"), 1, "toy head", 8, 10.0, layers, window)
+        self.welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), 1, "toy head", 8, 10.0, layers, window)
 
     def kill(self) -> None:
         super().kill()
@@ -348,7 +348,7 @@ def test_a_full_hub_gets_the_tail_when_it_has_room() -> None:
 
 def test_a_request_that_does_not_speculate_sends_nothing() -> None:
     star = FeatureStar()
-    spec = RequestSpec(prompt_of(11), TokenLaw(temperature=0.0), max_tokens=9, num_draft_tokens=0)
+    spec = RequestSpec(prompt_of(11), SamplingSpec(temperature=0.0), max_tokens=9, num_draft_tokens=0)
     star.engine.submit(RequestId("a"), spec)
     while star.engine.has_work:
         star.engine.step()

@@ -17,14 +17,14 @@ from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.server import TargetServer
 from starspec.ids import RequestId
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import TargetStats
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Ask,
-    Emission,
+    EngineOutput,
     GatewayToTarget,
     Rejected,
     RequestSpec,
@@ -70,10 +70,12 @@ class Gateway:
         assert self.socket.poll(5000), "the target said nothing"
         return self.decoder.decode_all(self.socket.recv_multipart())
 
-    def answer(self, request_id: str) -> list[Emission]:
-        parts: list[Emission] = []
+    def answer(self, request_id: str) -> list[EngineOutput]:
+        parts: list[EngineOutput] = []
         while not parts or parts[-1].finish_reason is None:
-            parts += [each for each in self.receive() if isinstance(each, Emission) and each.request_id == request_id]
+            parts += [
+                each for each in self.receive() if isinstance(each, EngineOutput) and each.request_id == request_id
+            ]
         return parts
 
     def status(self) -> TargetStatus:
@@ -122,7 +124,7 @@ def serving(
 
 
 def submit(name: str, prompt: list[int], num: int) -> Submit:
-    return Submit(RequestId(name), RequestSpec(prompt, TokenLaw(temperature=0.0), max_tokens=num))
+    return Submit(RequestId(name), RequestSpec(prompt, SamplingSpec(temperature=0.0), max_tokens=num))
 
 
 def plain(prompt: list[int], num: int) -> list[int]:
@@ -232,7 +234,7 @@ def test_stopping_drains_and_refuses_newcomers() -> None:
         tokens, refused = [], []
         while len(tokens) < 399:
             for each in gateway.receive():
-                tokens += each.token_ids if isinstance(each, Emission) else []
+                tokens += each.token_ids if isinstance(each, EngineOutput) else []
                 refused += [each] if isinstance(each, Rejected) else []
         assert tokens == plain([1, 2], 400)[-len(tokens) :]
         assert [(each.request_id, each.status) for each in refused] == [("late", 503)]

@@ -28,7 +28,7 @@ from starspec.models.linear.packing import make_packer
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.policy.length.fixed import FixedLength, make_policy
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import RequestSpec
@@ -43,8 +43,8 @@ def request(chance: random.Random) -> RequestSpec:
     """One in three has a prompt of several chunks."""
     length = chance.randrange(40, 100) if chance.random() < 1 / 3 else chance.randrange(1, 12)
     temperature = chance.choice([0.0, 0.7])
-    law = TokenLaw(temperature=temperature, seed=chance.randrange(100))
-    return RequestSpec([chance.randrange(1, 50) for _ in range(length)], law, max_tokens=chance.randrange(1, 16))
+    sampling = SamplingSpec(temperature=temperature, seed=chance.randrange(100))
+    return RequestSpec([chance.randrange(1, 50) for _ in range(length)], sampling, max_tokens=chance.randrange(1, 16))
 
 
 def serve(engine: TargetEngine, num_requests: int, chance: random.Random, check: Callable[[], None]) -> int:
@@ -58,9 +58,9 @@ def serve(engine: TargetEngine, num_requests: int, chance: random.Random, check:
             num_begun += 1
         if going and chance.random() < 0.02:
             engine.abort(going.pop(chance.randrange(len(going))))
-        for emission in engine.step():
-            if emission.finish_reason is not None:
-                going.remove(emission.request_id)
+        for output in engine.step():
+            if output.finish_reason is not None:
+                going.remove(output.request_id)
                 num_ended += 1
         check()
     return num_ended

@@ -13,7 +13,7 @@ from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.ids import Epoch, RequestId, Tag
 from starspec.policy.length.fixed import FixedLength, LengthPolicy
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import (
@@ -217,8 +217,8 @@ class Star:
         return SlowRunner(self.clock)
 
     def submit(self, name: str, prompt: list[int], num: int) -> None:
-        law = TokenLaw(temperature=0.0)
-        self.engine.submit(RequestId(name), RequestSpec(prompt, law, max_tokens=num))
+        sampling = SamplingSpec(temperature=0.0)
+        self.engine.submit(RequestId(name), RequestSpec(prompt, sampling, max_tokens=num))
         path = list(prompt)
         for _ in range(num):
             path.append(next_of(path))

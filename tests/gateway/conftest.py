@@ -26,7 +26,7 @@ from starspec.wire.codec import encode
 from starspec.wire.messages import (
     Abort,
     Ask,
-    Emission,
+    EngineOutput,
     GatewayToTarget,
     Rejected,
     RequestSpec,
@@ -119,7 +119,7 @@ class ToyTarget:
         if finish is not None:
             self.open.pop(request_id, None)
         self._outbox.put_nowait(
-            Emission(
+            EngineOutput(
                 request_id=request_id,
                 token_ids=token_ids,
                 text=text,

@@ -83,7 +83,7 @@ async def test_every_form_of_a_prompt_means_the_same(gateway: Any, tokenizer: An
 
 
 async def test_choices_are_numbered_prompt_by_prompt(gateway: Any, tokenizer: Any) -> None:
-    gateway.target.script = lambda spec: [f"{tokenizer.decode(spec.prompt_token_ids)}{spec.law.seed}"]
+    gateway.target.script = lambda spec: [f"{tokenizer.decode(spec.prompt_token_ids)}{spec.sampling.seed}"]
     reply = await gateway.client.completions.create(model="toy-model", prompt=["a", "b"], n=3, seed=7)
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3, 4, 5]
     assert [choice.text for choice in reply.choices] == ["a7", "a8", "a9", "b7", "b8", "b9"]
@@ -92,7 +92,7 @@ async def test_choices_are_numbered_prompt_by_prompt(gateway: Any, tokenizer: An
 
 
 async def test_streamed_choices_are_told_apart_by_index(gateway: Any) -> None:
-    gateway.target.script = lambda spec: [str(spec.law.seed), "!"]
+    gateway.target.script = lambda spec: [str(spec.sampling.seed), "!"]
     stream = await gateway.client.chat.completions.create(
         model="toy-model", messages=MESSAGES, n=3, seed=1, stream=True
     )

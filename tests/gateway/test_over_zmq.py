@@ -20,7 +20,7 @@ from starspec.gateway.server import GatewayServer
 from starspec.ids import TargetId
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys
-from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, Emission, Submit, TargetStatus
+from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, EngineOutput, Submit, TargetStatus
 from starspec.wire.serving import ServingServer
 
 PATIENCE_S = 20.0
@@ -55,9 +55,9 @@ class ThreadedTarget:
             case Abort():
                 self.has_aborted.set()
             case Submit(request_id=request_id, spec=spec):
-                parts = [Emission(request_id, [1], "x") for _ in spec.prompt_token_ids]
+                parts = [EngineOutput(request_id, [1], "x") for _ in spec.prompt_token_ids]
                 is_endless = 7 in spec.prompt_token_ids
-                last = [] if is_endless else [Emission(request_id, [2], "!", None, "stop", None, RequestStats())]
+                last = [] if is_endless else [EngineOutput(request_id, [2], "!", None, "stop", None, RequestStats())]
                 self._server.send(peer, [*parts, *last])
                 if is_endless:
                     self.has_begun.set()

@@ -15,10 +15,10 @@ from starspec.gateway.generation import Generation
 from starspec.gateway.order import Order, ReplyOptions
 from starspec.gateway.router import ASK_INTERVAL_S, MISSED_S, PAUSE_S, SILENCE_S, Router
 from starspec.ids import RequestId
-from starspec.sampling.spec import TokenLaw
-from starspec.wire.messages import Emission, RequestSpec
+from starspec.sampling.spec import SamplingSpec
+from starspec.wire.messages import EngineOutput, RequestSpec
 
-SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw())
+SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
 
 
 class Clock:
@@ -100,7 +100,7 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
             with pytest.raises(PeerLost, match="connection closed"):
                 await first.next(20)
             targets[1].emit(RequestId("y-0"), "fine", finish="stop")
-            assert (await second.next(20)).emission.text == "fine"
+            assert (await second.next(20)).output.text == "fine"
             assert second.is_finished
 
 
@@ -132,17 +132,17 @@ async def test_how_much_the_targets_hold_is_known_while_all_of_them_are_there(ta
         with pytest.raises(RequestError, match="8 answers, more than the 7"), Generation(router, order(8), "r"):
             pass
         with Generation(router, order(7), "r"):
-            assert sum(spoke.num_open for spoke in router.spokes) == 7
+            assert sum(routed.num_open for routed in router.targets) == 7
         targets[0].lose()
         async with asyncio.timeout(20):
             while router.max_num_requests is not None:  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0)
         with Generation(router, order(8), "s"):  # the other may be back in a second: a target decides
-            assert router.spokes[1].num_open == 8
+            assert router.targets[1].num_open == 8
 
 
 async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_target(targets: list[Any]) -> None:
-    long = RequestSpec(prompt_token_ids=[1] * 1000, law=TokenLaw())
+    long = RequestSpec(prompt_token_ids=[1] * 1000, sampling=SamplingSpec())
     mixed = Order(specs=(SPEC, long), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
@@ -152,8 +152,8 @@ async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_t
 
 
 async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_good(targets: list[Any]) -> None:
-    law = TokenLaw(logit_bias=dict.fromkeys(range(100000), -100.0))
-    large = RequestSpec(prompt_token_ids=[1, 2, 3], law=law)
+    sampling = SamplingSpec(logit_bias=dict.fromkeys(range(100000), -100.0))
+    large = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=sampling)
     mixed = Order(specs=(SPEC, large), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
@@ -161,53 +161,53 @@ async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_goo
             pass
         assert refused.value.status == 413
         assert targets[0].aborted == ["r-0"]
-        assert router.spokes[0].num_open == 0
+        assert router.targets[0].num_open == 0
 
 
 async def test_a_target_that_loads_is_complained_about_late_and_once(targets: list[Any]) -> None:
     clock = Clock()
-    (spoke,) = Router(targets[:1], clock).spokes
+    (routed,) = Router(targets[:1], clock).targets
     targets[0].lose()
     with capture_logs() as logs:
         while clock.now_s < MISSED_S:
             clock.now_s += ASK_INTERVAL_S
-            spoke.check()
+            routed.check()
         assert not logs
         for _ in range(3):
             clock.now_s += ASK_INTERVAL_S
-            spoke.check()
+            routed.check()
     assert ["has not answered for 30 s" in each["event"] for each in logs] == [True]
 
 
 async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:
     clock = Clock()
     router = Router(targets[:1], clock)
-    (spoke,) = router.spokes
+    (routed,) = router.targets
     async with router:
         await connected(router, 1)
-        events: list[Emission | StarspecError] = []
-        spoke.submit(RequestId("r"), SPEC, events.append)
+        events: list[EngineOutput | StarspecError] = []
+        routed.submit(RequestId("r"), SPEC, events.append)
         clock.now_s += PAUSE_S  # the gateway itself was not asleep: it looks in between
-        spoke.check()
+        routed.check()
         assert not events
         while clock.now_s <= SILENCE_S:
             clock.now_s += PAUSE_S
-            spoke.check()
+            routed.check()
         assert [type(event) for event in events] == [PeerLost]
         assert targets[0].aborted == ["r"]  # it may only have been slow
-        assert not spoke.is_live
+        assert not routed.is_live
 
 
 async def test_a_gateway_that_was_paused_gives_its_requests_up(targets: list[Any]) -> None:
     clock = Clock()
     router = Router(targets[:1], clock)
-    (spoke,) = router.spokes
+    (routed,) = router.targets
     async with router:
         await connected(router, 1)
-        events: list[Emission | StarspecError] = []
-        spoke.submit(RequestId("r"), SPEC, events.append)
+        events: list[EngineOutput | StarspecError] = []
+        routed.submit(RequestId("r"), SPEC, events.append)
         clock.now_s += PAUSE_S + 1
-        spoke.check()
+        routed.check()
         assert "paused" in str(events[0])
 
 
@@ -220,23 +220,23 @@ def test_a_gateway_asks_several_times_within_the_shortest_lease_that_a_target_ma
 async def test_what_comes_after_an_abort_is_dropped(targets: list[Any]) -> None:
     async with Router(targets[:1]) as router:
         await connected(router, 1)
-        (spoke,) = router.spokes
-        events: asyncio.Queue[Emission | StarspecError] = asyncio.Queue()
-        spoke.submit(RequestId("r"), SPEC, events.put_nowait)
-        spoke.abandon(RequestId("r"))
-        spoke.abandon(RequestId("r"))
+        (routed,) = router.targets
+        events: asyncio.Queue[EngineOutput | StarspecError] = asyncio.Queue()
+        routed.submit(RequestId("r"), SPEC, events.put_nowait)
+        routed.abandon(RequestId("r"))
+        routed.abandon(RequestId("r"))
         targets[0].emit(RequestId("r"), "too late", finish="stop")
-        spoke.submit(RequestId("s"), SPEC, events.put_nowait)
+        routed.submit(RequestId("s"), SPEC, events.put_nowait)
         targets[0].emit(RequestId("s"), "in time", finish="stop")
         assert (await asyncio.wait_for(events.get(), 20)).text == "in time"
         assert events.empty()
         assert targets[0].aborted == ["r"]
-        assert spoke.num_open == 0
+        assert routed.num_open == 0
 
 
 async def test_leaving_the_router_aborts_what_is_open_and_closes_the_links(targets: list[Any]) -> None:
     async with Router(targets[:1]) as router:
         await connected(router, 1)
-        router.spokes[0].submit(RequestId("r"), SPEC, lambda event: None)
+        router.targets[0].submit(RequestId("r"), SPEC, lambda event: None)
     assert targets[0].aborted == ["r"]
     assert targets[0].is_closed

@@ -70,8 +70,8 @@ async def test_the_models_defaults_reach_the_target_unless_ignored(
     gateway = await start_gateway(generation_config=setting)
     await gateway.post("/v1/completions", prompt="hi")
     (spec,) = gateway.target.submitted.values()
-    assert spec.law.temperature == temperature
-    assert spec.law.end_token_ids == (257,)
+    assert spec.sampling.temperature == temperature
+    assert spec.sampling.end_token_ids == (257,)
 
 
 async def test_requests_spread_over_two_targets_and_survive_the_loss_of_one(start_gateway: Any) -> None:

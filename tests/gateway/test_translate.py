@@ -54,8 +54,8 @@ async def test_each_sampling_parameter_reaches_the_law(translator: Translator) -
         "seed": 42,
         "min_tokens": 2,
     }
-    law = (await spec_of(translator, **given)).law
-    assert {name: getattr(law, name) for name in given} == given
+    sampling = (await spec_of(translator, **given)).sampling
+    assert {name: getattr(sampling, name) for name in given} == given
 
 
 async def test_each_limit_reaches_the_spec(translator: Translator) -> None:
@@ -72,17 +72,17 @@ async def test_each_limit_reaches_the_spec(translator: Translator) -> None:
     assert (spec.max_tokens, spec.stop, spec.logprobs) == (5, ("a", "b"), 3)
     assert spec.include_stop_str_in_output
     assert not spec.skip_special_tokens
-    assert spec.law.logit_bias == {65: -100, 66: 1.5}
-    assert spec.law.end_token_ids == (EOS, 10)
+    assert spec.sampling.logit_bias == {65: -100, 66: 1.5}
+    assert spec.sampling.end_token_ids == (EOS, 10)
 
 
 async def test_ignore_eos_leaves_the_clients_own_stop_tokens(translator: Translator) -> None:
-    assert (await spec_of(translator, ignore_eos=True, stop_token_ids=[10])).law.end_token_ids == (10,)
+    assert (await spec_of(translator, ignore_eos=True, stop_token_ids=[10])).sampling.end_token_ids == (10,)
 
 
 async def test_what_is_not_asked_for_has_the_apis_defaults(translator: Translator) -> None:
     spec, chat = await spec_of(translator), await chat_spec_of(translator)
-    assert (spec.law.temperature, spec.law.top_p, spec.law.top_k) == (1.0, 1.0, 0)
+    assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.top_k) == (1.0, 1.0, 0)
     assert (spec.max_tokens, chat.max_tokens) == (16, None)
 
 
@@ -93,20 +93,20 @@ async def test_max_completion_tokens_comes_before_max_tokens(translator: Transla
 
 async def test_any_integer_is_a_seed(translator: Translator) -> None:
     for seed in (-1, 2**63, 10**40):
-        assert 0 <= (await spec_of(translator, seed=seed)).law.seed < 2**63
-    assert (await spec_of(translator, seed=-1)).law == (await spec_of(translator, seed=-1)).law
+        assert 0 <= (await spec_of(translator, seed=seed)).sampling.seed < 2**63
+    assert (await spec_of(translator, seed=-1)).sampling == (await spec_of(translator, seed=-1)).sampling
 
 
 async def test_without_a_seed_every_answer_has_its_own(translator: Translator) -> None:
     order = await translator.completion(CompletionRequest(prompt=["a", "b"], n=8), 64)
-    assert len({spec.law.seed for spec in order.specs}) == 16
+    assert len({spec.sampling.seed for spec in order.specs}) == 16
 
 
 async def test_the_models_defaults_fill_in_what_a_request_leaves_out(codec: PromptCodec) -> None:
     defaults = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.8, repetition_penalty=1.05)
     translator = Translator(codec, defaults)
-    law = (await spec_of(translator, top_k=0)).law
-    assert (law.temperature, law.top_p, law.top_k, law.repetition_penalty) == (0.6, 0.8, 0, 1.05)
+    sampling = (await spec_of(translator, top_k=0)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (0.6, 0.8, 0, 1.05)
 
 
 async def test_the_chat_template_frames_the_messages(translator: Translator, tokenizer: Any) -> None:

@@ -15,13 +15,13 @@ from starspec.cache.features import to_bytes
 from starspec.config import HubConfig, ModelConfig, SampleMethod
 from starspec.hub.eagle import EagleDrafter
 from starspec.hub.hub import DraftHub
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.models.heads.head import EagleHead, HeadOutput
 from starspec.models.heads.layout import tensor_shapes
 from starspec.models.heads.spec import HeadSpec, HeadWeights
 from starspec.models.linear.prepack import pack_dense
 from starspec.models.runner import Segment
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.train.head import TrainedHead
 from starspec.wire.messages import Features, Open, Proposal, TreeShape, Verdict
 from starspec.wire.transports.bad_channel import VirtualClock
@@ -39,19 +39,19 @@ class ToyHead(EagleHead):
     def __init__(self, weights: HeadWeights, num_rows: int) -> None:
         config = ModelConfig(model="tiny", dtype="float32", num_rows=num_rows, numerics="fast")
         super().__init__(weights, config, "tiny", pack_dense, pack_dense)
-        self.layers: list[list[Segment]] = []
+        self.draft_steps: list[list[Segment]] = []
         self.is_broken = False
 
     def forward(self, segments: Sequence[Segment], hidden: Tensor) -> HeadOutput:
         if self.is_broken:
             raise RuntimeError("the accelerator is on fire")
-        self.layers.append(list(segments))
+        self.draft_steps.append(list(segments))
         return super().forward(segments, hidden)
 
     @property
     def num_read(self) -> int:
         """Tokens forwarded so far."""
-        return sum(segment.num_new for layer in self.layers for segment in layer)
+        return sum(segment.num_new for draft_step in self.draft_steps for segment in draft_step)
 
 
 @cache
@@ -101,11 +101,11 @@ def plain_head(method: HeadMethod) -> TrainedHead:
 
 
 @torch.no_grad()
-def slow_logits(method: HeadMethod, features: Tensor, token_ids: list[int], num_guessed: int) -> Tensor:
+def slow_logits(method: HeadMethod, features: Tensor, token_ids: list[int], max_nodes: int) -> Tensor:
     """The head's logits [V] after `token_ids`, read one by one, of which the last so many are its own guesses."""
     weights, head = make_weights(method), plain_head(method)
-    anchor = len(token_ids) - num_guessed - 2  # the last slot that is read with a feature of the target's
-    h = slow_chain(head, features.float(), token_ids, anchor, num_guessed + 1, weights.tensors["embed_tokens.weight"])
+    anchor = len(token_ids) - max_nodes - 2  # the last slot that is read with a feature of the target's
+    h = slow_chain(head, features.float(), token_ids, anchor, max_nodes + 1, weights.tensors["embed_tokens.weight"])
     spoken = weights.tensors["lm_head.weight"] @ head.spoken(h[-1])
     if weights.draft_token_ids is None:
         return spoken
@@ -119,19 +119,19 @@ class EagleTag(ToyTag):
         self,
         tag: int,
         prompt: Sequence[int],
-        law: TokenLaw = GREEDY,
+        sampling: SamplingSpec = GREEDY,
         method: SampleMethod = "coupled",
         *,
         head_method: HeadMethod = "eagle3",
         identity: int | None = None,
     ) -> None:
-        super().__init__(tag, prompt, law, method)
+        super().__init__(tag, prompt, sampling, method)
         self.head_method: HeadMethod = head_method
         self.truth = features_of(FEATURE_SIZES[head_method], tag if identity is None else identity)
 
     def features(self, start: int, stop: int) -> Features:
         """Those of positions `start..stop`."""
-        return Features(self.link.tag, start, stop - start, to_bytes(self.truth[start:stop]))
+        return Features(self.session.tag, start, stop - start, to_bytes(self.truth[start:stop]))
 
     def past(self, start: int = 0) -> Features:
         """All that the target knows: of the last token there are no features yet."""
@@ -148,7 +148,7 @@ class EagleTag(ToyTag):
         return reference_tree(
             self.token_ids,
             self.prompt_len,
-            self.law,
+            self.sampling,
             self.budget,
             MAX_LEN,
             self.method,
@@ -160,21 +160,21 @@ class EagleTag(ToyTag):
         head = _head_for_one(self.head_method)
         star = EagleStar("a", head=head, max_draft_tokens=max_draft_tokens)
         budget = self.budget
-        tag = EagleTag(1, self.token_ids, self.law, self.method, head_method=self.head_method)
+        tag = EagleTag(1, self.token_ids, self.sampling, self.method, head_method=self.head_method)
         tag.truth, tag.prompt_len = self.truth, self.prompt_len
         opened = Open(
-            tag.link.tag,
-            tag.link.next_epoch,
+            tag.session.tag,
+            tag.session.next_epoch,
             list(self.token_ids),
             self.prompt_len,
-            self.law,
+            self.sampling,
             budget.num_draft_tokens,
             TreeShape.of(budget),
             self.method,
         )
         star.say("a", opened, tag.past(first))
         proposals = [message for _, message in star.drain() if isinstance(message, Proposal)]
-        star.hub.leave(SessionId("a"), star.clock())
+        star.hub.leave(LinkId("a"), star.clock())
         (proposal,) = proposals
         return paths_of(proposal)
 
@@ -192,18 +192,18 @@ class EagleStar(ToyStar):
     ) -> None:
         self.clock = VirtualClock()
         self.head = head or make_head()
-        self.head.layers.clear()
+        self.head.draft_steps.clear()
         self.drafter = EagleDrafter(self.head)
         sizes = {"max_tags": 16, "max_draft_tokens": 8, "prefill_chunk": 64, **limits}
         window = sizes.pop("feature_window", MAX_LEN)
         self.hub = DraftHub(self.drafter, self.clock, HubConfig(**sizes), feature_window=window)
         for target in targets:
-            self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
+            self.hub.join(LinkId(target), TargetId(target), target_vocab_size)
 
     def first_position(self, target: str, tag: EagleTag) -> int | None:
         """The position whose feature is in the tag's slot 0; None if it has no row."""
-        session = next(each for key, each in self.hub._sessions.items() if key == (target, tag.link.tag))
-        return None if session.row is None else self.drafter._first[session.row]
+        sequence = next(each for key, each in self.hub._sequences.items() if key == (target, tag.session.tag))
+        return None if sequence.row is None else self.drafter._first[sequence.row]
 
     @property
     def num_leased(self) -> int:
@@ -213,6 +213,6 @@ class EagleStar(ToyStar):
 def propose(star: EagleStar, target: str, tag: EagleTag) -> Proposal:
     """Let the hub work until it has answered this tag."""
     replies = [message for name, message in star.drain() if name == target]
-    proposals = [message for message in replies if isinstance(message, Proposal) and message.tag == tag.link.tag]
+    proposals = [message for message in replies if isinstance(message, Proposal) and message.tag == tag.session.tag]
     assert tag.receive(proposals[-1])
     return proposals[-1]

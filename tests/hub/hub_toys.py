@@ -12,13 +12,13 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, HubConfig, RunAhead, SampleMethod
-from starspec.errors import ForwardGivenUp
+from starspec.errors import ForwardAborted
 from starspec.hub.grow import CausalDrafter
 from starspec.hub.hub import DraftHub
-from starspec.ids import SessionId, Tag, TargetId
+from starspec.ids import LinkId, Tag, TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.sampling.counts import TokenCounts
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.node_draft import NodeDraft
@@ -29,9 +29,9 @@ from starspec.wire.transports.bad_channel import VirtualClock
 
 VOCAB_SIZE = 32
 END = 31
-GREEDY = TokenLaw(temperature=0.0, end_token_ids=(END,))
-SAMPLED = TokenLaw(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, min_tokens=3, end_token_ids=(END,))
-PENALIZED = TokenLaw(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
+GREEDY = SamplingSpec(temperature=0.0, end_token_ids=(END,))
+SAMPLED = SamplingSpec(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, min_tokens=3, end_token_ids=(END,))
+PENALIZED = SamplingSpec(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
 Path = tuple[int, ...]
 LOGITS = torch.randn(509, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
@@ -51,7 +51,7 @@ class ReferenceTree(NamedTuple):
 def reference_tree(
     token_ids: Sequence[int],
     prompt_len: int,
-    law: TokenLaw,
+    sampling: SamplingSpec,
     budget: DraftBudget,
     max_len: int,
     method: SampleMethod = "coupled",
@@ -66,22 +66,22 @@ def reference_tree(
     scores: dict[tuple[int, ...], float] = {(): 0.0}
     to_expand: list[tuple[int, ...]] = [()]
     for _ in range(min(budget.num_steps, max_len - len(token_ids))):
-        layer = []
+        draft_step = []
         for path in to_expand:
             known = [*token_ids, *path]
             counts = TokenCounts(known[:prompt_len], known[prompt_len:])
-            at = (logits_of(known), law, len(known), counts)
-            if method == "rejection" and not law.is_greedy:
-                dice = dice_after(law.seed, known[prompt_len:])
+            at = (logits_of(known), sampling, len(known), counts)
+            if method == "rejection" and not sampling.is_greedy:
+                dice = dice_after(sampling.seed, known[prompt_len:])
                 drafts[path], confidences = draw_children(*at, num_tokens=budget.top_k, dice=dice)
                 children = list(zip(drafts[path].candidates, confidences, strict=True))
             else:
-                logits, law, position, seen = at
-                (children,) = propose_tokens(logits[None], law, position, [seen], num_tokens=budget.top_k)
+                logits, sampling, position, seen = at
+                (children,) = propose_tokens(logits[None], sampling, position, [seen], num_tokens=budget.top_k)
             for token_id, log_confidence in children:
-                layer.append((*path, token_id))
-                scores[layer[-1]] = scores[path] + log_confidence
-        open_ended = [path for path in layer if path[-1] not in law.end_token_ids]
+                draft_step.append((*path, token_id))
+                scores[draft_step[-1]] = scores[path] + log_confidence
+        open_ended = [path for path in draft_step if path[-1] not in sampling.end_token_ids]
         best = sorted(open_ended, key=lambda path: -scores[path])[: budget.top_k]
         share = 1 if drafts else 3 / 8  # of p_min
         to_expand = [path for path in best if exp(scores[path]) >= budget.p_min * share]
@@ -107,13 +107,15 @@ def paths_of(proposal: Proposal) -> set[Path]:
     return by_paths(proposal).nodes
 
 
-def reference_chain(token_ids: Sequence[int], prompt_len: int, law: TokenLaw, num: int, max_len: int) -> list[int]:
+def reference_chain(
+    token_ids: Sequence[int], prompt_len: int, sampling: SamplingSpec, num: int, max_len: int
+) -> list[int]:
     """What a fresh drafter with nothing but these committed tokens proposes: no cache, no batch, no state."""
     path = list(token_ids)
     while len(path) < min(len(token_ids) + num, max_len):
         counts = TokenCounts(path[:prompt_len], path[prompt_len:])
-        path.append(propose_token(logits_after(path), law, len(path), counts))
-        if path[-1] in law.end_token_ids:
+        path.append(propose_token(logits_after(path), sampling, len(path), counts))
+        if path[-1] in sampling.end_token_ids:
             break
     return path[len(token_ids) :]
 
@@ -124,9 +126,9 @@ class ToyRunner:
     def __init__(self, num_rows: int = 4, max_len: int = 64) -> None:
         self.cache = RaggedCache(1, num_rows, max_len + MAX_DRAFT_TOKENS, 1, 1)
         self.info = ModelInfo("toy", VOCAB_SIZE, max_len, 0, 0, (END,))
-        self.layers: list[list[Segment]] = []
+        self.draft_steps: list[list[Segment]] = []
         self.clock: VirtualClock | None = None
-        self.layer_s = 0.0  # how long a forward takes on that clock
+        self.step_s = 0.0  # how long a forward takes on that clock
         self.is_broken = False
         self.on_forward: Callable[[], None] | None = None  # what happens while one runs
 
@@ -135,20 +137,20 @@ class ToyRunner:
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
-        is_in_vain: Callable[[], bool] | None = None,
+        is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
         assert not feature_layers
         if self.is_broken:
             raise RuntimeError("the accelerator is on fire")
-        self.layers.append(list(segments))
+        self.draft_steps.append(list(segments))
         if self.clock is not None:
-            self.clock.advance(self.layer_s)
+            self.clock.advance(self.step_s)
         assert len({segment.row for segment in segments}) == len(segments)
         rows = [row for segment in segments for row in self._logits(segment)]
         if self.on_forward is not None:
             self.on_forward()
-        if is_in_vain is not None and is_in_vain():
-            raise ForwardGivenUp("the toy is not wanted any more")
+        if is_obsolete is not None and is_obsolete():
+            raise ForwardAborted("the toy is not wanted any more")
         return ForwardOutput(torch.stack(rows) if rows else LOGITS[:0])
 
     def _logits(self, segment: Segment) -> list[Tensor]:
@@ -169,12 +171,12 @@ class ToyTag:
     """One tag as its target sees it."""
 
     def __init__(
-        self, tag: int, prompt: Sequence[int], law: TokenLaw = GREEDY, method: SampleMethod = "coupled"
+        self, tag: int, prompt: Sequence[int], sampling: SamplingSpec = GREEDY, method: SampleMethod = "coupled"
     ) -> None:
-        self.link = TagSession(Role.TARGET, Tag(tag))
+        self.session = TagSession(Role.TARGET, Tag(tag))
         self.token_ids = list(prompt)
         self.prompt_len = len(prompt)
-        self.law = law
+        self.sampling = sampling
         self.method = method
         self.proposal: Proposal | None = None
         self.budget = NO_DRAFT  # of the last request
@@ -183,30 +185,30 @@ class ToyTag:
         """Ask for a chain of so many tokens, or for a tree."""
         self.proposal, self.budget = None, wanted if isinstance(wanted, DraftBudget) else DraftBudget.chain(wanted)
         opened = Open(
-            self.link.tag,
-            self.link.next_epoch,
+            self.session.tag,
+            self.session.next_epoch,
             list(self.token_ids),
             self.prompt_len,
-            self.law,
+            self.sampling,
             self.budget.num_draft_tokens,
             TreeShape.of(self.budget),
             self.method,
         )
-        return self.link.send(opened)
+        return self.session.send(opened)
 
     def verdict(self, token_ids: Sequence[int], wanted: int | DraftBudget = 4) -> Verdict:
         self.proposal, self.budget = None, wanted if isinstance(wanted, DraftBudget) else DraftBudget.chain(wanted)
         base_len = len(self.token_ids)
         self.token_ids += token_ids
         verdict = Verdict(
-            self.link.tag,
-            self.link.next_epoch,
+            self.session.tag,
+            self.session.next_epoch,
             base_len,
             list(token_ids),
             self.budget.num_draft_tokens,
             TreeShape.of(self.budget),
         )
-        return self.link.send(verdict)
+        return self.session.send(verdict)
 
     def told_otherwise(self, num_accepted: int) -> list[int]:
         """Tokens of a verdict that accepts so many of the proposed chain, and then says another one."""
@@ -216,12 +218,12 @@ class ToyTag:
         return [*proposed[:num_accepted], (refused + 1) % END]
 
     def close(self) -> Close:
-        return self.link.send(Close(self.link.tag, self.link.next_epoch))
+        return self.session.send(Close(self.session.tag, self.session.next_epoch))
 
     def receive(self, message: HubToTarget) -> bool:
         """Take a message of the hub in; False if it is stale."""
         assert isinstance(message, Proposal | Reopen)
-        is_fresh = self.link.receive(message) is not None
+        is_fresh = self.session.receive(message) is not None
         if is_fresh and isinstance(message, Proposal):
             self.proposal = message
         return is_fresh
@@ -232,10 +234,12 @@ class ToyTag:
 
     def expected_after(self, accepted: Sequence[int], budget: DraftBudget, max_len: int) -> ReferenceTree:
         """What a fresh drafter would propose, had its target committed these tokens too."""
-        return reference_tree([*self.token_ids, *accepted], self.prompt_len, self.law, budget, max_len, self.method)
+        return reference_tree(
+            [*self.token_ids, *accepted], self.prompt_len, self.sampling, budget, max_len, self.method
+        )
 
     def expected(self, num_draft_tokens: int = 4, max_len: int = 64) -> list[int]:
-        return reference_chain(self.token_ids, self.prompt_len, self.law, num_draft_tokens, max_len)
+        return reference_chain(self.token_ids, self.prompt_len, self.sampling, num_draft_tokens, max_len)
 
 
 class Slices:
@@ -268,18 +272,18 @@ class ToyStar:
         config = HubConfig(run_ahead=run_ahead, **sizes)
         self.hub = DraftHub(CausalDrafter(self.runner), self.clock, config, trace=self.slices)
         for target in targets:
-            self.hub.join(SessionId(target), TargetId(target), target_vocab_size)
+            self.hub.join(LinkId(target), TargetId(target), target_vocab_size)
 
     def say(self, target: str, *messages: Open | Verdict | Close, arrived_s: float | None = None) -> None:
-        """Args: arrived_s: while a layer ran; None = now."""
+        """Args: arrived_s: while a draft step ran; None = now."""
         for message in messages:
-            self.hub.handle(SessionId(target), message, self.clock() if arrived_s is None else arrived_s)
+            self.hub.handle(LinkId(target), message, self.clock() if arrived_s is None else arrived_s)
             self.hub.check_integrity()
 
-    def step(self, is_in_vain: Callable[[], bool] | None = None) -> list[tuple[str, HubToTarget]]:
-        replies = self.hub.step(self.clock(), is_in_vain)
+    def step(self, is_obsolete: Callable[[], bool] | None = None) -> list[tuple[str, HubToTarget]]:
+        replies = self.hub.step(self.clock(), is_obsolete)
         self.hub.check_integrity()
-        return [(str(session_id), message) for session_id, message in replies]
+        return [(str(link_id), message) for link_id, message in replies]
 
     def drain(self) -> list[tuple[str, HubToTarget]]:
         """Step until nothing is left to do."""

@@ -19,11 +19,11 @@ from starspec.config import HubConfig, RunAhead
 from starspec.hub.grow import CausalDrafter
 from starspec.hub.hub import DraftHub
 from starspec.hub.loop import HubLoop
-from starspec.ids import Epoch, SessionId, TargetId
+from starspec.ids import Epoch, LinkId, TargetId
 from starspec.models.runner import Segment
 from starspec.models.synthetic.runner import SyntheticRunner
 from starspec.models.synthetic.spec import SyntheticSpec
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import HubToTarget, Open, Ping, Pong, Proposal, Verdict
 from starspec.wire.session import TagState
 from starspec.wire.transports.bad_channel import VirtualClock
@@ -44,7 +44,7 @@ class _Deadline(NamedTuple):
 class _Event(NamedTuple):
     at_s: float
     order: int
-    target: SessionId
+    target: LinkId
     message: Open | Verdict | _Deadline | None  # None: a token of plain decoding
 
 
@@ -82,7 +82,7 @@ class SyntheticStar:
     ) -> None:
         self.stats = HubTransportStats()
         self.clock = VirtualClock()
-        self.num_tokens: Counter[SessionId] = Counter()  # emitted
+        self.num_tokens: Counter[LinkId] = Counter()  # emitted
         self._spec, self._depth, self._link_s, self._deadline_s = target, depth, link_s, deadline_s
         self.num_late = 0  # rounds that went on without a proposal
         self._target = self._runner(replace(target, step_ms=0.0), num_targets)
@@ -90,17 +90,17 @@ class SyntheticStar:
         self._loop = HubLoop(self.hub, self, self.clock)
         self._underway: list[_Event] = []
         self._order, self._dice = count(), Random(5)
-        self._targets: dict[SessionId, _SyntheticTarget] = {}
+        self._targets: dict[LinkId, _SyntheticTarget] = {}
         for number in range(num_targets):
             begin_s = 0.3 * number * target.forward_s(1, 1) / max(1.0, num_targets / MANY)
-            self._begin(SessionId(f"t{number}"), number, begin_s)
+            self._begin(LinkId(f"t{number}"), number, begin_s)
 
     @classmethod
     def amusd(cls, num_targets: int, run_ahead: RunAhead, *, row_cost: float, alpha: float, depth: int) -> Self:
         """With AMUSD's step times.
 
         Args:
-            row_cost: what every further node of a layer costs, as a part of a layer of one.
+            row_cost: what every further node of a draft step costs, as a part of a draft step of one.
             alpha: probability that the target's token is the draft's first choice.
         """
         draft = SyntheticSpec(role="draft", alpha=alpha, step_ms=10.0, per_sequence=row_cost, per_token=row_cost)
@@ -113,7 +113,7 @@ class SyntheticStar:
             self._loop.turn(idle_wait_s=1.0)
         return self.num_tokens.total() / self.clock()
 
-    def run(self, seconds: float) -> dict[SessionId, float]:
+    def run(self, seconds: float) -> dict[LinkId, float]:
         """Returns: tokens a second of each target, from now on for so long."""
         before, start_s = self.num_tokens.copy(), self.clock()
         while self.clock() < start_s + seconds:
@@ -134,30 +134,30 @@ class SyntheticStar:
                 arrived.append(Arrival(event.target, TargetId(event.target), event.message, event.at_s))
         return arrived
 
-    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
-        for session_id, message in [(name, each) for name, messages in replies.items() for each in messages]:
-            target = self._targets[session_id]
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        for link_id, message in [(name, each) for name, messages in replies.items() for each in messages]:
+            target = self._targets[link_id]
             if isinstance(message, Pong) or not target.tag.receive(message):
                 continue
             assert isinstance(message, Proposal)
             if message.retry_after_s:
                 target.ask_again_s = self.clock() + message.retry_after_s
-                target.tag.link.lose()
-                self._put(self.clock() + self._spec.forward_s(1, 1), session_id, None)
+                target.tag.session.lose()
+                self._put(self.clock() + self._spec.forward_s(1, 1), link_id, None)
                 continue
             away_s = self._link_s + self._spec.forward_s(1, 1 + len(message.token_ids))
-            said = self._verified(session_id, message.token_ids)
+            said = self._verified(link_id, message.token_ids)
             away_s *= 1.0 + JITTER * self._dice.uniform(-1.0, 1.0)
-            self._put(self.clock() + away_s, session_id, target.tag.verdict(said, self._depth))
+            self._put(self.clock() + away_s, link_id, target.tag.verdict(said, self._depth))
 
     def close(self) -> None:
         pass
 
-    def _begin(self, name: SessionId, number: int, at_s: float) -> None:
+    def _begin(self, name: LinkId, number: int, at_s: float) -> None:
         self.hub.join(name, TargetId(name), self._spec.vocab)
         self.hub.handle(name, Ping(1, 1.0 / self._spec.forward_s(1, 1)), self.clock())
         prompt = [*PROMPT, 20 + number % 400, *[20] * (number // 400)]  # each is another
-        tag, row = ToyTag(1, prompt, TokenLaw(temperature=0.0)), self._target.cache.lease()
+        tag, row = ToyTag(1, prompt, SamplingSpec(temperature=0.0)), self._target.cache.lease()
         self._targets[name] = _SyntheticTarget(tag, row)
         self._target.forward([Segment(row, tag.token_ids[:-1], num_logits=0)])
         self._target.cache.append(row, len(tag.token_ids) - 1)
@@ -172,15 +172,15 @@ class SyntheticStar:
         else:
             self._put(event.at_s + self._spec.forward_s(1, 1), event.target, None)
 
-    def _go_on_without(self, name: SessionId, deadline: _Deadline) -> None:
+    def _go_on_without(self, name: LinkId, deadline: _Deadline) -> None:
         """A token of plain decoding, unless the proposal has come. What comes meanwhile is too late."""
         tag = self._targets[name].tag
-        if (tag.link.state, tag.link.epoch) == (TagState.DRAFTING, deadline.epoch):
+        if (tag.session.state, tag.session.epoch) == (TagState.DRAFTING, deadline.epoch):
             self.num_late += 1
             verdict = tag.verdict(self._verified(name, []), self._depth)
             self._put(self.clock() + self._spec.forward_s(1, 1), name, verdict)
 
-    def _verified(self, name: SessionId, chain: Sequence[int]) -> list[int]:
+    def _verified(self, name: LinkId, chain: Sequence[int]) -> list[int]:
         """The accepted tokens of a chain, and one more. They are counted."""
         tag, row = self._targets[name].tag, self._targets[name].row
         logits = self._target.forward([Segment(row, [tag.token_ids[-1], *chain], num_logits=len(chain) + 1)]).logits
@@ -191,7 +191,7 @@ class SyntheticStar:
         self.num_tokens[name] += num_accepted + 1
         return said[: num_accepted + 1]
 
-    def _put(self, at_s: float, name: SessionId, message: Open | Verdict | None) -> None:
+    def _put(self, at_s: float, name: LinkId, message: Open | Verdict | None) -> None:
         heapq.heappush(self._underway, _Event(at_s, next(self._order), name, message))
         if message is not None and self._deadline_s is not None:
             deadline = _Deadline(message.epoch)

@@ -7,27 +7,27 @@ from eagle_toys import DRAFT_TOKEN_IDS, MAX_LEN, EagleStar, EagleTag, HeadMethod
 from hub_toys import GREEDY, PENALIZED, SAMPLED, VOCAB_SIZE, paths_of
 
 from starspec.config import SampleMethod
-from starspec.ids import SessionId, Tag
-from starspec.sampling.spec import TokenLaw
+from starspec.ids import LinkId, Tag
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Fault, Features, Reopen
 
-A = SessionId("a")
+A = LinkId("a")
 TREE = DraftBudget(8, 3, 3)
 PROMPT = [3, 7, 11, 2, 9, 30]
-LAWS = {"greedy": GREEDY, "sampled": SAMPLED, "penalized": PENALIZED, "T=1": TokenLaw(temperature=1.0, seed=3)}
+SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalized": PENALIZED, "T=1": SamplingSpec(temperature=1.0, seed=3)}
 
 
 @pytest.mark.parametrize("head_method", ["eagle", "eagle3"])
 @pytest.mark.parametrize("method", ["coupled", "rejection"])
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("budget", [DraftBudget.chain(4), TREE], ids=["chain", "tree"])
 def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
-    head_method: HeadMethod, method: SampleMethod, law: TokenLaw, budget: DraftBudget
+    head_method: HeadMethod, method: SampleMethod, sampling: SamplingSpec, budget: DraftBudget
 ) -> None:
     star = EagleStar("a", "b", head=make_head(head_method))
     tags = {
-        name: EagleTag(1, PROMPT[:num], law, method, head_method=head_method, identity=num)
+        name: EagleTag(1, PROMPT[:num], sampling, method, head_method=head_method, identity=num)
         for name, num in (("a", 4), ("b", 6))
     }
     for name, tag in tags.items():
@@ -38,19 +38,19 @@ def test_each_round_drafts_what_a_hub_drafts_that_knows_of_this_tag_alone(
         for name, tag in tags.items():
             assert tag.proposal is not None
             assert paths_of(tag.proposal) == tag.alone()
-            assert bool(tag.proposal.drawn) == (method == "rejection" and not law.is_greedy)
+            assert bool(tag.proposal.drawn) == (method == "rejection" and not sampling.is_greedy)
             accepted = sorted(paths_of(tag.proposal), key=len)[-1][:number]
             star.say(name, *tag.told(tag.verdict([*accepted, 5 + number], budget)))
 
 
 @pytest.mark.parametrize("head_method", ["eagle", "eagle3"])
-@pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("budget", [DraftBudget.chain(4), DraftBudget(14, 4, 3)], ids=["chain", "tree"])
 def test_a_proposal_is_that_of_a_head_that_is_run_over_each_path_by_itself(
-    head_method: HeadMethod, law: TokenLaw, budget: DraftBudget
+    head_method: HeadMethod, sampling: SamplingSpec, budget: DraftBudget
 ) -> None:
     star = EagleStar("a", head=make_head(head_method), max_draft_tokens=16)
-    tag = EagleTag(1, PROMPT, law, head_method=head_method)
+    tag = EagleTag(1, PROMPT, sampling, head_method=head_method)
     star.say("a", tag.open(budget), tag.past())
     for _ in range(2):
         paths = paths_of(propose(star, "a", tag))
@@ -129,7 +129,7 @@ def test_a_verdict_costs_only_the_slots_that_are_new() -> None:
     before = star.head.num_read
     star.say("a", *tag.told(tag.verdict([*accepted[:2], 5], 4)))
     propose(star, "a", tag)
-    assert star.head.num_read - before == 3 + 3  # what was committed, then the four layers' drafts but the last
+    assert star.head.num_read - before == 3 + 3  # what was committed, then the four draft steps' drafts but the last
 
 
 @pytest.mark.parametrize("window", [3, 8, MAX_LEN])
@@ -150,10 +150,10 @@ def test_a_proposal_that_is_asked_for_again_is_at_hand() -> None:
     star, tag = EagleStar("a"), EagleTag(1, PROMPT)
     star.say("a", tag.open(TREE), tag.past())
     paths = paths_of(propose(star, "a", tag))
-    num_layers = len(star.head.layers)
+    num_steps = len(star.head.draft_steps)
     star.say("a", tag.open(TREE))
     assert paths_of(propose(star, "a", tag)) == paths
-    assert len(star.head.layers) == num_layers
+    assert len(star.head.draft_steps) == num_steps
 
 
 @pytest.mark.parametrize("wanted", [DraftBudget.chain(3), DraftBudget(8, 2, 2)], ids=["chain", "narrower"])
@@ -161,10 +161,10 @@ def test_a_tree_of_another_width_is_grown_anew_and_reads_one_slot_again(wanted: 
     star, tag = EagleStar("a"), EagleTag(1, PROMPT)
     star.say("a", tag.open(TREE), tag.past())
     propose(star, "a", tag)
-    num_layers = len(star.head.layers)
+    num_steps = len(star.head.draft_steps)
     star.say("a", tag.open(wanted))
     assert paths_of(propose(star, "a", tag)) == tag.alone()
-    assert star.head.layers[num_layers][0].num_new == 1
+    assert star.head.draft_steps[num_steps][0].num_new == 1
 
 
 def test_another_width_after_a_hole_costs_this_tag_and_nobody_else() -> None:
@@ -191,12 +191,16 @@ def test_a_budget_beyond_the_room_is_cut_and_at_the_end_nothing_is_proposed() ->
     assert star.num_leased == 0  # a row that can be of no more use goes back
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("budget", [DraftBudget.chain(4), TREE], ids=["chain", "tree"])
-def test_a_small_vocabulary_proposes_its_own_tokens_in_the_targets_words(law: TokenLaw, budget: DraftBudget) -> None:
+def test_a_small_vocabulary_proposes_its_own_tokens_in_the_targets_words(
+    sampling: SamplingSpec, budget: DraftBudget
+) -> None:
     star, known = EagleStar("a"), set(DRAFT_TOKEN_IDS.tolist())
     for number in range(1, 9):
-        tag = EagleTag(number, [number, 1, 5], law)  # 1 and 5 are none of the draft's own: it reads them all the same
+        tag = EagleTag(
+            number, [number, 1, 5], sampling
+        )  # 1 and 5 are none of the draft's own: it reads them all the same
         star.say("a", tag.open(budget), tag.past())
         proposal = propose(star, "a", tag)
         assert proposal.token_ids
@@ -204,11 +208,11 @@ def test_a_small_vocabulary_proposes_its_own_tokens_in_the_targets_words(law: To
         star.say("a", tag.close())
 
 
-@pytest.mark.parametrize("law", [GREEDY, LAWS["T=1"]], ids=["greedy", "sampled"])
-def test_tokens_that_the_target_does_not_have_are_never_proposed(law: TokenLaw) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["T=1"]], ids=["greedy", "sampled"])
+def test_tokens_that_the_target_does_not_have_are_never_proposed(sampling: SamplingSpec) -> None:
     star = EagleStar("a", target_vocab_size=9)
     for number in range(1, 9):
-        tag = EagleTag(number, [number % 9, 1, 5], law)
+        tag = EagleTag(number, [number % 9, 1, 5], sampling)
         star.say("a", tag.open(4), tag.past())
         proposal = propose(star, "a", tag)
         assert proposal.token_ids
@@ -250,7 +254,7 @@ def test_a_forward_that_raises_costs_its_sessions_only_and_leaves_no_row() -> No
     star.head.is_broken = True
     with pytest.raises(RuntimeError):
         star.step()
-    star.hub.abandon_layer(star.clock())
+    star.hub.abandon_step(star.clock())
     star.hub.check_integrity()
     ((_, reopen),) = star.drain()
     assert isinstance(reopen, Reopen)
@@ -266,7 +270,11 @@ def test_a_prompt_is_read_in_portions_like_any_other() -> None:
     star, tag = EagleStar("a", prefill_chunk=6), EagleTag(1, [each % VOCAB_SIZE for each in range(20)])
     star.say("a", tag.open(2), tag.past())
     assert paths_of(propose(star, "a", tag)) == tag.alone()
-    assert [layer[0].num_new for layer in star.head.layers] == [6, 13, 1]  # no more than a verdict leaves is no prompt
+    assert [draft_step[0].num_new for draft_step in star.head.draft_steps] == [
+        6,
+        13,
+        1,
+    ]  # no more than a verdict leaves is no prompt
 
 
 def test_rows_whose_tags_wait_for_features_are_there_for_others() -> None:
@@ -294,9 +302,9 @@ def test_all_that_a_verdict_committed_is_read_at_once_and_is_no_prompt() -> None
     star, tag = EagleStar("a", prefill_chunk=6, max_draft_tokens=24), EagleTag(1, PROMPT)
     star.say("a", tag.open(24), tag.past())
     propose(star, "a", tag)
-    star.head.layers.clear()
+    star.head.draft_steps.clear()
     num_decoded = star.hub.stats.t_s.count
     star.say("a", *tag.told(tag.verdict([5] * 20, 2)))
     assert paths_of(propose(star, "a", tag)) == tag.alone()
-    assert [layer[0].num_new for layer in star.head.layers] == [20, 1]
+    assert [draft_step[0].num_new for draft_step in star.head.draft_steps] == [20, 1]
     assert star.hub.stats.t_s.count - num_decoded == 2

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from starspec.cache.features import MAX_FEATURE, to_bytes
 from starspec.config import SampleMethod
-from starspec.ids import SessionId, Tag, TargetId
-from starspec.sampling.spec import TokenLaw
+from starspec.ids import LinkId, Tag, TargetId
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Fault, Features, HubToTarget, Proposal, Reopen
 from starspec.wire.session import TagState
@@ -31,7 +31,7 @@ NUM_ROWS = 2
 MAX_NODES = 6
 WINDOW = 8
 METHODS: tuple[SampleMethod, ...] = ("coupled", "rejection")
-LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
+SAMPLINGS = (GREEDY, SAMPLED, PENALIZED, SamplingSpec(temperature=1.0, seed=3))
 HEADS = {each: make_head(each, NUM_ROWS) for each in FEATURE_SIZES}  # what earlier lives left in them is masked
 FAR = 2**31 - 2
 
@@ -70,7 +70,7 @@ class Life(RuleBasedStateMachine):
         self.join()
         self.join()
         for seed in range(NUM_ROWS + 1):
-            self._open(seed, seed + 2, LAWS[seed], DraftBudget(6, 3, 2), METHODS[seed % 2], [1], True)
+            self._open(seed, seed + 2, SAMPLINGS[seed], DraftBudget(6, 3, 2), METHODS[seed % 2], [1], True)
 
     # ---------------------------------------------------------------- what targets do
 
@@ -78,7 +78,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         name = f"t{next(self.numbers)}"
-        self.star.hub.join(SessionId(name), TargetId("target"), VOCAB_SIZE)
+        self.star.hub.join(LinkId(name), TargetId("target"), VOCAB_SIZE)
         self.tags[name] = {}
         self.tag_numbers[name] = itertools.count(1)
 
@@ -86,7 +86,7 @@ class Life(RuleBasedStateMachine):
     @rule(
         seed=dice,
         length=st.integers(1, MAX_LEN + 2),
-        law=st.sampled_from(LAWS),
+        sampling=st.sampled_from(SAMPLINGS),
         wanted=wanted,
         method=st.sampled_from(METHODS),
         pieces=st.lists(st.integers(0, MAX_LEN), max_size=3),
@@ -96,20 +96,20 @@ class Life(RuleBasedStateMachine):
         self,
         seed: int,
         length: int,
-        law: TokenLaw,
+        sampling: SamplingSpec,
         wanted: DraftBudget,
         method: SampleMethod,
         pieces: list[int],
         is_read: bool,
     ) -> None:
         """With the features of the prompt in pieces behind it; or with none of them yet."""
-        self._open(seed, length, law, wanted, method, pieces, is_read)
+        self._open(seed, length, sampling, wanted, method, pieces, is_read)
 
     def _open(
         self,
         seed: int,
         length: int,
-        law: TokenLaw,
+        sampling: SamplingSpec,
         wanted: DraftBudget,
         method: SampleMethod,
         pieces: list[int],
@@ -117,8 +117,8 @@ class Life(RuleBasedStateMachine):
     ) -> None:
         name, prompt = self._target(seed), random.Random(seed).choices(range(VOCAB_SIZE), k=length)
         number = next(self.tag_numbers[name])  # another target has the same
-        tag = EagleTag(number, prompt, law, method, head_method=self.head_method, identity=next(self.numbers))
-        self.tags[name][tag.link.tag] = tag
+        tag = EagleTag(number, prompt, sampling, method, head_method=self.head_method, identity=next(self.numbers))
+        self.tags[name][tag.session.tag] = tag
         if seed % 5 == 0:  # too early: the hub does not know the tag, and drops them
             self._tell(name, tag, 0, length - 1)
         self._send(name, tag.open(wanted))
@@ -144,7 +144,7 @@ class Life(RuleBasedStateMachine):
     def verdict(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool, has_features: bool) -> None:
         """With or without a proposal in hand; `is_lucky`: the target's own token is the draft's next one too."""
         name, tag = self._tag(seed)
-        if not tag.link.is_held:
+        if not tag.session.is_held:
             return
         features, verdict = tag.told(tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted))
         if has_features:
@@ -157,7 +157,7 @@ class Life(RuleBasedStateMachine):
         """All go on for a while, as they should."""
         for number in range(seed, seed + num_rounds):
             for name, tag in self._open_tags():
-                if tag.link.is_held and tag not in self.torn:
+                if tag.session.is_held and tag not in self.torn:
                     told = tag.told(tag.verdict(self._verdict_ids(tag, number, number % 4, number % 3 == 0), wanted))
                     for message in told:
                         self._send(name, message)
@@ -167,7 +167,7 @@ class Life(RuleBasedStateMachine):
     @rule(seed=dice, wanted=wanted, has_features=st.booleans())
     def lose_a_verdict(self, seed: int, wanted: DraftBudget, has_features: bool) -> None:
         name, tag = self._tag(seed)
-        if tag.link.is_held:
+        if tag.session.is_held:
             features, _ = tag.told(tag.verdict([seed % VOCAB_SIZE], wanted))
             if has_features:
                 self._send(name, features)
@@ -186,13 +186,13 @@ class Life(RuleBasedStateMachine):
         name, tag = self._tag(seed)
         self._send(name, tag.close())
         self.torn.discard(tag)
-        del self.tags[name][tag.link.tag]
+        del self.tags[name][tag.session.tag]
 
     @precondition(lambda self: len(self.tags) > 1)
     @rule(seed=dice)
     def leave(self, seed: int) -> None:
         name = self._target(seed)
-        self.star.hub.leave(SessionId(name), self.star.clock())
+        self.star.hub.leave(LinkId(name), self.star.clock())
         self.torn -= set(self.tags.pop(name).values())
         self.sent = [each for each in self.sent if each[0] != name]
 
@@ -208,7 +208,7 @@ class Life(RuleBasedStateMachine):
         name, tag = self._tag(seed)
         message = self._hostile(tag, kind)
         before = self._known(name, tag)
-        self.star.hub.handle(SessionId(name), message, self.star.clock())
+        self.star.hub.handle(LinkId(name), message, self.star.clock())
         replies = self.star.step() if before is not None else []
         assert [type(each) for _, each in replies] == ([Fault] if before is not None else [])
         assert self._known(name, tag) == before
@@ -218,7 +218,7 @@ class Life(RuleBasedStateMachine):
     def send_features_of_a_tag_that_is_not_held(self, seed: int) -> None:
         """Of another target's, perhaps."""
         name = self._target(seed)
-        others = [each.link.tag for other, each in self._open_tags() if other != name]
+        others = [each.session.tag for other, each in self._open_tags() if other != name]
         tag = others[seed % len(others)] if others else Tag(99)
         if tag not in self.tags[name]:
             noise = EagleTag(tag, [1] * 9, head_method=self.head_method, identity=10_000 + seed)
@@ -237,12 +237,12 @@ class Life(RuleBasedStateMachine):
         """Whoever still waits misses features; as soon as they come, it does not."""
         self._drain()
         for name, tag in self._open_tags():
-            if tag.link.state is TagState.DRAFTING and tag not in self.torn and len(tag.token_ids) > 1:
-                tail = self._session(name, tag).features
+            if tag.session.state is TagState.DRAFTING and tag not in self.torn and len(tag.token_ids) > 1:
+                tail = self._sequence(name, tag).features
                 assert not tail.start <= len(tag.token_ids) - 2 < tail.stop
                 self._tell(name, tag, len(tag.token_ids) - 2, len(tag.token_ids) - 1)
                 self._drain()
-                assert tag.link.state is TagState.PROPOSED or tag in self.torn
+                assert tag.session.state is TagState.PROPOSED or tag in self.torn
 
     @invariant()
     def rows_are_never_more_than_tags(self) -> None:
@@ -254,7 +254,7 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "star"):
             return
         for name in self.tags:
-            self.star.hub.leave(SessionId(name), self.star.clock())
+            self.star.hub.leave(LinkId(name), self.star.clock())
         self.star.hub.check_integrity()
         assert self.star.num_leased == 0
         assert not self.star.hub.has_work
@@ -323,19 +323,26 @@ class Life(RuleBasedStateMachine):
             "empty": b"",
         }.get(kind, to_bytes(good))
         start = {"beyond": num, "far": FAR}.get(kind, 0)
-        return Features(tag.link.tag, start, 3, data)
+        return Features(tag.session.tag, start, 3, data)
 
     def _known(self, name: str, tag: EagleTag) -> object:
         """What the hub knows of the tag; None if it does not hold it."""
-        session = self._session(name, tag)
-        if session is None:
+        sequence = self._sequence(name, tag)
+        if sequence is None:
             return None
-        length = -1 if session.row is None else self.star.head.cache.lengths[session.row]
-        tree = session.tree
-        return session.features.start, session.features.stop, session.row, length, list(tree.token_ids), tree.is_rooted
+        length = -1 if sequence.row is None else self.star.head.cache.lengths[sequence.row]
+        tree = sequence.tree
+        return (
+            sequence.features.start,
+            sequence.features.stop,
+            sequence.row,
+            length,
+            list(tree.token_ids),
+            tree.is_rooted,
+        )
 
-    def _session(self, name: str, tag: EagleTag):  # type: ignore[no-untyped-def]
-        found = [each for key, each in self.star.hub._sessions.items() if key == (name, tag.link.tag)]
+    def _sequence(self, name: str, tag: EagleTag):  # type: ignore[no-untyped-def]
+        found = [each for key, each in self.star.hub._sequences.items() if key == (name, tag.session.tag)]
         return found[0] if found else None
 
     def _verdict_ids(self, tag: EagleTag, seed: int, num_accepted: int, is_lucky: bool) -> list[int]:

@@ -12,34 +12,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starspec.hub import growing_tree
-from starspec.hub.growing_tree import Children, GrowingTree, Guess
-from starspec.speculation.budget import DraftBudget, Opinion
+from starspec.hub.growing_tree import Children, DraftToken, GrowingTree
+from starspec.speculation.budget import DraftBudget, TopKSpec
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.tree import ROOT, DraftTree
 
 END = 9
-PAIR = Opinion(2)
+PAIR = TopKSpec(2)
 Path = tuple[int, ...]
 
 
 def children(path: Path, top_k: int) -> Children:
     """A drafter's opinion: a function of the path alone. Below some nodes it draws."""
     order = sorted(range(10), key=lambda token: hash((path, token, 5)) % 997)[:top_k]
-    guesses = [Guess(token, -0.1 * (place + 1) - (hash((path, token)) % 7) / 10) for place, token in enumerate(order)]
+    tokens = [
+        DraftToken(token, -0.1 * (place + 1) - (hash((path, token)) % 7) / 10) for place, token in enumerate(order)
+    ]
     if hash((path, 3)) % 3 == 0:
-        return Children(guesses)
-    return Children(guesses, NodeDraft(tuple(order), tuple(order), (1 / top_k,) * top_k, Drawing.WITHOUT_REPLACEMENT))
+        return Children(tokens)
+    return Children(tokens, NodeDraft(tuple(order), tuple(order), (1 / top_k,) * top_k, Drawing.WITHOUT_REPLACEMENT))
 
 
 def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
-    """Grow until nothing is missing. Returns: the number of layers."""
-    num_layers = 0
+    """Grow until nothing is missing. Returns: the number of levels."""
+    num_steps = 0
     while nodes := tree.to_forward(budget):
-        num_layers += 1
+        num_steps += 1
         for node in nodes:
-            tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.opinion)
+            tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.top_k_spec)
         tree.check_integrity()
-    return num_layers
+    return num_steps
 
 
 def paths(tree: DraftTree) -> list[Path]:
@@ -57,12 +59,12 @@ def drafts(tree: DraftTree) -> dict[Path, NodeDraft]:
 def to_prepare_slowly(
     tree: GrowingTree, prefix: Path, budget: DraftBudget, proposed: list[int], num_nodes: int
 ) -> list[int]:
-    """`GrowingTree.to_prepare` by its definition: each time, below every outcome, from the first layer on."""
+    """`GrowingTree.to_prepare` by its definition: each time, below every outcome, from the first level on."""
     nodes = range(len(tree.token_ids))
     paths = {node: tuple(tree.path(node)) for node in nodes}
     below = {node: [child for child in nodes if tree.parent(child) == node] for node in tree.expanded}
     confidences = {
-        node: {guess.token_id: guess.log_confidence for guess in children((*prefix, *path[:-1]), 10).guesses}[path[-1]]
+        node: {guess.token_id: guess.log_confidence for guess in children((*prefix, *path[:-1]), 10).tokens}[path[-1]]
         for node, path in paths.items()
     }
     scores = {ROOT: 0.0}
@@ -71,11 +73,11 @@ def to_prepare_slowly(
 
     def missing_below(root: int) -> list[int]:
         likeness: dict[int, float] = {}
-        layer = [root]
+        level = [root]
         for _ in range(budget.num_steps):
-            if unknown := [node for node in layer if node not in below]:
+            if unknown := [node for node in level if node not in below]:
                 return unknown
-            reached = [child for node in layer for child in below[node][: budget.top_k]]
+            reached = [child for node in level for child in below[node][: budget.top_k]]
             for child in reached:
                 likeness[child] = likeness.get(tree.parent(child), 0.0) + confidences[child]
             open_ended = [node for node in reached if tree.token_ids[node] != END]
@@ -83,7 +85,7 @@ def to_prepare_slowly(
             hopeful = [node for node in best if exp(likeness[node]) >= budget.p_min * 3 / 8]
             likely = sorted(likeness, key=likeness.__getitem__, reverse=True)[: budget.num_draft_tokens]
             is_worth_it = sum(exp(likeness[node]) for node in hopeful) >= budget.p_min
-            layer = [node for node in hopeful if node in likely] if is_worth_it else []
+            level = [node for node in hopeful if node in likely] if is_worth_it else []
         return []
 
     ends = [ROOT, *proposed]
@@ -101,10 +103,10 @@ budgets = trees | st.builds(DraftBudget.chain, st.integers(1, 5), doubts)
 
 def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_of_all() -> None:
     tree = GrowingTree()
-    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), PAIR)
+    tree.expand(ROOT, Children([DraftToken(1, -0.1), DraftToken(2, -1.0)]), PAIR)
     assert tree.to_forward(DraftBudget(6, 3, 2)) == [0, 1]
-    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -2.0)]), PAIR)
-    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), PAIR)
+    tree.expand(0, Children([DraftToken(3, -0.2), DraftToken(4, -2.0)]), PAIR)
+    tree.expand(1, Children([DraftToken(5, -0.3), DraftToken(6, -3.0)]), PAIR)
     assert tree.to_forward(DraftBudget(6, 2, 2)) == []
     assert [tree.token_ids[node] for node in tree.to_forward(DraftBudget(6, 3, 2))] == [3, 5], (
         "-0.3 and -1.3, before -2.1"
@@ -115,12 +117,12 @@ def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_o
 
 def test_a_node_that_is_too_unlikely_to_have_a_proposed_child_is_not_expanded() -> None:
     tree = GrowingTree()
-    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)]), PAIR)
+    tree.expand(ROOT, Children([DraftToken(1, -0.1), DraftToken(2, -1.0)]), PAIR)
     assert tree.to_forward(DraftBudget(1, 3, 2)) == [0]
-    tree.expand(0, Children([Guess(3, -1.1), Guess(4, -2.0)]), PAIR)
+    tree.expand(0, Children([DraftToken(3, -1.1), DraftToken(4, -2.0)]), PAIR)
     assert tree.to_forward(DraftBudget(1, 3, 2)) == []
     assert tree.to_forward(DraftBudget(2, 3, 2)) == [1], "-1.0 is ahead of what hangs from its sibling"
-    tree.expand(1, Children([Guess(5, -0.3), Guess(6, -3.0)]), PAIR)
+    tree.expand(1, Children([DraftToken(5, -0.3), DraftToken(6, -3.0)]), PAIR)
     assert tree.to_forward(DraftBudget(2, 3, 2)) == []
     assert tree.to_forward(DraftBudget(3, 3, 2)) == [2]
     assert tree.to_forward(DraftBudget(4, 3, 2)) == [2, 4]
@@ -128,9 +130,9 @@ def test_a_node_that_is_too_unlikely_to_have_a_proposed_child_is_not_expanded() 
 
 def test_a_chain_ends_behind_a_node_that_is_hardly_reached() -> None:
     tree, half = GrowingTree(), DraftBudget.chain(3, p_min=0.5)
-    tree.expand(ROOT, Children([Guess(1, log(0.8))]), half.opinion)
+    tree.expand(ROOT, Children([DraftToken(1, log(0.8))]), half.top_k_spec)
     assert tree.to_forward(half) == [0]
-    tree.expand(0, Children([Guess(3, log(0.6))]), half.opinion)
+    tree.expand(0, Children([DraftToken(3, log(0.6))]), half.top_k_spec)
     assert tree.to_forward(half) == [], "0.8 * 0.6 is less than a half"
     assert tree.to_forward(DraftBudget.chain(3, p_min=0.4)) == [1]
     assert paths(tree.best(half)) == [(1,), (1, 3)]
@@ -138,9 +140,9 @@ def test_a_chain_ends_behind_a_node_that_is_hardly_reached() -> None:
 
 def test_a_tree_ends_where_all_nodes_to_expand_together_are_hardly_reached() -> None:
     tree, half = GrowingTree(), DraftBudget(5, 3, 2, p_min=0.5)
-    tree.expand(ROOT, Children([Guess(1, log(0.75)), Guess(2, log(0.18))]), half.opinion)
+    tree.expand(ROOT, Children([DraftToken(1, log(0.75)), DraftToken(2, log(0.18))]), half.top_k_spec)
     assert tree.to_forward(half) == [0], "0.18 is less than 3/8 of a half"
-    tree.expand(0, Children([Guess(3, log(0.4)), Guess(4, log(0.3))]), half.opinion)
+    tree.expand(0, Children([DraftToken(3, log(0.4)), DraftToken(4, log(0.3))]), half.top_k_spec)
     assert tree.to_forward(half) == [2, 3], "0.3 and 0.225: one of them is reached with more than a half"
     assert tree.to_forward(replace(half, p_min=0.55)) == []
     assert set(paths(tree.best(half))) == {(1,), (2,), (1, 3), (1, 4)}
@@ -150,7 +152,7 @@ def test_a_tree_ends_where_all_nodes_to_expand_together_are_hardly_reached() -> 
 def test_what_drawn_nodes_are_together_brings_no_layer_about() -> None:
     drawn, half = GrowingTree(is_drawn=True), DraftBudget(5, 3, 2, p_min=0.5)
     draft = NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
-    drawn.expand(ROOT, Children([Guess(1, log(0.45)), Guess(2, log(0.4))], draft), half.opinion)
+    drawn.expand(ROOT, Children([DraftToken(1, log(0.45)), DraftToken(2, log(0.4))], draft), half.top_k_spec)
     assert drawn.to_forward(half) == []
     assert drawn.to_forward(replace(half, p_min=0.42)) == [0]
 
@@ -170,8 +172,8 @@ def test_whether_a_drawn_node_is_proposed_does_not_depend_on_what_is_drawn_below
     while nodes := tree.to_forward(budget):
         for node in nodes:
             likely = likely_of[tuple(tree.path(node))]
-            guesses = [Guess(token, log(each)) for token, each in zip((1, 2), likely, strict=True)]
-            tree.expand(node, Children(guesses, draft), budget.opinion)
+            tokens = [DraftToken(token, log(each)) for token, each in zip((1, 2), likely, strict=True)]
+            tree.expand(node, Children(tokens, draft), budget.top_k_spec)
     assert set(paths(tree.best(budget))) == {(1,), (1, 1), (2,)}
 
 
@@ -204,15 +206,15 @@ def grow_drawn(budget: DraftBudget, seed: int, below: Path | None = None, salt: 
             for _ in order[1:]:
                 rest -= shares[-1]
                 shares.append(rest * dice.uniform(0.8, 1.0))
-            guesses = [Guess(token, log(share)) for token, share in zip(order, shares, strict=True)]
+            tokens = [DraftToken(token, log(share)) for token, share in zip(order, shares, strict=True)]
             draft = NodeDraft(order, order, (1 / budget.top_k,) * budget.top_k, Drawing.WITHOUT_REPLACEMENT)
-            tree.expand(node, Children(guesses, draft), budget.opinion)
+            tree.expand(node, Children(tokens, draft), budget.top_k_spec)
     return tree
 
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:
     tree = GrowingTree([END])
-    tree.expand(ROOT, Children([Guess(END, -0.1), Guess(2, -1.0)]), PAIR)
+    tree.expand(ROOT, Children([DraftToken(END, -0.1), DraftToken(2, -1.0)]), PAIR)
     assert [tree.token_ids[node] for node in tree.to_forward(DraftBudget(6, 2, 2))] == [2]
     assert tree.to_forward(DraftBudget.chain(2)) == []
 
@@ -229,10 +231,12 @@ def test_chains_that_are_known_at_once_have_no_slots() -> None:
 def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_children_is_proposed() -> None:
     tree = GrowingTree()
     drawn = [NodeDraft(ids, ids, (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT) for ids in ((1, 2), (3, 4), (5, 6), (7, 8))]
-    tree.expand(ROOT, Children([Guess(1, -0.1), Guess(2, -1.0)], drawn[0]), PAIR)
-    tree.expand(0, Children([Guess(3, -0.2), Guess(4, -5.0)], drawn[1]), PAIR)
-    tree.expand(1, Children([Guess(5, -3.0), Guess(6, -4.0)], drawn[2]), PAIR)
-    tree.expand(2, Children([Guess(7, -0.1), Guess(8, -9.0)], drawn[3]), PAIR)  # for a deeper tree than those below
+    tree.expand(ROOT, Children([DraftToken(1, -0.1), DraftToken(2, -1.0)], drawn[0]), PAIR)
+    tree.expand(0, Children([DraftToken(3, -0.2), DraftToken(4, -5.0)], drawn[1]), PAIR)
+    tree.expand(1, Children([DraftToken(5, -3.0), DraftToken(6, -4.0)], drawn[2]), PAIR)
+    tree.expand(
+        2, Children([DraftToken(7, -0.1), DraftToken(8, -9.0)], drawn[3]), PAIR
+    )  # for a deeper tree than those below
     wide = tree.best(DraftBudget(3, 2, 2))
     assert set(paths(wide)) == {(1,), (1, 3), (2,)}
     assert drafts(wide) == {(): drawn[0], (1,): drawn[1], (2,): drawn[2]}
@@ -302,10 +306,10 @@ def test_nodes_are_kept_if_they_are_there_after_the_verdict(
     grow(tree, prefix, budget)
     nodes = tree.to_prepare(budget, tree.proposed(budget), 3)
     path = next(iter(sorted(paths(tree.best(budget)))), ())[:num_accepted]
-    said = [*path, [guess.token_id for guess in children((*prefix, *path), 4).guesses][rank]]
+    said = [*path, [guess.token_id for guess in children((*prefix, *path), 4).tokens][rank]]
     are_kept = tree.are_kept(nodes, said)
     for node in nodes:
-        tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.opinion)
+        tree.expand(node, children((*prefix, *tree.path(node)), budget.top_k), budget.top_k_spec)
     prepared = [tuple(tree.path(node)) for node in nodes]
     tree.reroot(said)
     below = {tuple(tree.path(node)) for node in tree.expanded} if tree.is_rooted else set()
@@ -317,26 +321,26 @@ def test_what_follows_a_part_of_a_chain_is_prepared_from_where_that_part_ends() 
     """Though the tree has grown since: a verdict leaves it one token behind that part at the latest."""
     budget, prefix = DraftBudget.chain(4), (1,)
 
-    def guesses(path: Path) -> list[int]:
-        return [guess.token_id for guess in children((*prefix, *path), 3).guesses]
+    def tokens(path: Path) -> list[int]:
+        return [guess.token_id for guess in children((*prefix, *path), 3).tokens]
 
     tree = GrowingTree()
     for _ in range(2):
         (node,) = tree.to_forward(budget)
-        tree.expand(node, children((*prefix, *tree.path(node)), 3), budget.opinion)
+        tree.expand(node, children((*prefix, *tree.path(node)), 3), budget.top_k_spec)
     handed_over = tree.proposed(budget)
     proposed = tuple(tree.path(handed_over[-1]))
     assert len(proposed) == 2
     while nodes := tree.to_prepare(budget, handed_over, 2):
         for node in nodes:
-            tree.expand(node, children((*prefix, *tree.path(node)), 3), budget.opinion)
+            tree.expand(node, children((*prefix, *tree.path(node)), 3), budget.top_k_spec)
     prepared = [tuple(tree.path(node)) for node in tree.expanded]
-    assert {(*proposed, token_id) for token_id in guesses(proposed)} <= set(prepared)
+    assert {(*proposed, token_id) for token_id in tokens(proposed)} <= set(prepared)
     for path in prepared:
         num_right = sum(path[: length + 1] == proposed[: length + 1] for length in range(len(path)))
         root, *below = path[num_right:] or [0]
         for depth, token_id in enumerate(below):
-            assert token_id == guesses((*proposed[:num_right], root, *below[:depth]))[0], "one chain for each outcome"
+            assert token_id == tokens((*proposed[:num_right], root, *below[:depth]))[0], "one chain for each outcome"
 
 
 @settings(max_examples=300)
@@ -348,14 +352,14 @@ def test_what_is_prepared_is_what_looking_below_every_outcome_anew_chooses(
 
     def expand(nodes: list[int]) -> None:
         for node in nodes:
-            tree.expand(node, children((*prefix, *tree.path(node)), max(width, budget.top_k)), budget.opinion)
+            tree.expand(node, children((*prefix, *tree.path(node)), max(width, budget.top_k)), budget.top_k_spec)
 
     for _ in range(3):
         while nodes := tree.to_forward(budget):
             expand(nodes)
         proposed = tree.proposed(budget)
         proposed = proposed[: data.draw(st.integers(0, len(proposed)), label="a beginning")]
-        for _ in range(data.draw(st.integers(1, 6), label="layers")):
+        for _ in range(data.draw(st.integers(1, 6), label="levels")):
             num_nodes = data.draw(st.integers(0, 9), label="nodes")
             nodes = tree.to_prepare(budget, proposed, num_nodes)
             assert nodes == to_prepare_slowly(tree, prefix, budget, proposed, num_nodes)
@@ -380,6 +384,6 @@ def test_to_find_what_to_prepare_no_layer_is_walked_twice() -> None:
         while num_prepared < 200 and (nodes := tree.to_prepare(budget, proposed, 4)):
             num_prepared += len(nodes)
             for node in nodes:
-                tree.expand(node, children(tuple(tree.path(node)), budget.top_k), budget.opinion)
+                tree.expand(node, children(tuple(tree.path(node)), budget.top_k), budget.top_k_spec)
     assert num_prepared >= 200
     assert walked.call_count <= num_known + num_prepared

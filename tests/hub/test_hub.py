@@ -26,16 +26,16 @@ from starspec.errors import OurBug
 from starspec.hub.build import LoadedDrafter, build_hub
 from starspec.hub.grow import CausalDrafter
 from starspec.hub.handshake import FeatureTerms
-from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.sampling.spec import TokenLaw
+from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Fault, Ping, Proposal, Reopen, Verdict
 
-A = SessionId("a")
+A = LinkId("a")
 
 
 def num_tokens_forwarded(star: ToyStar) -> int:
-    return sum(segment.num_new for layer in star.runner.layers for segment in layer)
+    return sum(segment.num_new for draft_step in star.runner.draft_steps for segment in draft_step)
 
 
 def propose(star: ToyStar, target: str, tag: ToyTag) -> Proposal:
@@ -47,9 +47,9 @@ def propose(star: ToyStar, target: str, tag: ToyTag) -> Proposal:
     return tag.proposal
 
 
-@pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_proposal_is_the_drafts_own_continuation_under_the_law(law: TokenLaw) -> None:
-    star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], law)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_proposal_is_the_drafts_own_continuation_under_the_law(sampling: SamplingSpec) -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], sampling)
     star.say("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
 
@@ -60,32 +60,32 @@ def test_children_of_siblings_are_drawn_independently(monkeypatch: pytest.Monkey
     monkeypatch.setattr("hub_toys.logits_after", lambda _: probs.log())  # the same law at every node
     star, num, found = ToyStar("a", target_vocab_size=3), 600, Counter[tuple[int, int]]()
     for seed in range(num):
-        tag = ToyTag(seed + 1, [1, 2], TokenLaw(temperature=1.0, seed=seed), "rejection")
+        tag = ToyTag(seed + 1, [1, 2], SamplingSpec(temperature=1.0, seed=seed), "rejection")
         star.say("a", tag.open(DraftBudget(num_draft_tokens=6, num_steps=2, top_k=2)))
         drafts = by_paths(propose(star, "a", tag)).drafts
         one, two = (drafts[token_id,].candidates[0] for token_id in sorted(drafts[()].candidates))
         found[one, two] += 1
         star.say("a", tag.close())
-    law = probs.double().tolist()
-    cells = [(found[one, two], num * law[one] * law[two]) for one in range(3) for two in range(3)]
+    sampling = probs.double().tolist()
+    cells = [(found[one, two], num * sampling[one] * sampling[two]) for one in range(3) for two in range(3)]
     assert float(stats.chisquare(*zip(*cells, strict=True), sum_check=False).pvalue) > 1e-4
 
 
-@pytest.mark.parametrize("law", [GREEDY, TokenLaw(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
-def test_padding_of_the_drafts_vocabulary_is_never_proposed(law: TokenLaw) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingSpec(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
+def test_padding_of_the_drafts_vocabulary_is_never_proposed(sampling: SamplingSpec) -> None:
     star = ToyStar("a", target_vocab_size=9)
     for number, start in enumerate(range(9), start=1):
-        tag = ToyTag(number, [start], law)
+        tag = ToyTag(number, [start], sampling)
         star.say("a", tag.open(8))
         chain = propose(star, "a", tag).token_ids
         best = [int(logits_after([start, *chain[:index]])[:9].argmax()) for index in range(len(chain))]
         assert len(chain) == 8
         assert max(chain) < 9
-        assert chain == best or law is not GREEDY
+        assert chain == best or sampling is not GREEDY
 
 
 def test_penalties_count_committed_output_and_the_chain_itself() -> None:
-    plain, prompt = TokenLaw(temperature=0.0), None
+    plain, prompt = SamplingSpec(temperature=0.0), None
     for start in range(30):  # a prompt whose unpenalized continuation repeats itself, early and after a verdict
         chain = reference_chain([start], 1, plain, 8, 64)
         if len(set(chain)) < len(chain):
@@ -104,15 +104,15 @@ def test_penalties_count_committed_output_and_the_chain_itself() -> None:
 def test_sessions_of_different_targets_grow_in_the_same_forwards() -> None:
     star = ToyStar("a", "b", "c")
     tags = {
-        name: ToyTag(1, [index] * 5, law)
-        for index, (name, law) in enumerate(zip("abc", [GREEDY, SAMPLED, GREEDY], strict=True))
+        name: ToyTag(1, [index] * 5, sampling)
+        for index, (name, sampling) in enumerate(zip("abc", [GREEDY, SAMPLED, GREEDY], strict=True))
     }
     for name, tag in tags.items():
         star.say(name, tag.open(4))
     for name, message in star.drain():
         assert tags[name].receive(message)
     assert [tag.proposal.token_ids for tag in tags.values()] == [tag.expected(4) for tag in tags.values()]
-    assert [len(layer) for layer in star.runner.layers] == [3, 3, 3, 3]
+    assert [len(draft_step) for draft_step in star.runner.draft_steps] == [3, 3, 3, 3]
 
 
 def test_a_session_that_joins_midway_is_in_the_next_layer() -> None:
@@ -121,7 +121,7 @@ def test_a_session_that_joins_midway_is_in_the_next_layer() -> None:
     star.step()
     star.say("b", late.open(4))
     star.step()
-    assert [len(layer) for layer in star.runner.layers] == [1, 2]
+    assert [len(draft_step) for draft_step in star.runner.draft_steps] == [1, 2]
 
 
 def test_a_complete_chain_is_proposed_at_once_while_others_go_on_growing() -> None:
@@ -139,7 +139,7 @@ def test_a_verdict_costs_only_the_tokens_that_are_new() -> None:
     before = num_tokens_forwarded(star)
     star.say("a", tag.verdict([*accepted[:2], (accepted[2] + 1) % END], 4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
-    # the target's own token, then the four layers' drafts but the last
+    # the target's own token, then the four draft steps' drafts but the last
     assert num_tokens_forwarded(star) - before == 1 + 3
 
 
@@ -148,19 +148,19 @@ def test_after_full_acceptance_the_last_draft_token_is_forwarded_with_the_bonus_
     star.say("a", tag.open(4))
     accepted = propose(star, "a", tag).token_ids
     star.say("a", tag.verdict([*accepted, 9], 2))
-    first = len(star.runner.layers)
+    first = len(star.runner.draft_steps)
     assert propose(star, "a", tag).token_ids == tag.expected(2)
-    assert list(star.runner.layers[first][0].token_ids) == [accepted[-1], 9]
+    assert list(star.runner.draft_steps[first][0].token_ids) == [accepted[-1], 9]
 
 
 def test_what_a_verdict_did_not_contradict_survives_it() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(4))
     guess = propose(star, "a", tag).token_ids
-    num_layers = len(star.runner.layers)
+    num_steps = len(star.runner.draft_steps)
     star.say("a", tag.verdict(guess[:1], 3))  # the target went on alone, to where the draft already is
     assert propose(star, "a", tag).token_ids == guess[1:]
-    assert len(star.runner.layers) == num_layers
+    assert len(star.runner.draft_steps) == num_steps
 
 
 def test_a_late_target_that_goes_on_alone_keeps_its_place_in_the_line() -> None:
@@ -180,15 +180,15 @@ def test_a_newcomers_prompt_delays_others_by_at_most_one_chunk_a_layer() -> None
         star.say("a", old.open(2))
         for name, message in star.drain():
             (old if name == "a" else new).receive(message)
-    layers = [sum(segment.num_new for segment in layer) for layer in star.runner.layers]
-    assert max(layers) <= 16 + 2
+    draft_steps = [sum(segment.num_new for segment in draft_step) for draft_step in star.runner.draft_steps]
+    assert max(draft_steps) <= 16 + 2
     assert new.proposal.token_ids == new.expected(2, 512)
 
 
 def assert_in_order_of_rows(star: ToyStar) -> None:
     """What lies side by side in the cache and in a forward may be read together."""
-    for layer in star.runner.layers:
-        rows = [segment.row for segment in layer]
+    for draft_step in star.runner.draft_steps:
+        rows = [segment.row for segment in draft_step]
         assert rows == sorted(rows)
 
 
@@ -196,7 +196,7 @@ def test_several_newcomers_share_one_chunk() -> None:
     star = ToyStar("a", prefill_chunk=32, max_draft_tokens=4)
     star.say("a", *(ToyTag(index, [index] * 24).open(1) for index in range(1, 4)))
     star.step()
-    assert sorted(len(segment.token_ids) for segment in star.runner.layers[0]) == [8, 24]
+    assert sorted(len(segment.token_ids) for segment in star.runner.draft_steps[0]) == [8, 24]
     assert_in_order_of_rows(star)
 
 
@@ -218,10 +218,10 @@ def test_a_session_near_the_drafts_length_gets_fewer_tokens_and_then_an_empty_an
     star.say("a", tag.open(8))
     guess = propose(star, "a", tag).token_ids
     assert guess == tag.expected(8, 16)
-    num_layers = len(star.runner.layers)
+    num_steps = len(star.runner.draft_steps)
     star.say("a", tag.verdict([*guess, 5], 8))
     assert propose(star, "a", tag).token_ids == []
-    assert len(star.runner.layers) == num_layers
+    assert len(star.runner.draft_steps) == num_steps
     assert star.num_leased == 0  # a row that can be of no more use goes back
 
 
@@ -280,13 +280,13 @@ def test_the_idle_session_used_least_recently_loses_its_row() -> None:
         star.clock.advance(1.0)
         star.say("a", tag.open(1))
         star.drain()
-    num_layers = len(star.runner.layers)
+    num_steps = len(star.runner.draft_steps)
     star.say("a", tags[2].verdict([5], 1))
     star.drain()
-    assert len(star.runner.layers[num_layers][0].token_ids) == 1  # 2 kept its row: only the new token is read
+    assert len(star.runner.draft_steps[num_steps][0].token_ids) == 1  # 2 kept its row: only the new token is read
     star.say("a", tags[1].verdict([5], 1))
     star.drain()
-    assert len(star.runner.layers[num_layers + 1][0].token_ids) == 4  # 1 had lost it: all is read again
+    assert len(star.runner.draft_steps[num_steps + 1][0].token_ids) == 4  # 1 had lost it: all is read again
 
 
 def test_close_frees_everything() -> None:
@@ -347,7 +347,7 @@ def test_a_verdict_on_another_length_asks_for_open() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
     star.say("a", tag.open(2))
     star.drain()
-    star.say("a", Verdict(tag.link.tag, tag.link.next_epoch, 9, [3], 2))
+    star.say("a", Verdict(tag.session.tag, tag.session.next_epoch, 9, [3], 2))
     assert star.drain() == [("a", Reopen(Tag(1), Epoch(2)))]
 
 
@@ -361,7 +361,7 @@ def test_late_messages_of_a_closed_tag_do_not_open_it_again() -> None:
 def test_a_message_that_breaks_the_protocol_is_answered_with_fault_and_changes_nothing() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
     star.say("a", tag.open(2), tag.close())
-    star.say("a", Verdict(tag.link.tag, Epoch(9), 2, [3], 2))
+    star.say("a", Verdict(tag.session.tag, Epoch(9), 2, [3], 2))
     ((_, fault),) = star.drain()
     assert isinstance(fault, Fault)
     assert star.hub.stats.num_tags == 0
@@ -372,7 +372,7 @@ def test_ping_is_no_work() -> None:
     star.hub.handle(A, Ping(3, plain_tokens_per_s=50.0), star.clock())
     assert not star.hub.has_work
     assert star.step() == []
-    assert star.runner.layers == []
+    assert star.runner.draft_steps == []
 
 
 def test_a_tag_too_many_is_answered_with_an_empty_proposal_and_taken_in_when_there_is_room() -> None:
@@ -402,7 +402,7 @@ def test_a_forward_that_raises_costs_its_sessions_only_and_the_hub_goes_on() -> 
     star.runner.is_broken = True
     with pytest.raises(RuntimeError):
         star.step()
-    star.hub.abandon_layer(star.clock())
+    star.hub.abandon_step(star.clock())
     star.runner.is_broken = False
     ((_, reopen),) = star.drain()
     assert hit.receive(reopen)
@@ -417,7 +417,7 @@ def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
     star.say("a", tag.open(0), tag.close())
     star.hub.lose(A, Tag(1), star.clock())
     star.hub.lose(A, Tag(2), star.clock())
-    star.hub.lose(SessionId("gone"), Tag(1), star.clock())
+    star.hub.lose(LinkId("gone"), Tag(1), star.clock())
     assert star.drain() == []
 
 
@@ -427,10 +427,10 @@ def test_an_evicted_chain_is_drafted_again_the_same() -> None:
     guess = propose(star, "a", tag).token_ids
     star.say("a", ToyTag(2, [7]).open(1))
     star.drain()
-    before = len(star.runner.layers)
+    before = len(star.runner.draft_steps)
     star.say("a", tag.verdict(guess[:1], 3))
     assert propose(star, "a", tag).token_ids == guess[1:]
-    assert len(star.runner.layers) - before == 3  # nothing of the tree was left
+    assert len(star.runner.draft_steps) - before == 3  # nothing of the tree was left
 
 
 def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
@@ -439,7 +439,7 @@ def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
     star.say("a", tag.open(2))
     with pytest.raises(RuntimeError):
         star.step()
-    star.hub.abandon_layer(star.clock())
+    star.hub.abandon_step(star.clock())
     ((_, reopen),) = star.drain()
     tag.receive(reopen)
     star.say("a", tag.open(2))
@@ -450,7 +450,7 @@ def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:
     star, tag = ToyStar("a"), ToyTag(1, list(range(20)))
     star.say("a", tag.open(4))
     accepted = propose(star, "a", tag).token_ids
-    tag.link.lose()  # the target heard nothing for a while, and went on alone
+    tag.session.lose()  # the target heard nothing for a while, and went on alone
     tag.token_ids += [accepted[0], (accepted[1] + 1) % END]
     before = num_tokens_forwarded(star)
     star.say("a", tag.open(4))
@@ -458,20 +458,22 @@ def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:
     assert num_tokens_forwarded(star) - before == 1 + 3
 
 
-@pytest.mark.parametrize("law", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
-def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh_drafters(law: TokenLaw) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh_drafters(
+    sampling: SamplingSpec,
+) -> None:
     star = ToyStar("a", "b")
-    tags = {"a": ToyTag(1, [3] * 5, law), "b": ToyTag(1, [4] * 6, law)}
+    tags = {"a": ToyTag(1, [3] * 5, sampling), "b": ToyTag(1, [4] * 6, sampling)}
     for name, tag in tags.items():
         star.say(name, tag.open(DraftBudget(8, 3, 3)))
     for name, message in star.drain():
         assert tags[name].receive(message)
         assert paths_of(message) == tags[name].expected_tree().nodes
-    assert [len(layer) for layer in star.runner.layers] == [2, 2, 2]
-    prompts, *layers = [[each.num_new for each in layer] for layer in star.runner.layers]
+    assert [len(draft_step) for draft_step in star.runner.draft_steps] == [2, 2, 2]
+    prompts, *draft_steps = [[each.num_new for each in draft_step] for draft_step in star.runner.draft_steps]
     assert sorted(prompts) == [5, 6]
     assert_in_order_of_rows(star)
-    assert all(1 <= num_new <= 3 for layer in layers for num_new in layer)
+    assert all(1 <= num_new <= 3 for draft_step in draft_steps for num_new in draft_step)
 
 
 @pytest.mark.parametrize(
@@ -490,4 +492,4 @@ def test_a_hub_keeps_as_many_features_as_its_drafter_asks_for(terms: FeatureTerm
     star = ToyStar()
     hub = build_hub(LoadedDrafter(CausalDrafter(star.runner), None, 4, 0, terms), HubConfig(), star.clock)
     hub.join(A, TargetId("target"), VOCAB_SIZE)
-    assert hub._spokes[A].limits.feature_window == window
+    assert hub._records[A].limits.feature_window == window

@@ -2,8 +2,8 @@
 
 A seed is one example of one of the machines below: one random life of a hub with up to three targets. Some are there
 from the first, with up to six tags; then come up to NUM_STEPS messages, lost messages, repeated messages, rounds of all
-tags and layers in virtual time. `LIVES` says how many each setting of the hub has; they are MIN_SEEDS or more in all,
-the same in every run.
+tags and draft steps in virtual time. `LIVES` says how many each setting of the hub has; they are MIN_SEEDS or more in
+all, the same in every run.
 
 In each of them: epochs never go back, a message that is stale changes nothing, no tag sees another's tokens (a proposal
 is that of a fresh drafter that knows this tag alone), and so what a target emits is what it would emit alone.
@@ -34,16 +34,16 @@ from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
 from starspec.hub.hub import FAILURE_PAUSE_S
 from starspec.hub.sequence import NUM_OUTCOMES
 from starspec.hub.target_record import MIN_ROUNDS
-from starspec.ids import Epoch, SessionId, Tag, TargetId
+from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.policy.draft_batch import TagKey
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Close, HubToTarget, Proposal, Verdict
 from starspec.wire.session import TagState
 
 MAX_LEN = 40
-LAWS = (GREEDY, SAMPLED, PENALIZED, TokenLaw(temperature=1.0, seed=3))
+SAMPLINGS = (GREEDY, SAMPLED, PENALIZED, SamplingSpec(temperature=1.0, seed=3))
 
 MAX_NODES = 6
 DOUBTS = (0.0, 0.02, 0.3, 1.0)  # p_min
@@ -54,8 +54,8 @@ EVICTION = "an eviction"
 HIT = "a hit"
 AHEAD = "a node drafted ahead"
 IN_PART = "a chain in part"
-ANSWERED_AHEAD = "an answer while a layer runs"
-OTHERS_WAIT = "a layer that goes on while others wait"
+ANSWERED_AHEAD = "an answer while a draft step runs"
+OTHERS_WAIT = "a draft step that goes on while others wait"
 RATIONED = "a proposal beyond the rate"
 DECLINED = "a tag declined"
 FORECAST = "a forecast"
@@ -110,11 +110,11 @@ class Life(RuleBasedStateMachine):
         self.arrived_s = 0.0  # the last message
 
     @initialize(
-        layer_s=st.sampled_from((0.0, 0.3, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=dice
+        step_s=st.sampled_from((0.0, 0.3, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=dice
     )
-    def begin(self, layer_s: float, num_targets: int, num_tags: int, seed: int) -> None:
+    def begin(self, step_s: float, num_targets: int, num_tags: int, seed: int) -> None:
         """Targets that are there from the first, with more tags than rows in many a life."""
-        self.star.runner.layer_s = layer_s
+        self.star.runner.step_s = step_s
         for _ in range(num_targets):
             self.join()
         chance = random.Random(seed)
@@ -127,7 +127,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         name = f"t{next(self.numbers)}"
-        self.star.hub.join(SessionId(name), TargetId(name), VOCAB_SIZE)
+        self.star.hub.join(LinkId(name), TargetId(name), VOCAB_SIZE)
         self.tags[name] = {}
 
     @precondition(lambda self: self.tags)
@@ -136,8 +136,8 @@ class Life(RuleBasedStateMachine):
         name, chance = self._target(seed), random.Random(seed)
         prompt = self._prompt(chance)
         method: SampleMethod = chance.choice(("coupled", "rejection"))
-        tag = ToyTag(next(self.numbers), prompt, chance.choice(LAWS), method)
-        self.tags[name][tag.link.tag] = tag
+        tag = ToyTag(next(self.numbers), prompt, chance.choice(SAMPLINGS), method)
+        self.tags[name][tag.session.tag] = tag
         self._send(name, tag.open(wanted))
 
     @precondition(lambda self: self._open_tags())
@@ -145,18 +145,18 @@ class Life(RuleBasedStateMachine):
     def verdict(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
         """With or without a proposal in hand; `is_lucky`: the target's own token is the draft's next one too."""
         name, tag = self._tag(seed)
-        if tag.link.is_held:
+        if tag.session.is_held:
             self._send(name, tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted))
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, num_rounds=st.integers(1, 2))
     def go_on(self, seed: int, num_rounds: int) -> None:
-        """What mostly happens: whoever waits for nothing says something, and some layers follow."""
+        """What mostly happens: whoever waits for nothing says something, and some draft steps follow."""
         chance = random.Random(seed)
         for _ in range(num_rounds):
             self.star.clock.advance(chance.choice((0.01, 0.1, 1.0)))
             for name, tag in self._open_tags():
-                if tag.link.is_held and tag.link.state is not TagState.DRAFTING and chance.random() < 0.7:
+                if tag.session.is_held and tag.session.state is not TagState.DRAFTING and chance.random() < 0.7:
                     ids = self._verdict_ids(tag, chance.randrange(2**16), chance.randint(0, 5), chance.random() < 0.7)
                     keeps = tag.budget.num_draft_tokens and chance.random() < 0.9
                     self._send(name, tag.verdict(ids, tag.budget if keeps else chance.choice(BUDGETS)))
@@ -166,68 +166,71 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
     def verdict_while_a_layer_runs(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
-        """The hub gives the layer up if the verdict makes it worthless, and takes the verdict in when it has ended.
+        """The hub gives the draft step up if the verdict makes it worthless, and takes the verdict in when it has
+        ended.
 
         If the verdict's proposal is there already, it is sent at once, and not again.
         """
         name, tag = self._tag(seed)
-        if not tag.link.is_held:
+        if not tag.session.is_held:
             return
         hub, answers = self.star.hub, list[HubToTarget]()
         verdict = tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted)
 
         def arrives() -> bool:
             now = self.star.clock()
-            answers.extend(answer for _, answer in hub.answer_ahead(SessionId(name), verdict, now, now))
-            return hub.is_in_vain([(SessionId(name), verdict)])
+            answers.extend(answer for _, answer in hub.answer_ahead(LinkId(name), verdict, now, now))
+            return hub.is_obsolete([(LinkId(name), verdict)])
 
         self._layer(arrives)
         for answer in answers:
             self._meets(ANSWERED_AHEAD)
-            assert tag.link.state is TagState.DRAFTING
+            assert tag.session.state is TagState.DRAFTING
             self._receive(name, answer)
         self._send(name, verdict)
         if answers:  # even if its target has lost its place meanwhile
-            assert hub._sessions[TagKey(SessionId(name), tag.link.tag)].request is None
-            assert (SessionId(name), tag.link.tag) not in [(to, message.tag) for to, message in hub._outbox]
+            assert hub._sequences[TagKey(LinkId(name), tag.session.tag)].request is None
+            assert (LinkId(name), tag.session.tag) not in [(to, message.tag) for to, message in hub._outbox]
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=dice, num_messages=st.integers(2, 6))
     def many_messages_while_a_layer_runs(self, seed: int, num_messages: int) -> None:
-        """Verdicts of several tags, some of them twice, some followed by another or by Close. Some layers fail then."""
+        """Verdicts of several tags, some of them twice, some followed by another or by Close. Some draft steps fail
+        then.
+        """
         chance, hub = random.Random(seed), self.star.hub
         early: list[tuple[str, Verdict | Close]] = []
-        promised: set[tuple[SessionId, Tag, Epoch]] = set()
+        answered_early: set[tuple[LinkId, Tag, Epoch]] = set()
 
         def arrives() -> bool:
             for _ in range(num_messages):
-                able = [each for each in self._open_tags() if each[1].link.is_held]
+                able = [each for each in self._open_tags() if each[1].session.is_held]
                 if able:
-                    promised.update(self._comes_early(*chance.choice(able), chance, early))
+                    answered_early.update(self._comes_early(*chance.choice(able), chance, early))
             if chance.random() < 0.1:
                 raise RuntimeError("the accelerator is on fire")
-            return hub.is_in_vain([(SessionId(name), message) for name, message in early])
+            return hub.is_obsolete([(LinkId(name), message) for name, message in early])
 
         try:
             self._layer(arrives)
         except RuntimeError:
-            hub.abandon_layer(self.star.clock())
+            hub.abandon_step(self.star.clock())
             self.star.clock.advance(FAILURE_PAUSE_S)
             self.torn |= {
-                tag for name, tag in self._open_tags() if TagKey(SessionId(name), tag.link.tag) not in hub._sessions
+                tag for name, tag in self._open_tags() if TagKey(LinkId(name), tag.session.tag) not in hub._sequences
             }
         for name, message in early:
             self._send(name, message)
             if isinstance(message, Close):
                 self.torn.discard(self.tags[name].pop(message.tag))
-        assert all(session.promise is None for session in hub._sessions.values())
+        assert all(sequence.early_proposal is None for sequence in hub._sequences.values())
         told = {(to, each.tag, each.epoch) for to, each in hub._outbox if isinstance(each, Proposal)}
-        assert not told & promised, "told twice"
+        assert not told & answered_early, "told twice"
 
     def _comes_early(
         self, name: str, tag: ToyTag, chance: random.Random, early: list[tuple[str, Verdict | Close]]
-    ) -> set[tuple[SessionId, Tag, Epoch]]:
-        """A message that is handled after the layer. Returns: what is promised by the hub."""
+    ) -> set[tuple[LinkId, Tag, Epoch]]:
+        """A message that is handled after the draft step. Returns: what is promised by the hub."""
         if chance.random() < 0.1:
             early.append((name, tag.close()))
             return set()
@@ -235,20 +238,18 @@ class Life(RuleBasedStateMachine):
         verdict = tag.verdict(ids, tag.budget if chance.random() < 0.8 else chance.choice(BUDGETS))
         early += [(name, verdict)] * chance.choice((1, 1, 2))
         now = self.star.clock()
-        answers = [
-            answer for _ in range(2) for answer in self.star.hub.answer_ahead(SessionId(name), verdict, now, now)
-        ]
+        answers = [answer for _ in range(2) for answer in self.star.hub.answer_ahead(LinkId(name), verdict, now, now)]
         for to, answer in answers:
             self._meets(ANSWERED_AHEAD)
             self._receive(str(to), answer)
-            assert tag.link.state is TagState.PROPOSED
+            assert tag.session.state is TagState.PROPOSED
         return {(to, answer.tag, answer.epoch) for to, answer in answers}
 
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice, wanted=wanted)
     def lose_a_verdict(self, seed: int, wanted: DraftBudget) -> None:
         name, tag = self._tag(seed)
-        if tag.link.is_held:
+        if tag.session.is_held:
             self.overtaken.append((name, tag, tag.verdict([seed % VOCAB_SIZE], wanted)))
             self.torn.add(tag)
 
@@ -265,13 +266,13 @@ class Life(RuleBasedStateMachine):
         name, tag = self._tag(seed)
         self._send(name, tag.close())
         self.torn.discard(tag)
-        del self.tags[name][tag.link.tag]
+        del self.tags[name][tag.session.tag]
 
     @precondition(lambda self: self.tags)
     @rule(seed=dice)
     def leave(self, seed: int) -> None:
         name = self._target(seed)
-        self.star.hub.leave(SessionId(name), self.star.clock())
+        self.star.hub.leave(LinkId(name), self.star.clock())
         self.torn -= set(self.tags.pop(name).values())
         self.sent = [each for each in self.sent if each[0] != name]
 
@@ -323,7 +324,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def epochs_never_go_back(self) -> None:
-        known = {key: session.link.epoch for key, session in self.star.hub._sessions.items()}
+        known = {key: sequence.session.epoch for key, sequence in self.star.hub._sequences.items()}
         assert all(epoch >= self.epochs.get(key, epoch) for key, epoch in known.items())
         self.epochs |= known
 
@@ -335,7 +336,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         self._note_what_was_met()
         for name in self.tags:
-            self.star.hub.leave(SessionId(name), self.star.clock())
+            self.star.hub.leave(LinkId(name), self.star.clock())
         self.star.hub.check_integrity()
         assert self.star.num_leased == 0
         assert not self.star.hub.has_work
@@ -347,9 +348,9 @@ class Life(RuleBasedStateMachine):
         longest = chance.choice((4, 12, self.max_len + 2))
         return chance.choices(range(VOCAB_SIZE), k=chance.randint(1, longest))
 
-    def _layer(self, is_in_vain: Callable[[], bool] | None = None) -> None:
-        """One layer of the hub; or what was ready to be sent."""
-        for name, message in self.star.step(is_in_vain):
+    def _layer(self, is_obsolete: Callable[[], bool] | None = None) -> None:
+        """One draft step of the hub; or what was ready to be sent."""
+        for name, message in self.star.step(is_obsolete):
             self._receive(name, message)
         self._look_at_rows()
 
@@ -369,7 +370,7 @@ class Life(RuleBasedStateMachine):
         if isinstance(message, Proposal) and message.retry_after_s:
             assert "admission" in self.limits
             assert not message.token_ids
-            tag.link.lose()
+            tag.session.lose()
         elif isinstance(message, Proposal):
             self._check(by_paths(message), tag.expected_tree(MAX_NODES, self.max_len), is_chain=asked.is_chain)
         else:
@@ -418,15 +419,15 @@ class Life(RuleBasedStateMachine):
         return [*accepted, *(random.Random(seed).choice(sorted(following.nodes)) if following.nodes else (0,))]
 
     def _known(self) -> dict[TagKey, _Known]:
-        sessions = self.star.hub._sessions
+        sequences = self.star.hub._sequences
         return {
-            key: _Known(each.link.epoch, tuple(each.token_ids), each.tree.best(EVERYTHING))
-            for key, each in sessions.items()
+            key: _Known(each.session.epoch, tuple(each.token_ids), each.tree.best(EVERYTHING))
+            for key, each in sequences.items()
         }
 
     def _send(self, name: str, message: object) -> None:
-        """Some messages have arrived while a layer ran, one after the other."""
-        ago_s = self.star.runner.layer_s * (len(self.sent) % 3) / 3
+        """Some messages have arrived while a draft step ran, one after the other."""
+        ago_s = self.star.runner.step_s * (len(self.sent) % 3) / 3
         self.arrived_s = max(self.arrived_s, self.star.clock() - ago_s)
         self.sent.append((name, message))
         self.star.say(name, message, arrived_s=self.arrived_s)
@@ -439,7 +440,7 @@ class Life(RuleBasedStateMachine):
 
     def _waits(self) -> bool:
         """Whether a tag waits for a proposal, and the hub knows of it."""
-        return any(tag.link.state is TagState.DRAFTING and tag not in self.torn for _, tag in self._open_tags())
+        return any(tag.session.state is TagState.DRAFTING and tag not in self.torn for _, tag in self._open_tags())
 
     def _tag(self, seed: int) -> tuple[str, ToyTag]:
         tags = self._open_tags()
@@ -462,10 +463,10 @@ class LifeOfOutcomes(Life):
     @precondition(lambda self: self._open_tags())
     @rule(seed=dice)
     def likely_outcomes_come_true(self, seed: int) -> None:
-        """Of one tag, each after two layers that may run ahead of it: some of the next chain is there then."""
+        """Of one tag, each after two draft steps that may run ahead of it: some of the next chain is there then."""
         name, tag = self._tag(seed)
         for _ in range(3):
-            if tag in self.torn or not tag.link.is_held:
+            if tag in self.torn or not tag.session.is_held:
                 return
             self._send(name, tag.verdict(self._verdict_ids(tag, 3 * seed, 0, is_lucky=True), DraftBudget.chain(4)))
             self.answer_all()
@@ -482,10 +483,10 @@ class LifeOfTrials(Life):
     @precondition(lambda self: self.tags)
     @rule(seed=dice)
     def change_the_mode(self, seed: int) -> None:
-        """Of some sessions, and of some that will be opened: as many rounds as that takes. Then all go on in it."""
+        """Of some sequences, and of some that will be opened: as many rounds as that takes. Then all go on in it."""
         chance, hub = random.Random(seed), self.star.hub
-        choices = [session.ahead_choice for session in hub._sessions.values()]
-        choices += [hub._spokes[SessionId(name)].ahead_choice for name in self.tags]
+        choices = [sequence.ahead_choice for sequence in hub._sequences.values()]
+        choices += [hub._records[LinkId(name)].ahead_choice for name in self.tags]
         for choice in chance.sample(choices, chance.randint(1, len(choices))):
             before = choice.mode
             while choice.mode == before:
@@ -495,13 +496,13 @@ class LifeOfTrials(Life):
 
 
 class LifeInTurns(Life):
-    """As above, with room for two sessions in a layer, and one target of more weight than the others."""
+    """As above, with room for two sequences in a draft step, and one target of more weight than the others."""
 
     must_meet: ClassVar[set[str]] = {EVICTION, OTHERS_WAIT}
     limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "weights": {"t1": 4.0}}
 
 
-class LifeWithPromises(Life):
+class LifeWithEarlyProposals(Life):
     """As above, where one target is always behind its objective, another soon beyond its rate, and rows are two."""
 
     num_rows = 2
@@ -518,14 +519,14 @@ class LifeWithPromises(Life):
             super()._check(told, expected, is_chain)
 
 
-class LifeWithPlaces(Life):
+class LifeWithAdmission(Life):
     """As above, where two of three targets are drafted for."""
 
     must_meet: ClassVar[set[str]] = {EVICTION, DECLINED}
     limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "admission": 2}
 
 
-class LifeWithForetoldPlaces(LifeWithPlaces):
+class LifeWithForetoldAdmission(LifeWithAdmission):
     """As above, for as many as the hub foretells to gain by it."""
 
     run_ahead = "outcomes"
@@ -539,15 +540,15 @@ class LifeWithForetoldPlaces(LifeWithPlaces):
         name, tag = min(self._open_tags(), key=lambda each: len(each[1].token_ids))
         for _ in range(2 * MIN_ROUNDS):
             self.answer_all()
-            if tag in self.torn or not tag.link.is_held:
+            if tag in self.torn or not tag.session.is_held:
                 return
             self.star.clock.advance(0.2)
             self._send(name, tag.verdict(tag.told_otherwise(0) if tag.proposal else [0], DraftBudget.chain(3)))
 
     @invariant()
     def whoever_has_a_place_is_there(self) -> None:
-        places = self.star.hub._spokes._places
-        assert places._held.keys() <= {SessionId(name) for name in self.tags}
+        places = self.star.hub._records._admission
+        assert places._held.keys() <= {LinkId(name) for name in self.tags}
         if places.num_max:
             self._meets(FORECAST)
 
@@ -596,9 +597,9 @@ LIVES: dict[type[Life], int] = {
     LifeOfOutcomes: 500,
     LifeOfTrials: 200,
     LifeInTurns: 150,
-    LifeWithPromises: 150,
-    LifeWithPlaces: 150,
-    LifeWithForetoldPlaces: 150,
+    LifeWithEarlyProposals: 150,
+    LifeWithAdmission: 150,
+    LifeWithForetoldAdmission: 150,
     LifeOfLikeBeginnings: 300,
 }
 

@@ -8,24 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.hub.ledger import WINDOW_S, Ledger, _Span, _Window
-from starspec.ids import SessionId, Tag
-from starspec.policy.draft_batch import Layer, Portion, TagKey
+from starspec.ids import LinkId, Tag
+from starspec.policy.draft_batch import DraftStep, Portion, TagKey
 from starspec.policy.fairness import jains_index
 from starspec.stats import HubStats
 
-LAYER_S = 0.25
-S = SessionId("s")
+STEP_S = 0.25
+S = LinkId("s")
 
 
-def layer(*prefill: bool) -> Layer:
-    return Layer(tuple(Portion(TagKey(S, Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
+def draft_step(*prefill: bool) -> DraftStep:
+    return DraftStep(tuple(Portion(TagKey(S, Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
 
 
 @pytest.fixture
 def slow_star() -> ToyStar:
-    """A hub whose layers take LAYER_S, with targets a and b."""
+    """A hub whose draft steps take STEP_S, with targets a and b."""
     star = ToyStar("a", "b")
-    star.runner.layer_s = LAYER_S
+    star.runner.step_s = STEP_S
     return star
 
 
@@ -33,27 +33,27 @@ def test_service_is_d_layers_and_a_layer_is_t_s(slow_star: ToyStar) -> None:
     slow_star.say("a", ToyTag(1, [1, 2]).open(4))
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
-    assert (stats.t_s.value, stats.service.value, stats.num_layers) == (LAYER_S, 4 * LAYER_S, 4)
-    assert (proposal.queue_s, proposal.service_s) == (0.0, 4 * LAYER_S)
+    assert (stats.t_s.value, stats.service.value, stats.num_draft_steps) == (STEP_S, 4 * STEP_S, 4)
+    assert (proposal.queue_s, proposal.service_s) == (0.0, 4 * STEP_S)
 
 
 def test_the_queueing_time_runs_from_arrival_to_the_first_layer(slow_star: ToyStar) -> None:
     slow_star.say("a", ToyTag(1, [1, 2]).open(2))
     arrived_s = slow_star.clock()
     slow_star.step()
-    slow_star.hub.handle(SessionId("b"), ToyTag(1, [3, 4]).open(2), arrived_s)  # came during that layer
+    slow_star.hub.handle(LinkId("b"), ToyTag(1, [3, 4]).open(2), arrived_s)  # came during that draft step
     replies = dict(slow_star.drain())
-    assert replies["b"].queue_s == LAYER_S
-    assert slow_star.hub.stats.queue.value == LAYER_S / 2  # mean over both
+    assert replies["b"].queue_s == STEP_S
+    assert slow_star.hub.stats.queue.value == STEP_S / 2  # mean over both
 
 
 def test_prefill_counts_as_drafting_but_neither_as_t_s_nor_as_s(slow_star: ToyStar) -> None:
     slow_star.say("a", ToyTag(1, [1] * 20).open(2))
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
-    assert (stats.num_layers, stats.t_s.count, stats.service.count) == (3, 2, 0)
-    assert stats.busy_s == 3 * LAYER_S
-    assert proposal.service_s == 3 * LAYER_S  # but a target must be able to take it off its round trip
+    assert (stats.num_draft_steps, stats.t_s.count, stats.service.count) == (3, 2, 0)
+    assert stats.busy_s == 3 * STEP_S
+    assert proposal.service_s == 3 * STEP_S  # but a target must be able to take it off its round trip
 
 
 def test_an_answer_that_took_no_layer_is_no_sample_of_queue_and_service(slow_star: ToyStar) -> None:
@@ -76,7 +76,7 @@ def test_idle_is_time_with_tags_open_and_nothing_to_draft(slow_star: ToyStar) ->
     slow_star.say("a", tag.close())
     clock.advance(9.0)
     stats = hub.status(clock()).stats
-    assert (stats.idle_s, stats.busy_s) == (1.5, 4 * LAYER_S)
+    assert (stats.idle_s, stats.busy_s) == (1.5, 4 * STEP_S)
 
 
 def test_a_request_that_came_before_the_layer_ended_leaves_no_idle_gap() -> None:
@@ -91,13 +91,13 @@ def test_a_request_that_came_before_the_layer_ended_leaves_no_idle_gap() -> None
 def test_load_and_proposal_rate_look_at_the_last_seconds_only() -> None:
     stats = HubStats()
     ledger = Ledger(stats, 0.0)
-    ledger.add_layer(0.0, 1.0, layer(False))
+    ledger.add_step(0.0, 1.0, draft_step(False))
     ledger.add_proposal(1.0, S, 4)
     ledger.mark(1.0, is_idle=True)
     ledger.refresh(2.0)
     assert (stats.load, stats.proposals_per_s) == (0.5, 0.5)
     ledger.mark(10.0, is_idle=False)
-    ledger.add_layer(10.0, 11.0, layer(False))
+    ledger.add_step(10.0, 11.0, draft_step(False))
     ledger.add_proposal(11.0, S, 4)
     ledger.refresh(11.0)
     assert (stats.load, stats.proposals_per_s) == (1.0 / WINDOW_S, 1.0 / WINDOW_S)
@@ -114,10 +114,10 @@ def test_an_empty_proposal_is_no_draft_round() -> None:
 def test_fairness_is_of_what_targets_got_whether_they_waited_for_it_or_not() -> None:
     stats = HubStats()
     ledger = Ledger(stats, 0.0)
-    ahead, asked = SessionId("ahead"), SessionId("asked")
+    ahead, asked = LinkId("ahead"), LinkId("asked")
     ledger.add_ahead(0.0, 1.0, 1, 4)
-    ledger.add_proposal(1.0, ahead, 4)  # a hit: nobody waited for a layer of it
-    ledger.add_layer(1.0, 2.0, Layer((Portion(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
+    ledger.add_proposal(1.0, ahead, 4)  # a hit: nobody waited for a draft step of it
+    ledger.add_step(1.0, 2.0, DraftStep((Portion(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
     ledger.add_proposal(2.0, asked, 4)
     ledger.refresh(2.0, {ahead: 1.0, asked: 1.0})
     assert stats.fairness == 1.0
@@ -138,7 +138,7 @@ def test_idle_time_that_was_told_is_never_taken_back() -> None:
 def test_old_spans_are_forgotten() -> None:
     ledger = Ledger(HubStats(), 0.0)
     for second in range(1000):
-        ledger.add_layer(second, second + 0.5, layer(False))
+        ledger.add_step(second, second + 0.5, draft_step(False))
     assert len(ledger._busy._spans) <= WINDOW_S + 1
 
 
@@ -159,14 +159,14 @@ def test_a_window_is_the_sum_of_what_lies_in_it(steps: list[tuple[float, float]]
 def test_the_trace_shows_layers_prefill_and_idle_gaps() -> None:
     slices = Slices()
     ledger = Ledger(HubStats(), 0.0, slices)
-    ledger.add_layer(0.0, 1.0, layer(False, True))
-    ledger.add_layer(1.0, 2.0, layer(False))
+    ledger.add_step(0.0, 1.0, draft_step(False, True))
+    ledger.add_step(1.0, 2.0, draft_step(False))
     ledger.mark(2.0, is_idle=True)
     ledger.mark(2.5, is_idle=True)
     ledger.mark(3.0, is_idle=False)
     assert slices.all == [
         ("draft", "prefill", 0.0, 1.0),
-        ("draft", "draft layer", 1.0, 2.0),
+        ("draft", "draft step", 1.0, 2.0),
         ("idle", "idle", 2.0, 3.0),
     ]
 

@@ -12,8 +12,8 @@ from starspec.hub.grow import CausalDrafter
 from starspec.hub.handshake import HubTerms, admit
 from starspec.hub.hub import DraftHub
 from starspec.hub.loop import HubLoop
-from starspec.ids import SessionId, TargetId
-from starspec.wire.messages import Fault, Hello, HubToTarget, Ping, Pong, Reopen
+from starspec.ids import LinkId, TargetId
+from starspec.wire.messages import PROTOCOL_VERSION, Fault, Hello, HubToTarget, Ping, Pong, Reopen
 from starspec.wire.transports.bad_channel import VirtualClock
 from starspec.wire.transports.base import Arrival, Joined
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
@@ -33,7 +33,7 @@ class LoopStar:
         self.loop = HubLoop(self.hub, self.transport, self.clock)
 
     def connect(self, name: str) -> MemoryTarget:
-        return self.transport.connect(Hello(1, TargetId(name), 32, "f"), self.loop.turn)
+        return self.transport.connect(Hello(PROTOCOL_VERSION, TargetId(name), 32, "f"), self.loop.turn)
 
     def turns(self) -> None:
         while self.loop.turn():
@@ -46,14 +46,14 @@ def star() -> LoopStar:
 
 
 def test_targets_are_answered_each_on_their_own_link(star: LoopStar) -> None:
-    links = [star.connect("one"), star.connect("two")]
+    sessions = [star.connect("one"), star.connect("two")]
     tags = [ToyTag(1, [1, 2]), ToyTag(1, [3, 4])]
-    for link, tag in zip(links, tags, strict=True):
-        link.send([tag.open(3)])
-    for link, tag in zip(links, tags, strict=True):
-        (proposal,) = link.receive(1.0)
+    for session, tag in zip(sessions, tags, strict=True):
+        session.send([tag.open(3)])
+    for session, tag in zip(sessions, tags, strict=True):
+        (proposal,) = session.receive(1.0)
         assert proposal.token_ids == tag.expected(3)
-    assert [len(layer) for layer in star.runner.layers] == [2, 2, 2]
+    assert [len(draft_step) for draft_step in star.runner.draft_steps] == [2, 2, 2]
 
 
 def test_what_arrives_while_a_layer_runs_is_in_the_next_one(star: LoopStar) -> None:
@@ -62,64 +62,64 @@ def test_what_arrives_while_a_layer_runs_is_in_the_next_one(star: LoopStar) -> N
     star.loop.turn()
     two.send([ToyTag(1, [3, 4]).open(3)])
     star.loop.turn()
-    assert [len(layer) for layer in star.runner.layers] == [1, 2]
+    assert [len(draft_step) for draft_step in star.runner.draft_steps] == [1, 2]
 
 
 def test_what_ends_a_layer_ahead_is_handled_next() -> None:
     star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
-    link = star.connect("one")
-    link.send([tag.open(3)])
-    (proposal,) = link.receive(1.0)
+    session = star.connect("one")
+    session.send([tag.open(3)])
+    (proposal,) = session.receive(1.0)
     assert tag.receive(proposal)
     wrong = (proposal.token_ids[0] + 1) % 8
-    star.runner.on_forward = lambda: link.send([tag.verdict([wrong], 3)])
+    star.runner.on_forward = lambda: session.send([tag.verdict([wrong], 3)])
     star.loop.turn()
     star.runner.on_forward = None
     assert star.hub.stats.num_ahead_nodes == 0, "given up"
-    (proposal,) = link.receive(1.0)
+    (proposal,) = session.receive(1.0)
     assert proposal.token_ids == tag.expected(3)[:1]
 
 
 def test_what_is_there_is_sent_while_a_layer_runs_ahead() -> None:
     star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
-    link = star.connect("one")
-    link.send([tag.open(3)])
-    (proposal,) = link.receive(1.0)
+    session = star.connect("one")
+    session.send([tag.open(3)])
+    (proposal,) = session.receive(1.0)
     assert tag.receive(proposal)
     star.loop.turn()
     first, second = tag.expected(2)
-    star.runner.on_forward = lambda: link.send([tag.verdict([first], 3)])
+    star.runner.on_forward = lambda: session.send([tag.verdict([first], 3)])
     star.loop.turn()
     star.runner.on_forward = None
-    (proposal,) = link.receive(0.0)
+    (proposal,) = session.receive(0.0)
     assert proposal.token_ids == [second]
-    assert star.hub.stats.num_outcomes == 0, "the verdict is handled after the layer"
+    assert star.hub.stats.num_outcomes == 0, "the verdict is handled after the draft step"
     assert tag.receive(proposal)
-    link.send([tag.verdict(tag.expected(1), 3)])
-    (proposal,) = link.receive(1.0)
+    session.send([tag.verdict(tag.expected(1), 3)])
+    (proposal,) = session.receive(1.0)
     assert proposal.token_ids == tag.expected(3)[: len(proposal.token_ids)] != []
     assert star.hub.stats.num_hits == 2
 
 
 def test_a_verdict_that_cannot_be_answered_ahead_ends_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     star, tags = LoopStar(run_ahead="chain"), [ToyTag(1, [1, 2]), ToyTag(2, [3, 4])]
-    link = star.connect("one")
+    session = star.connect("one")
     for tag in tags:
-        link.send([tag.open(3)])
-        (proposal,) = link.receive(1.0)
+        session.send([tag.open(3)])
+        (proposal,) = session.receive(1.0)
         assert tag.receive(proposal)
     star.loop.turn()
 
     def broken(*what: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("starspec.hub.sequence.DraftSession.foresee", broken)
-    star.runner.on_forward = lambda: link.send([tags[0].verdict(tags[0].expected(1), 3)])
+    monkeypatch.setattr("starspec.hub.sequence.DraftSequence.after_verdict", broken)
+    star.runner.on_forward = lambda: session.send([tags[0].verdict(tags[0].expected(1), 3)])
     star.loop.turn()
     star.runner.on_forward = None
     assert star.hub.stats.num_tags == 2
-    (proposal,) = link.receive(1.0)
-    assert proposal.token_ids == tags[0].expected(3)[: len(proposal.token_ids)] != [], "after the layer"
+    (proposal,) = session.receive(1.0)
+    assert proposal.token_ids == tags[0].expected(3)[: len(proposal.token_ids)] != [], "after the draft step"
 
 
 def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:
@@ -129,81 +129,81 @@ def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:
 
 
 def test_a_target_that_disconnects_frees_its_rows(star: LoopStar) -> None:
-    link = star.connect("one")
-    link.send([ToyTag(1, [1, 2]).open(3)])
+    session = star.connect("one")
+    session.send([ToyTag(1, [1, 2]).open(3)])
     star.loop.turn()
-    link.close()
+    session.close()
     star.turns()
     assert (star.runner.cache.rows.leased, star.hub.stats.num_targets) == (frozenset(), 0)
 
 
 def test_a_failing_forward_is_survived_and_the_target_is_asked_to_open_its_tag_anew(star: LoopStar) -> None:
-    link, tag = star.connect("one"), ToyTag(1, [1, 2])
+    session, tag = star.connect("one"), ToyTag(1, [1, 2])
     star.runner.is_broken = True
-    link.send([tag.open(3)])
-    (reopen,) = link.receive(1.0)
+    session.send([tag.open(3)])
+    (reopen,) = session.receive(1.0)
     assert tag.receive(reopen)
     star.runner.is_broken = False
     star.clock.advance(2.0)
-    link.send([tag.open(3)])
-    (proposal,) = link.receive(1.0)
+    session.send([tag.open(3)])
+    (proposal,) = session.receive(1.0)
     assert proposal.token_ids == tag.expected(3)
 
 
 def test_a_message_that_breaks_the_hub_costs_its_own_tag_only(star: LoopStar, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, hit, spared = star.connect("one"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
-    link.send([hit.open(1), spared.open(1)])
-    guesses = {message.tag: message.token_ids for message in link.receive(1.0)}
+    session, hit, spared = star.connect("one"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
+    session.send([hit.open(1), spared.open(1)])
+    tokens = {message.tag: message.token_ids for message in session.receive(1.0)}
     note_commit = star.hub._drafter.note_commit
 
-    def broken_for_one(session: object, *what: object) -> None:
-        if session.key.tag == 1:
+    def broken_for_one(sequence: object, *what: object) -> None:
+        if sequence.key.tag == 1:
             raise RuntimeError("a bug of ours")
-        note_commit(session, *what)
+        note_commit(sequence, *what)
 
     monkeypatch.setattr(star.hub._drafter, "note_commit", broken_for_one)
-    link.send([hit.verdict(guesses[1], 1), spared.verdict(guesses[2], 1)])
+    session.send([hit.verdict(tokens[1], 1), spared.verdict(tokens[2], 1)])
     replies: list[HubToTarget] = []
-    while messages := link.receive(1.0):
+    while messages := session.receive(1.0):
         replies += messages
     star.hub.check_integrity()
     assert {type(message).__name__: message.tag for message in replies} == {"Reopen": 1, "Proposal": 2}
-    assert all(tag.receive(message) for tag in (hit, spared) for message in replies if message.tag == tag.link.tag)
+    assert all(tag.receive(message) for tag in (hit, spared) for message in replies if message.tag == tag.session.tag)
 
 
 def test_an_open_that_breaks_the_hub_leaves_a_tag_that_can_be_opened_again(
     star: LoopStar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, tag = star.connect("one"), ToyTag(1, [1, 2])
+    session, tag = star.connect("one"), ToyTag(1, [1, 2])
     with monkeypatch.context() as patch:
-        patch.setattr("starspec.hub.hub.DraftSession", None)
-        link.send([tag.open(1)])
-        (reopen,) = link.receive(1.0)
+        patch.setattr("starspec.hub.hub.DraftSequence", None)
+        session.send([tag.open(1)])
+        (reopen,) = session.receive(1.0)
     assert isinstance(reopen, Reopen)
     assert tag.receive(reopen)
-    link.send([tag.open(1)])
-    (proposal,) = link.receive(1.0)
+    session.send([tag.open(1)])
+    (proposal,) = session.receive(1.0)
     assert proposal.token_ids == tag.expected(1)
 
 
 def test_an_event_that_breaks_the_hub_stops_nobody(star: LoopStar) -> None:
-    link = star.connect("one")
+    session = star.connect("one")
     star.turns()
-    session_id = link.welcome.session_id
-    twice = Arrival(session_id, TargetId("one"), Joined(Hello(1, TargetId("one"), 32, "f")), 0.0)
+    link_id = session.welcome.link_id
+    twice = Arrival(link_id, TargetId("one"), Joined(Hello(PROTOCOL_VERSION, TargetId("one"), 32, "f")), 0.0)
     star.transport._arrivals.append(twice)
-    link.send([Ping(1)])
-    assert link.receive(1.0) == [Pong(1)]
+    session.send([Ping(1)])
+    assert session.receive(1.0) == [Pong(1)]
 
 
 def test_a_targets_fault_is_noted_and_nothing_else(star: LoopStar) -> None:
-    link = star.connect("one")
-    link.send([Fault("what was that"), Ping(1)])
-    assert link.receive(1.0) == [Pong(1)]
+    session = star.connect("one")
+    session.send([Fault("what was that"), Ping(1)])
+    assert session.receive(1.0) == [Pong(1)]
 
 
 def test_a_message_for_a_session_that_is_gone_is_dropped(star: LoopStar) -> None:
-    star.transport._arrivals.append(Arrival(SessionId("gone"), TargetId("x"), ToyTag(1, [1]).open(1), 0.0))
+    star.transport._arrivals.append(Arrival(LinkId("gone"), TargetId("x"), ToyTag(1, [1]).open(1), 0.0))
     star.turns()
     assert star.hub.stats.num_tags == 0
 

@@ -9,7 +9,7 @@ from hub_toys import ToyStar, ToyTag, by_paths
 from synthetic_star import SyntheticStar
 
 from starspec.config import HubConfig
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.models.synthetic.spec import SyntheticSpec
 from starspec.wire.messages import Proposal
 
@@ -25,7 +25,7 @@ def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
         for number in range(1, NUM_TAGS // 2 + 1)
     }
     for (name, _), tag in tags.items():
-        star.hub.handle(SessionId(name), tag.open(2), star.clock())
+        star.hub.handle(LinkId(name), tag.open(2), star.clock())
     for round_number in range(NUM_ROUNDS):
         star.hub.check_integrity()
         told = 0
@@ -40,7 +40,7 @@ def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
             assert star.num_leased <= NUM_ROWS
         assert told == NUM_TAGS, f"in round {round_number} everybody was served once"
         for (name, _), tag in tags.items():
-            star.hub.handle(SessionId(name), tag.verdict([dice.randrange(30)], 2), star.clock())
+            star.hub.handle(LinkId(name), tag.verdict([dice.randrange(30)], 2), star.clock())
     stats = star.hub.status(star.clock()).stats
     assert stats.num_tags == NUM_TAGS
     assert stats.num_evictions >= (NUM_TAGS - NUM_ROWS) * NUM_ROUNDS
@@ -55,7 +55,7 @@ def test_the_hub_tells_how_much_of_its_cache_is_of_use() -> None:
 
 
 def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_read_again_to_its_end() -> None:
-    """Prompts of several layers take rows from each other's idle sessions, never from one that is being read."""
+    """Prompts of several draft steps take rows from each other's idle sequences, never from one that is being read."""
     star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_batch=2)
     tags = {name: [ToyTag(number, [number] * 30) for number in (1, 2, 3)] for name in "abc"}
     for name, each in tags.items():

@@ -1,4 +1,4 @@
-"""Prompt lookup behind the hub: no model, no cache, the same life of sessions."""
+"""Prompt lookup behind the hub: no model, no cache, the same life of sequences."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from starspec.config import HubConfig
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.speculation.ngram import NgramIndex
 from starspec.wire.messages import Close, Open, Proposal, Verdict
 
-A = SessionId("a")
+A = LinkId("a")
 
 
 class NgramStar:
@@ -73,13 +73,13 @@ def test_each_proposal_is_what_a_fresh_lookup_gives(num_rows: int, rounds: list[
     star, tags = NgramStar(num_rows), {index: ToyTag(index, [index]) for index in (1, 2, 3)}
     for index, token_ids in rounds:
         tag = tags[index]
-        proposed = star.ask(tag.verdict(token_ids, 4) if tag.link.is_held else tag.open(4))
+        proposed = star.ask(tag.verdict(token_ids, 4) if tag.session.is_held else tag.open(4))
         assert proposed == NgramIndex(2, 3, tag.token_ids).propose(4)
 
 
 def test_closing_frees_the_index() -> None:
     star, tag = NgramStar(num_rows=1), ToyTag(1, [1, 2])
     star.ask(tag.open(1))
-    star.hub.handle(A, Close(tag.link.tag, tag.link.next_epoch), 0.0)
+    star.hub.handle(A, Close(tag.session.tag, tag.session.next_epoch), 0.0)
     star.hub.check_integrity()
     assert star.hub.stats.num_tags == 0

@@ -20,7 +20,7 @@ from starspec.hub.eagle import EagleDrafter
 from starspec.hub.grow import CausalDrafter
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.runner import ModelRunner, Segment
 from starspec.models.synthetic.runner import SyntheticRunner
@@ -40,13 +40,13 @@ def stats_of(star: ToyStar) -> HubStats:
 
 def read_by(star: ToyStar) -> list[int]:
     """Committed tokens that each segment since the last call read."""
-    layers, star.runner.layers = star.runner.layers, []
-    return [segment.num_new for layer in layers for segment in layer if segment.parents is None]
+    draft_steps, star.runner.draft_steps = star.runner.draft_steps, []
+    return [segment.num_new for draft_step in draft_steps for segment in draft_step if segment.parents is None]
 
 
 def serve(star: ToyStar, *tags: tuple[str, ToyTag]) -> None:
     """Drain the hub; each proposal is that of a fresh drafter."""
-    by_number = {(name, tag.link.tag): tag for name, tag in tags}
+    by_number = {(name, tag.session.tag): tag for name, tag in tags}
     for name, message in star.drain():
         assert isinstance(message, Proposal)
         tag = by_number[name, message.tag]
@@ -113,15 +113,15 @@ def test_a_conversation_that_goes_on_has_its_row_back_and_nothing_is_copied() ->
     while len(talk.token_ids) < len(SYSTEM) + 2 * PREFIX_BLOCK + 1:
         star.say("a", talk.verdict([*talk.proposal.token_ids[:1], 3], 4))
         serve(star, ("a", talk))
-    session = star.hub._sessions[next(key for key in star.hub._sessions if key.tag == 1)]
-    row = session.row
+    sequence = star.hub._sequences[next(key for key in star.hub._sequences if key.tag == 1)]
+    row = sequence.row
     star.say("a", talk.close(), other.close())
     before, again = star.runner.cache.keys[0].clone(), ToyTag(3, [*talk.token_ids, 4, 5])
     star.say("a", again.open(1))
     read_by(star)
     serve(star, ("a", again))
     assert sum(read_by(star)) <= PREFIX_BLOCK
-    assert [each.row for each in star.hub._sessions.values()] == [row]
+    assert [each.row for each in star.hub._sequences.values()] == [row]
     start = len(SYSTEM) + 2 * PREFIX_BLOCK
     assert torch.equal(before[row, 0, :start], star.runner.cache.keys[0][row, 0, :start])
 
@@ -188,7 +188,7 @@ def test_a_layer_that_fails_leaves_nothing_behind_that_was_not_read() -> None:
     star.runner.is_broken = True
     with pytest.raises(RuntimeError):
         star.step()
-    star.hub.abandon_layer(star.clock())
+    star.hub.abandon_step(star.clock())
     star.runner.is_broken = False
     star.clock.advance(10.0)
     star.drain()
@@ -226,22 +226,22 @@ def test_without_sharing_the_row_that_was_freed_last_is_taken_as_ever() -> None:
 
 def test_a_target_that_comes_back_has_nothing_of_the_session_before() -> None:
     star = ToyStar("a", max_len=LONG)
-    for name in ("a", "b"):  # the transport gives each handshake a session of its own
+    for name in ("a", "b"):  # the transport gives each handshake a sequence of its own
         tag = ToyTag(1, [*SYSTEM, 1])
-        star.hub.join(SessionId("b"), TargetId("a"), 32) if name == "b" else None
+        star.hub.join(LinkId("b"), TargetId("a"), 32) if name == "b" else None
         star.say(name, tag.open(1))
         serve(star, (name, tag))
-        star.hub.leave(SessionId(name), star.clock())
+        star.hub.leave(LinkId(name), star.clock())
     assert stats_of(star).num_shared_tokens == 0
 
 
 @pytest.mark.parametrize("make_drafter", [lambda: EagleDrafter(make_head()), lambda: NgramDrafter(1, 3, 4)])
 def test_a_drafter_whose_rows_are_more_than_their_tokens_shares_nothing(make_drafter: Callable[[], Drafter]) -> None:
     hub = DraftHub(make_drafter(), VirtualClock(), HubConfig(share_prefixes="hub"))
-    hub.join(SessionId("a"), TargetId("a"), 32)
-    hub.handle(SessionId("a"), ToyTag(1, SYSTEM).open(2), 0.0)
-    (session,) = hub._sessions.values()
-    assert list(session.prefix_names) == []
+    hub.join(LinkId("a"), TargetId("a"), 32)
+    hub.handle(LinkId("a"), ToyTag(1, SYSTEM).open(2), 0.0)
+    (sequence,) = hub._sequences.values()
+    assert list(sequence.prefix_names) == []
 
 
 class Twin:
@@ -259,29 +259,29 @@ class Twin:
         self.reader = SyntheticRunner(spec, num_rows=1, max_model_len=LONG)
         self.tags: dict[tuple[str, int], ToyTag] = {}
         for name in "ab":
-            self.hub.join(SessionId(name), TargetId(name), spec.vocab)
+            self.hub.join(LinkId(name), TargetId(name), spec.vocab)
 
     def open(self, name: str, number: int, prompt: Sequence[int], budget: DraftBudget) -> None:
         tag = self.tags[name, number] = ToyTag(number, prompt, SAMPLED if number % 3 == 0 else GREEDY)
-        self.hub.handle(SessionId(name), tag.open(budget), self.clock())
+        self.hub.handle(LinkId(name), tag.open(budget), self.clock())
 
     def verdict(self, name: str, number: int, num_accepted: int, budget: DraftBudget) -> None:
         tag = self.tags[name, number]
         accepted = [] if tag.proposal is None else tag.proposal.token_ids[:1][:num_accepted]
-        self.hub.handle(SessionId(name), tag.verdict([*accepted, 5 + number % 20], budget), self.clock())
+        self.hub.handle(LinkId(name), tag.verdict([*accepted, 5 + number % 20], budget), self.clock())
 
     def close(self, name: str, number: int) -> None:
-        self.hub.handle(SessionId(name), self.tags.pop((name, number)).close(), self.clock())
+        self.hub.handle(LinkId(name), self.tags.pop((name, number)).close(), self.clock())
 
     def proposals(self) -> dict[tuple[str, int], object]:
         """Drain; what each tag is told, by paths."""
         told: dict[tuple[str, int], object] = {}
         while self.hub.has_work:
-            for session_id, message in self.hub.step(self.clock()):
+            for link_id, message in self.hub.step(self.clock()):
                 assert isinstance(message, Proposal)
-                tag = self.tags.get((session_id, message.tag))
+                tag = self.tags.get((link_id, message.tag))
                 if tag is not None and tag.receive(message):  # else it was closed, or has said more meanwhile
-                    told[session_id, message.tag] = by_paths(message)
+                    told[link_id, message.tag] = by_paths(message)
             self.hub.check_integrity()
             self.check_slots()
         return told
@@ -289,11 +289,11 @@ class Twin:
     def check_slots(self) -> None:
         """Every row in use holds what one that had read the tokens by itself would hold."""
         cache, row = self.runner.cache, self.reader.cache.lease()
-        for session in self.hub._sessions.values():
-            if session.row is not None and (length := cache.lengths[session.row]):
-                self.reader.forward([Segment(row, session.token_ids[:length], 0)])
+        for sequence in self.hub._sequences.values():
+            if sequence.row is not None and (length := cache.lengths[sequence.row]):
+                self.reader.forward([Segment(row, sequence.token_ids[:length], 0)])
                 for mine, fresh in ((cache.keys, self.reader.cache.keys), (cache.values, self.reader.cache.values)):
-                    assert torch.equal(mine[0][session.row, :, :length], fresh[0][row, :, :length])
+                    assert torch.equal(mine[0][sequence.row, :, :length], fresh[0][row, :, :length])
         self.reader.cache.free(row)
 
 
@@ -328,7 +328,7 @@ def lead_twin_lives(seed: int, scope: PrefixScope) -> tuple[HubStats, HubStats]:
 
 @pytest.mark.parametrize("scope", ["target", "hub"])
 def test_a_hub_that_shares_says_what_one_that_does_not_says(scope: PrefixScope) -> None:
-    """And each slot of each row is the right one, after every layer."""
+    """And each slot of each row is the right one, after every draft step."""
     shares, alone = zip(*(lead_twin_lives(seed, scope) for seed in range(6)), strict=True)
     spared = sum(stats.num_shared_tokens for stats in shares)
     read, read_alone = (sum(stats.num_prompt_tokens for stats in each) for each in (shares, alone))
@@ -353,18 +353,18 @@ def test_a_real_draft_proposes_the_same_from_keys_and_values_that_it_took_over(r
     for scope in ("target", "off"):
         clock = VirtualClock()
         hub = DraftHub(CausalDrafter(real_draft), clock, HubConfig(share_prefixes=scope))
-        hub.join(SessionId("a"), TargetId("a"), real_draft.info.vocab_size)
+        hub.join(LinkId("a"), TargetId("a"), real_draft.info.vocab_size)
         told[scope], tag = [], ToyTag(0, [])
         for number, prompt in enumerate([*prompts, None], start=1):
             tag = ToyTag(number, [*tag.token_ids, 77] if prompt is None else prompt)
             message = tag.open(DraftBudget(6, 3, 2) if number == 2 else 4)
-            hub.handle(SessionId("a"), message, clock())
+            hub.handle(LinkId("a"), message, clock())
             while hub.has_work:
                 for _, reply in hub.step(clock()):
                     assert tag.receive(reply)
                     told[scope].append(by_paths(tag.proposal))
             hub.check_integrity()
-            hub.handle(SessionId("a"), tag.close(), clock())
+            hub.handle(LinkId("a"), tag.close(), clock())
         spared[scope] = hub.stats.num_shared_tokens
     assert told["target"] == told["off"]
     assert len(told["off"]) == 3

@@ -8,16 +8,16 @@ import pytest
 from hub_toys import GREEDY, SAMPLED, VOCAB_SIZE, ToyStar, ToyTag, logits_after, paths_of
 
 from starspec.config import RunAhead
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.policy.admission import PAUSE_S
 from starspec.policy.draft_batch import TagKey
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Close, HubToTarget, Proposal, Reopen, Verdict
 from starspec.wire.session import TagState
 
 NUM_NODES = 3
-SOON_READY = replace(SAMPLED, seed=0)  # dice that have a proposal prepared before all layers have run
+SOON_READY = replace(SAMPLED, seed=0)  # dice that have a proposal prepared before all draft steps have run
 BUDGETS = [DraftBudget.chain(NUM_NODES), DraftBudget(num_draft_tokens=4, num_steps=3, top_k=2)]
 
 
@@ -35,16 +35,16 @@ def after_a_verdict(
 ) -> tuple[list[int], int]:
     """The target accepts the first nodes of a chain, and then says the draft's choice of that rank.
 
-    Returns: the next proposal, and the layers that were drafted for it after the verdict.
+    Returns: the next proposal, and the draft steps that were drafted for it after the verdict.
     """
     assert tag.proposal is not None
     accepted = tag.proposal.token_ids[:num_accepted]
     said = int(logits_after([*tag.token_ids, *accepted]).topk(rank + 1).indices[-1])
     star.drain()
-    num_layers = len(star.runner.layers)
+    num_steps = len(star.runner.draft_steps)
     star.say("a", tag.verdict([*accepted, said], budget))
     token_ids = proposed(star, tag)
-    return token_ids, len(star.runner.layers) - num_layers
+    return token_ids, len(star.runner.draft_steps) - num_steps
 
 
 def test_off_drafts_nothing_while_a_proposal_is_in_verification() -> None:
@@ -52,8 +52,8 @@ def test_off_drafts_nothing_while_a_proposal_is_in_verification() -> None:
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
     assert not star.hub.has_work
-    chain, num_layers = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
-    assert (len(chain), num_layers) == (NUM_NODES, NUM_NODES)
+    chain, num_steps = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
+    assert (len(chain), num_steps) == (NUM_NODES, NUM_NODES)
     assert (star.hub.stats.num_outcomes, star.hub.stats.num_hits) == (1, 0)
 
 
@@ -63,9 +63,9 @@ def test_a_chain_that_was_right_goes_on_without_a_layer(run_ahead: RunAhead) -> 
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
     for _ in range(3):  # then the toy ends its answer
-        chain, num_layers = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
+        chain, num_steps = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
         assert chain == tag.expected(NUM_NODES)
-        assert num_layers == 0
+        assert num_steps == 0
     assert star.hub.stats.num_hits == star.hub.stats.num_outcomes == 3
 
 
@@ -89,17 +89,19 @@ def test_a_chain_that_runs_ahead_is_told_of_as_it_is() -> None:
     for _ in range(3):  # the second token to the fourth, while the first is in verification
         star.step()
     star.say("a", tag.verdict(tag.expected(NUM_NODES)[:2], NUM_NODES))
-    num_layers = len(star.runner.layers)
+    num_steps = len(star.runner.draft_steps)
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:2], "what has grown beyond them"
-    assert len(star.runner.layers) == num_layers
+    assert len(star.runner.draft_steps) == num_steps
 
 
-@pytest.mark.parametrize("law", [GREEDY, SAMPLED, TokenLaw(temperature=1.0, seed=3)], ids=["greedy", "top-p", "hot"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, SamplingSpec(temperature=1.0, seed=3)], ids=["greedy", "top-p", "hot"]
+)
 @pytest.mark.parametrize("budget", BUDGETS, ids=["chain", "tree"])
-def test_what_is_proposed_does_not_depend_on_what_was_prepared(law: TokenLaw, budget: DraftBudget) -> None:
+def test_what_is_proposed_does_not_depend_on_what_was_prepared(sampling: SamplingSpec, budget: DraftBudget) -> None:
     told = []
     for run_ahead in ("off", "outcomes"):
-        star, tag = ToyStar("a", run_ahead=run_ahead, max_len=200), ToyTag(1, [1, 2, 3], law)
+        star, tag = ToyStar("a", run_ahead=run_ahead, max_len=200), ToyTag(1, [1, 2, 3], sampling)
         star.say("a", tag.open(budget))
         told.append([proposed(star, tag)])
         for number in range(12):
@@ -113,15 +115,15 @@ def test_a_request_waits_for_one_layer_that_ran_ahead() -> None:
     proposed(star, tags[0])
     star.step()  # runs ahead
     star.say("a", tags[1].open(1))
-    num_layers = len(star.runner.layers)
+    num_steps = len(star.runner.draft_steps)
     proposed(star, tags[1])
-    assert len(star.runner.layers) == num_layers + 1
+    assert len(star.runner.draft_steps) == num_steps + 1
 
 
-def a_layer_ahead(star: ToyStar, tag: ToyTag, verdict: list[int]) -> int:
+def a_step_ahead(star: ToyStar, tag: ToyTag, verdict: list[int]) -> int:
     """Run one while a verdict arrives, and handle it then. Returns: nodes that were prepared."""
     num_before, message = star.hub.stats.num_ahead_nodes, tag.verdict(verdict, NUM_NODES)
-    assert star.step(is_in_vain=lambda: star.hub.is_in_vain([(SessionId("a"), message)])) == []
+    assert star.step(is_obsolete=lambda: star.hub.is_obsolete([(LinkId("a"), message)])) == []
     star.say("a", message)
     return star.hub.stats.num_ahead_nodes - num_before
 
@@ -130,7 +132,7 @@ def test_a_layer_that_a_verdict_makes_worthless_is_given_up() -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     right = proposed(star, tag)[0]
-    assert a_layer_ahead(star, tag, [(right + 1) % (VOCAB_SIZE - 1)]) == 0
+    assert a_step_ahead(star, tag, [(right + 1) % (VOCAB_SIZE - 1)]) == 0
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:1], "of the tokens that were said"
 
 
@@ -139,21 +141,22 @@ def test_a_layer_that_a_verdict_leads_to_goes_on() -> None:
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
     star.step()
-    assert a_layer_ahead(star, tag, tag.expected(2)) == 1
+    assert a_step_ahead(star, tag, tag.expected(2)) == 1
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:1]
     assert star.hub.stats.num_hits == 1
 
 
 def answered_ahead(star: ToyStar, tag: ToyTag, verdict: Verdict) -> list[int] | None:
-    """The proposal that a verdict is answered by while a layer runs ahead; None if it has to wait for the layer's end.
+    """The proposal that a verdict is answered by while a draft step runs ahead; None if it has to wait for the draft
+    step's end.
 
     Afterwards the verdict is taken in.
     """
-    answers: list[tuple[SessionId, HubToTarget]] = []
+    answers: list[tuple[LinkId, HubToTarget]] = []
 
     def arrives() -> bool:
-        answers.extend(star.hub.answer_ahead(SessionId("a"), verdict, star.clock(), star.clock()))
-        return star.hub.is_in_vain([(SessionId("a"), verdict)])
+        answers.extend(star.hub.answer_ahead(LinkId("a"), verdict, star.clock(), star.clock()))
+        return star.hub.is_obsolete([(LinkId("a"), verdict)])
 
     assert star.step(arrives) == []
     star.say("a", verdict)
@@ -166,13 +169,13 @@ def test_a_chain_is_told_while_a_layer_runs_but_waits_for_a_token_that_is_nearly
     begun: float, is_there: bool
 ) -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
-    star.runner.layer_s = 1.0
+    star.runner.step_s = 1.0
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
     for _ in range(2):  # the second token and the third
         star.step()
     right, (last,) = tag.expected(3)[:2], tag.expected(3)[2:]
-    star.runner.layer_s = begun
+    star.runner.step_s = begun
     assert answered_ahead(star, tag, tag.verdict(right, NUM_NODES)) == ([last] if is_there else None)
     if is_there:
         assert star.step() == [], "it is not told again"
@@ -182,21 +185,23 @@ def test_a_chain_is_told_while_a_layer_runs_but_waits_for_a_token_that_is_nearly
     assert star.hub.stats.num_wasted_nodes == 0
     star.say("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
     assert proposed(star, tag) == tag.expected(1)
-    num_ahead = 2 if is_there else 0  # by the layer that ran when it was told, and by the one after
+    num_ahead = 2 if is_there else 0  # by the draft step that ran when it was told, and by the one after
     assert star.hub.stats.num_wasted_nodes == num_ahead
 
 
-@pytest.mark.parametrize("law", [GREEDY, SOON_READY], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("budget", "num_layers"), [(BUDGETS[0], 12), (BUDGETS[1], 16)], ids=["chain", "tree"])
-def test_a_complete_proposal_is_told_while_a_layer_runs(law: TokenLaw, budget: DraftBudget, num_layers: int) -> None:
-    star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3], law)
-    star.runner.layer_s = 1.0
+@pytest.mark.parametrize("sampling", [GREEDY, SOON_READY], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("budget", "num_steps"), [(BUDGETS[0], 12), (BUDGETS[1], 16)], ids=["chain", "tree"])
+def test_a_complete_proposal_is_told_while_a_layer_runs(
+    sampling: SamplingSpec, budget: DraftBudget, num_steps: int
+) -> None:
+    star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3], sampling)
+    star.runner.step_s = 1.0
     star.say("a", tag.open(budget))
     proposed(star, tag)
     assert tag.proposal is not None
     accepted = max(paths_of(tag.proposal), key=len)
     ((said,),) = tag.expected_after(accepted, DraftBudget(1, 1, 2), 200).nodes
-    for _ in range(num_layers):
+    for _ in range(num_steps):
         star.step()
     assert answered_ahead(star, tag, tag.verdict([*accepted, said], budget)) is not None
     assert set(paths_of(tag.proposal)) == tag.expected_tree(8, 200).nodes
@@ -224,14 +229,18 @@ def test_a_promise_is_kept_though_the_place_is_lost() -> None:
     verdict, num_before = tag.verdict(tag.expected(1), NUM_NODES), star.hub.stats.num_proposals
 
     def arrives() -> bool:
-        ((_, answer),) = star.hub.answer_ahead(SessionId("a"), verdict, star.clock(), star.clock())
+        ((_, answer),) = star.hub.answer_ahead(LinkId("a"), verdict, star.clock(), star.clock())
         assert tag.receive(answer)
         return False
 
     star.step(arrives)
     star.say("b", other.open(1))
     star.say("a", verdict)
-    assert star.hub._sessions[TagKey(SessionId("a"), tag.link.tag)].link.state is tag.link.state is TagState.PROPOSED
+    assert (
+        star.hub._sequences[TagKey(LinkId("a"), tag.session.tag)].session.state
+        is tag.session.state
+        is TagState.PROPOSED
+    )
     assert star.hub.stats.num_proposals == num_before + 1
     star.say("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
     declined = [message for to, message in star.drain() if to == "a" and tag.receive(message)]
@@ -247,7 +256,7 @@ def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_run
     proposed(star, tag)
     tag.verdict(tag.expected(1), NUM_NODES)  # lost on its way
     for stale in (old, tag.verdict([7], NUM_NODES)):
-        assert star.hub.answer_ahead(SessionId("a"), stale, star.clock(), star.clock()) == []
+        assert star.hub.answer_ahead(LinkId("a"), stale, star.clock(), star.clock()) == []
 
 
 def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:
@@ -258,7 +267,7 @@ def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:
     star.say("a", old)
     proposed(star, tag)
     num_before = star.hub.stats.num_ahead_nodes
-    star.step(is_in_vain=lambda: star.hub.is_in_vain([(SessionId("a"), old)]))
+    star.step(is_obsolete=lambda: star.hub.is_obsolete([(LinkId("a"), old)]))
     assert star.hub.stats.num_ahead_nodes > num_before
 
 
@@ -267,11 +276,11 @@ def test_a_layer_goes_on_while_it_is_of_use_to_anybody() -> None:
     for tag in tags:
         star.say("a", tag.open(NUM_NODES))
         proposed(star, tag)
-    closing: list[tuple[SessionId, Close]] = []
+    closing: list[tuple[LinkId, Close]] = []
     for is_of_use in (True, False):
         num_before = star.hub.stats.num_ahead_nodes
-        closing.append((SessionId("a"), tags[len(closing)].close()))
-        star.step(is_in_vain=lambda: star.hub.is_in_vain(closing))
+        closing.append((LinkId("a"), tags[len(closing)].close()))
+        star.step(is_obsolete=lambda: star.hub.is_obsolete(closing))
         assert (star.hub.stats.num_ahead_nodes > num_before) == is_of_use
 
 
@@ -301,7 +310,7 @@ def test_a_layer_ahead_that_fails_costs_its_tags_and_no_more() -> None:
     star.runner.is_broken = True
     with pytest.raises(RuntimeError):
         star.step()
-    star.hub.abandon_layer(star.clock())
+    star.hub.abandon_step(star.clock())
     star.runner.is_broken = False
     star.clock.advance(10.0)
     ((_, message),) = star.drain()

@@ -2,13 +2,13 @@
 
 from hub_toys import ToyStar, ToyTag, paths_of
 
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.speculation.budget import DraftBudget
-from starspec.stats import SpokeStats
+from starspec.stats import HubTargetStats
 
 
-def told_of(star: ToyStar, name: str) -> SpokeStats:
-    return star.hub.status(star.clock()).spokes[TargetId(name)]
+def told_of(star: ToyStar, name: str) -> HubTargetStats:
+    return star.hub.status(star.clock()).targets[TargetId(name)]
 
 
 def test_each_target_has_counts_of_its_own() -> None:
@@ -31,7 +31,7 @@ def test_each_target_has_counts_of_its_own() -> None:
 
 def test_the_trace_shows_the_rounds_of_each_target() -> None:
     star, tag = ToyStar("a", "b"), ToyTag(1, [1, 2, 3])
-    star.runner.layer_s = 0.25
+    star.runner.step_s = 0.25
     star.say("a", tag.open(2))
     for _, message in star.drain():
         tag.receive(message)
@@ -95,11 +95,11 @@ def test_a_verdict_that_says_what_was_guessed_next_was_made_without_the_guess() 
 
 def test_a_verdict_that_was_there_before_the_proposal_is_no_judgement_of_it() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.runner.layer_s = 0.01
+    star.runner.step_s = 0.01
     star.say("a", tag.open(3))
     for _, message in star.drain():
         assert tag.receive(message)
-    star.hub.handle(SessionId("a"), tag.verdict(tag.told_otherwise(0), 3), star.clock() - 0.005)
+    star.hub.handle(LinkId("a"), tag.verdict(tag.told_otherwise(0), 3), star.clock() - 0.005)
     star.drain()
     assert (told_of(star, "a").num_verdicts, told_of(star, "a").return_time.count) == (0, 0)
 
@@ -120,7 +120,7 @@ def test_rounds_that_a_rate_limit_left_without_drafts_tell_nothing_of_those_with
 
 def test_a_round_in_which_somebody_elses_prompt_was_read_is_as_long_as_it_was() -> None:
     star, tag, other = ToyStar("a", "b"), ToyTag(1, [1, 2, 3]), ToyTag(1, [5] * 60)
-    star.runner.layer_s = 1.0
+    star.runner.step_s = 1.0
     star.say("a", tag.open(2))
     for _, message in star.drain():
         assert tag.receive(message)
@@ -134,6 +134,6 @@ def test_a_target_that_left_is_told_of_no_more() -> None:
     star = ToyStar("a", "b")
     star.say("a", ToyTag(1, [1, 2]).open(2))
     star.drain()
-    assert star.hub.status(star.clock()).spokes.keys() == {"a", "b"}
-    star.hub.leave(SessionId("a"), star.clock())
-    assert star.hub.status(star.clock()).spokes.keys() == {"b"}
+    assert star.hub.status(star.clock()).targets.keys() == {"a", "b"}
+    star.hub.leave(LinkId("a"), star.clock())
+    assert star.hub.status(star.clock()).targets.keys() == {"b"}

@@ -3,7 +3,7 @@
 tight   vLLM, fp32, a key-value cache of few blocks, so that requests are preempted; drafts by the hub
 wide    vLLM, bf16, room for sixteen; drafts by the hub
 plain   as wide, without speculation
-spoke   a starspec target behind a gateway; drafts by the hub
+target   a starspec target behind a gateway; drafts by the hub
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Fleet:
         patient = {"STARSPEC_NAME": "wide", "STARSPEC_DEADLINE_MS": "5000", "STARSPEC_ADAPTIVE": "false"}
         self.wide = self._vllm(python, WIDE, STAR, environ | patient)
         self.plain = self._vllm(python, WIDE, None, {})
-        words = ("--name", "spoke", "--port", "0", "--hub", self.hub_endpoint, "--max-model-len", "2048")
-        self.spoke = self._server("target", "--target", model, *words)
+        words = ("--name", "routed", "--port", "0", "--hub", self.hub_endpoint, "--max-model-len", "2048")
+        self.routed = self._server("target", "--target", model, *words)
 
     def start_hub(self, *words: str) -> None:
         """On the port of the one before, which is gone. Returns before it serves."""
@@ -71,7 +71,7 @@ class Fleet:
 
     def last_words(self) -> str:
         """The ends of what our own processes have printed, and whether they live, for a test that failed."""
-        ours = (self.hub, self.spoke, self.gateway)
+        ours = (self.hub, self.routed, self.gateway)
         return "\n".join(f"{each.arguments[0]} {each.process.poll()}: {each.output()[-2000:]}" for each in ours)
 
     async def num_tags(self) -> int:
@@ -86,7 +86,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         try:
-            endpoint = self.spoke.wait_ready()
+            endpoint = self.routed.wait_ready()
             self.gateway = self._server("gateway", "--target", self._model, "--port", "0", "--endpoint", endpoint)
             self.spoke_url = self.gateway.wait_ready().removesuffix("/v1")
             for server in (self.tight, self.wide, self.plain):

@@ -16,7 +16,7 @@ from toy import VOCAB_SIZE, next_of
 from toy_hub import DRAFT_S, FULL_S, MOODS, NUM_AT_ONCE, READING_S, ToyHub, VirtualClock
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
@@ -27,7 +27,7 @@ from starspec.policy.liveness import DOUBT_S
 from starspec.policy.patience import FIRST_READING_S, LONGEST_PAUSE_S
 from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
-from starspec.wire.messages import Close, Open, Ping, Verdict, Welcome
+from starspec.wire.messages import PROTOCOL_VERSION, Close, Open, Ping, Verdict, Welcome
 
 PROMPT = list(range(1, 40))
 
@@ -580,7 +580,7 @@ def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.Monk
     weighed: set[int] = set()
 
     watch_weighing(monkeypatch, lambda *given: weighed.update(given[1]))
-    vllm.hub.welcome = Welcome(1, SessionId("s"), "tcp://h:1", 4096, 2, 60.0)
+    vllm.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), "tcp://h:1", 4096, 2, 60.0)
     request = vllm.submit(PROMPT, 60)
     vllm.step()
     weighed.clear()  # of the step in which the hub was found
@@ -1067,7 +1067,7 @@ def test_a_request_that_accepts_nothing_is_asked_about_ever_less() -> None:
 
 def test_a_hub_is_asked_for_no_more_than_it_said_that_it_drafts() -> None:
     vllm = ToyVllm()
-    vllm.hub.welcome = Welcome(1, SessionId("s"), 1, "toy", 2, 10.0)
+    vllm.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), 1, "toy", 2, 10.0)
     request = vllm.submit(PROMPT, 20)
     vllm.run()
     asked = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]

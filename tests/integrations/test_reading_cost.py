@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.integrations.vllm.reading_cost import FIRST_ANSWER, MAX_SLOWED, PROBE_SHARE, UNREAD, ReadingCost
+from starspec.integrations.vllm.reading_cost import FIRST_ANSWER, MAX_SLOWED, PROBE_SHARE, UNREAD, PrefillCost
 
 USUAL_S = 10.0  # of the step beside it
 
 
-def read(cost: ReadingCost, num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> None:
+def read(cost: PrefillCost, num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> None:
     """One text, told whole, until 100 s."""
     cost.note_told(num_told, waited_s)
     cost.note_step(USUAL_S + slowed_s, USUAL_S)
@@ -17,14 +17,14 @@ def read(cost: ReadingCost, num_told: int, slowed_s: float, num_read: int | None
     cost.note_end(100.0)
 
 
-def after(num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> ReadingCost:
-    cost = ReadingCost()
+def after(num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> PrefillCost:
+    cost = PrefillCost()
     read(cost, num_told, slowed_s, num_read, waited_s)
     return cost
 
 
 def test_what_was_never_read_is_tried() -> None:
-    cost = ReadingCost()
+    cost = PrefillCost()
     assert cost.seconds(10_000) == 0.0
     assert cost.is_worth(10_000, now_s=0.1, then_s=0.099)
     assert not cost.is_worth(10_000, now_s=0.1, then_s=0.1), "drafts that save nothing need no reading"
@@ -70,7 +70,7 @@ def test_a_reading_beside_which_no_step_was_compared_tells_nothing() -> None:
 
 
 def test_steps_that_could_not_be_compared_are_thought_to_lose_as_much_as_the_others() -> None:
-    cost = ReadingCost()
+    cost = PrefillCost()
     cost.note_told(100, 0.0)
     cost.note_step(USUAL_S + 1.0, USUAL_S)
     for _ in range(3):

@@ -22,11 +22,11 @@ from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.policy.length.fixed import FixedLength
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation import reference
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
-from starspec.wire.messages import Hello, HubToTarget
+from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubToTarget
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
 RAGGED = BatchingConfig()
@@ -49,7 +49,7 @@ class TableRunner:
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
-        is_in_vain: Callable[[], bool] | None = None,
+        is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
         assert not feature_layers
         rows = [row for segment in segments for row in self._logits(segment)]
@@ -125,7 +125,7 @@ def make_star(
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
     transport = MemoryHub(partial(admit, terms_of(loaded, config)))
     hub_loop = HubLoop(build_hub(loaded, config), transport)
-    link = transport.connect(Hello(1, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
+    link = transport.connect(Hello(PROTOCOL_VERSION, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
     late, stats = LateLink(link), TargetStats()
     options = {"clock": late.clock, "deadline_s": 0.01} if is_late else {"deadline_s": 600.0}
     drafts = RemoteDrafts(late if is_late else link, FixedLength(budget), stats, method=method, **options)
@@ -140,7 +140,7 @@ def make_star(
     return TableStar(engine, hub_loop)
 
 
-def law_of_answers(prompt: Sequence[int], law: TokenLaw, num_tokens: int) -> dict[tuple[int, ...], float]:
+def law_of_answers(prompt: Sequence[int], sampling: SamplingSpec, num_tokens: int) -> dict[tuple[int, ...], float]:
     """How likely each answer is, from the slow reference: the product of its tokens' probabilities."""
     answers: dict[tuple[int, ...], float] = {}
     growing: dict[tuple[int, ...], float] = {(): 1.0}
@@ -148,10 +148,10 @@ def law_of_answers(prompt: Sequence[int], law: TokenLaw, num_tokens: int) -> dic
         longer: dict[tuple[int, ...], float] = {}
         for output, chance in growing.items():
             row = row_after(TARGET, [*prompt, *output]).double().tolist()
-            probs = reference.probabilities(reference.adjust(row, law, prompt, output), law)
+            probs = reference.probabilities(reference.adjust(row, sampling, prompt, output), sampling)
             for token_id, prob in enumerate(probs):
                 if prob > 0:
-                    ends = token_id in law.end_token_ids or length == num_tokens
+                    ends = token_id in sampling.end_token_ids or length == num_tokens
                     (answers if ends else longer)[*output, token_id] = chance * prob
         growing = longer
     return answers

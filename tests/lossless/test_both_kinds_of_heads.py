@@ -18,15 +18,15 @@ from starspec.config import ModelConfig, SampleMethod, SpeculativeConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.harness.decode import Answer, Job, decode, make_engine
 from starspec.harness.workbench import Workbench
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
 NUM_TOKENS = 40
 CHAIN = SpeculativeConfig(num_speculative_tokens=3, max_model_len=128)
 SHAPES = {"chain": CHAIN, "tree": replace(CHAIN, num_steps=3, eagle_topk=2, num_draft_tokens=9)}
-LAWS = {
-    "greedy": TokenLaw(temperature=0.0, frequency_penalty=0.4),
-    "sampled": TokenLaw(temperature=0.7),
-    "penalized": TokenLaw(temperature=1.0, top_p=0.9, presence_penalty=0.3),
+SAMPLINGS = {
+    "greedy": SamplingSpec(temperature=0.0, frequency_penalty=0.4),
+    "sampled": SamplingSpec(temperature=0.7),
+    "penalized": SamplingSpec(temperature=1.0, top_p=0.9, presence_penalty=0.3),
 }
 
 
@@ -49,32 +49,32 @@ def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Head(request.param, str(WRITERS[request.param](tmp_path_factory.mktemp("heads") / "head")))
 
 
-def answers_of(bench: Workbench, law: str, shape: str, head: Head, rule: SampleMethod) -> list[Answer]:
+def answers_of(bench: Workbench, sampling: str, shape: str, head: Head, rule: SampleMethod) -> list[Answer]:
     """With drafts, four at once; some of the drafts are accepted, and some are not."""
     speculative = replace(SHAPES[shape], method=head.method, model=head.folder, rejection_sample_method=rule)
     engine = make_engine(bench.runner, bench.tokenizer, bench.drafts(speculative))
-    answers = decode(engine, jobs_of(law), batch_size=4)
+    answers = decode(engine, jobs_of(sampling), batch_size=4)
     engine.check_integrity()
     assert engine.stats.acceptance.num_accepted_tokens > NUM_TOKENS / 2
     assert engine.stats.acceptance.acceptance_rate < 0.9
     return answers
 
 
-def plain_answers(bench: Workbench, law: str) -> list[list[int]]:
+def plain_answers(bench: Workbench, sampling: str) -> list[list[int]]:
     engine = make_engine(bench.runner, bench.tokenizer, NoDrafts())
-    return [answer.token_ids for answer in decode(engine, jobs_of(law), batch_size=1)]
+    return [answer.token_ids for answer in decode(engine, jobs_of(sampling), batch_size=1)]
 
 
-def jobs_of(law: str) -> list[Job]:
+def jobs_of(sampling: str) -> list[Job]:
     prompts = [tuple(range(5 + seed, 8 + 3 * seed)) for seed in range(6)]  # ragged
-    return [Job("", prompt, replace(LAWS[law], seed=seed), NUM_TOKENS) for seed, prompt in enumerate(prompts)]
+    return [Job("", prompt, replace(SAMPLINGS[sampling], seed=seed), NUM_TOKENS) for seed, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("law", LAWS)
-def test_coupled_drafts_of_a_head_change_no_token(bench: Workbench, head: Head, law: str, shape: str) -> None:
-    answers = answers_of(bench, law, shape, head, "coupled")
-    assert [answer.token_ids for answer in answers] == plain_answers(bench, law)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_coupled_drafts_of_a_head_change_no_token(bench: Workbench, head: Head, sampling: str, shape: str) -> None:
+    answers = answers_of(bench, sampling, shape, head, "coupled")
+    assert [answer.token_ids for answer in answers] == plain_answers(bench, sampling)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

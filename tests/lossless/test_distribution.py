@@ -15,7 +15,7 @@ from torch import Tensor
 
 from starspec.sampling.draw import next_token
 from starspec.sampling.noise import gumbel, stream_key
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.sampling.support import support
 from starspec.speculation import reference
 
@@ -27,8 +27,8 @@ SEED, POSITION = 17, 23
 # from 30% down to 1 in 10**4, two ties, one token without probability
 LOGITS = [3.0, 2.5, 2.5, 2.0, 1.5, 1.0, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -5.0, -inf]
 
-LAWS = [
-    TokenLaw(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+SAMPLINGS = [
+    SamplingSpec(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature, top_k, top_p, min_p in [
         (1.0, 0, 1.0, 0.0),
         (0.5, 0, 1.0, 0.0),
@@ -48,16 +48,18 @@ LAWS = [
         (1.0, 12, 1.0, 0.02),
     ]
 ]
-NUM_TESTS = len(LAWS) + 8
-by_law = pytest.mark.parametrize(
-    "law", LAWS, ids=lambda law: f"T={law.temperature} k={law.top_k} p={law.top_p} min_p={law.min_p}"
+NUM_TESTS = len(SAMPLINGS) + 8
+by_sampling = pytest.mark.parametrize(
+    "sampling",
+    SAMPLINGS,
+    ids=lambda sampling: f"T={sampling.temperature} k={sampling.top_k} p={sampling.top_p} min_p={sampling.min_p}",
 )
 
 
-def draws(law: TokenLaw, where: list[tuple[int, int]]) -> Tensor:
+def draws(sampling: SamplingSpec, where: list[tuple[int, int]]) -> Tensor:
     """The tokens at many (seed, position) at once; the first test below shows that they are `next_token`'s."""
-    scaled = (torch.tensor(LOGITS, dtype=torch.float64) - max(LOGITS)) / law.temperature
-    tokens = support(scaled, law)
+    scaled = (torch.tensor(LOGITS, dtype=torch.float64) - max(LOGITS)) / sampling.temperature
+    tokens = support(scaled, sampling)
     keys = torch.tensor([stream_key(*each) for each in where])
     noise = gumbel(keys[:, None], tokens.token_ids)  # [draws, S]
     return tokens.token_ids[(tokens.scaled + noise).argmax(dim=-1)]
@@ -79,40 +81,40 @@ def p_value(tokens: Tensor, probs: list[float]) -> float:
     return float(stats.chisquare(*zip(*cells, strict=True)).pvalue)
 
 
-@by_law
-def test_batched_draws_are_next_tokens(law):
+@by_sampling
+def test_batched_draws_are_next_tokens(sampling):
     every = NUM_DRAWS // NUM_BY_NEXT_TOKEN
     where = halves()[::every]
     one_by_one = [
-        next_token(torch.tensor(LOGITS), TokenLaw(**as_dict(law) | {"seed": seed}), position)
+        next_token(torch.tensor(LOGITS), SamplingSpec(**as_dict(sampling) | {"seed": seed}), position)
         for seed, position in where
     ]
-    assert draws(law, halves())[::every].tolist() == one_by_one
+    assert draws(sampling, halves())[::every].tolist() == one_by_one
 
 
-@by_law
-def test_draws_follow_the_law(law):
-    probs = reference.probabilities(LOGITS, law)
-    assert p_value(draws(law, halves()), probs) > FALSE_ALARM / NUM_TESTS
+@by_sampling
+def test_draws_follow_the_law(sampling):
+    probs = reference.probabilities(LOGITS, sampling)
+    assert p_value(draws(sampling, halves()), probs) > FALSE_ALARM / NUM_TESTS
 
 
 def test_this_test_would_notice_a_slightly_wrong_sampler():
     where = halves()
-    slightly_wrong = draws(TokenLaw(temperature=0.73), where)
-    assert p_value(slightly_wrong, reference.probabilities(LOGITS, TokenLaw(temperature=0.7))) < 1e-12
+    slightly_wrong = draws(SamplingSpec(temperature=0.73), where)
+    assert p_value(slightly_wrong, reference.probabilities(LOGITS, SamplingSpec(temperature=0.7))) < 1e-12
 
 
 @pytest.mark.parametrize("lag", [1, 2, 7, 64])
 @pytest.mark.parametrize("along", ["positions", "seeds"])
 def test_draws_at_neighbouring_positions_and_seeds_are_independent(along, lag):
-    law = TokenLaw(temperature=1.5, top_k=8)
+    sampling = SamplingSpec(temperature=1.5, top_k=8)
     count = range(NUM_DRAWS)
     where = [(SEED, i) for i in count] if along == "positions" else [(i, POSITION) for i in count]
-    tokens = draws(law, where)
-    probs = torch.tensor(reference.probabilities(LOGITS, law), dtype=torch.float64)
+    tokens = draws(sampling, where)
+    probs = torch.tensor(reference.probabilities(LOGITS, sampling), dtype=torch.float64)
     pairs = tokens[:-lag:2] * len(probs) + tokens[lag::2]  # every second start
     assert p_value(pairs, torch.outer(probs, probs).flatten().tolist()) > FALSE_ALARM / NUM_TESTS
 
 
-def as_dict(law: TokenLaw) -> dict[str, float]:
-    return {name: getattr(law, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+def as_dict(sampling: SamplingSpec) -> dict[str, float]:
+    return {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}

@@ -80,8 +80,8 @@ def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(flo
     assert bench.tokenizer.pad_token_id == bench.tokenizer.eos_token_id == eos in bench.runner.info.eos_token_ids
     words = [bench.tokenizer.encode(text) for text in ("Once upon a time", "The sea is", "One, two, three, four,")]
     prompts = [(eos, eos, *words[0]), (*words[1], eos, *words[2]), (*words[2],), (eos, *words[1])]  # ragged
-    law = bench.law(GREEDY, seed=0)
-    jobs = [Job(f"prompt-{index}", tuple(prompt), law, 10) for index, prompt in enumerate(prompts)]
+    sampling = bench.sampling_spec(GREEDY, seed=0)
+    jobs = [Job(f"prompt-{index}", tuple(prompt), sampling, 10) for index, prompt in enumerate(prompts)]
     oracle = TransformersBaseline(str(smollm2), "float32", bench.runner.info.eos_token_ids)
     expected = [answer.token_ids for answer in oracle.answer_all(jobs)]
     for drafts in float32.drafts.values():

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spec_strategies import DTYPES, laws, trees
+from spec_strategies import DTYPES, samplings, trees
 from torch import Tensor
 
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import next_token
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation import reference
 from starspec.speculation.proposing import propose_token
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
@@ -48,21 +48,21 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
     return [] if node == ROOT else [*path_to(tree, tree.parents[node]), tree.token_ids[node]]
 
 
-def decode_plainly(target: ToyTarget, law: TokenLaw, num_tokens: int = NUM_TOKENS) -> list[int]:
+def decode_plainly(target: ToyTarget, sampling: SamplingSpec, num_tokens: int = NUM_TOKENS) -> list[int]:
     output: list[int] = []
     while len(output) < num_tokens:
         token_ids = PROMPT + output
-        output.append(next_token(target.logits(token_ids), law, len(token_ids), TokenCounts(PROMPT, output)))
+        output.append(next_token(target.logits(token_ids), sampling, len(token_ids), TokenCounts(PROMPT, output)))
     return output
 
 
-def decode_with_drafts(target: ToyTarget, law: TokenLaw, draft: Draft) -> list[int]:
+def decode_with_drafts(target: ToyTarget, sampling: SamplingSpec, draft: Draft) -> list[int]:
     output: list[int] = []
     counts = TokenCounts(PROMPT)
     while len(output) < NUM_TOKENS:
         token_ids = PROMPT + output
         tree = draft(token_ids)
-        verdict = verify_tree(tree, target.tree_logits(token_ids, tree), law, len(token_ids), counts)
+        verdict = verify_tree(tree, target.tree_logits(token_ids, tree), sampling, len(token_ids), counts)
         assert verdict.num_accepted == len(verdict.token_ids) - 1
         assert path_to(tree, ([ROOT, *verdict.accepted_nodes])[-1]) == list(verdict.token_ids[:-1])
         output.extend(verdict.token_ids)
@@ -70,29 +70,29 @@ def decode_with_drafts(target: ToyTarget, law: TokenLaw, draft: Draft) -> list[i
     return output[:NUM_TOKENS]
 
 
-@given(data=st.data(), law=laws(V), model_seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES))
+@given(data=st.data(), sampling=samplings(V), model_seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=150)
-def test_any_drafts_under_any_law_emit_the_plain_tokens(data, law, model_seed, dtype):
+def test_any_drafts_under_any_law_emit_the_plain_tokens(data, sampling, model_seed, dtype):
     target = ToyTarget(model_seed, dtype)
-    emitted = decode_with_drafts(target, law, lambda _: data.draw(trees(V)))
-    assert emitted == decode_plainly(target, law)
+    emitted = decode_with_drafts(target, sampling, lambda _: data.draw(trees(V)))
+    assert emitted == decode_plainly(target, sampling)
 
 
-@given(law=laws(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3))
-def test_a_verdict_is_the_references_own_walk(law, model_seed, tree, num_output):
+@given(sampling=samplings(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3))
+def test_a_verdict_is_the_references_own_walk(sampling, model_seed, tree, num_output):
     target = ToyTarget(model_seed)
-    output = decode_plainly(target, law, num_output)
+    output = decode_plainly(target, sampling, num_output)
     logits = target.tree_logits(PROMPT + output, tree)
-    verdict = verify_tree(tree, logits, law, len(PROMPT + output), TokenCounts(PROMPT, output))
-    assert list(verdict.token_ids) == reference.verify_tree(tree, logits.tolist(), law, PROMPT, output)
+    verdict = verify_tree(tree, logits, sampling, len(PROMPT + output), TokenCounts(PROMPT, output))
+    assert list(verdict.token_ids) == reference.verify_tree(tree, logits.tolist(), sampling, PROMPT, output)
 
 
-LAWS = {
-    "greedy": TokenLaw(temperature=0.0),
-    "greedy with penalties": TokenLaw(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
-    "sampled": TokenLaw(temperature=0.7, seed=3),
-    "sampled, top-p": TokenLaw(temperature=1.0, top_p=0.9, seed=4),
-    "sampled, everything": TokenLaw(
+SAMPLINGS = {
+    "greedy": SamplingSpec(temperature=0.0),
+    "greedy with penalties": SamplingSpec(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
+    "sampled": SamplingSpec(temperature=0.7, seed=3),
+    "sampled, top-p": SamplingSpec(temperature=1.0, top_p=0.9, seed=4),
+    "sampled, everything": SamplingSpec(
         temperature=1.2,
         top_k=4,
         top_p=0.95,
@@ -106,70 +106,70 @@ LAWS = {
         seed=5,
     ),
 }
-by_law = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
+by_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 
 
-@by_law
-def test_a_draft_that_is_always_wrong_costs_speed_and_no_token(law):
+@by_sampling
+def test_a_draft_that_is_always_wrong_costs_speed_and_no_token(sampling):
     target = ToyTarget(1)
-    plain = decode_plainly(target, law, NUM_TOKENS + 5)
+    plain = decode_plainly(target, sampling, NUM_TOKENS + 5)
 
     def wrong(token_ids: list[int]) -> DraftTree:
         right = plain[len(token_ids) - len(PROMPT)]
         siblings = tuple(token_id for token_id in range(V) if token_id != right)
         return DraftTree(siblings, (ROOT,) * len(siblings))
 
-    assert decode_with_drafts(target, law, wrong) == plain[:NUM_TOKENS]
+    assert decode_with_drafts(target, sampling, wrong) == plain[:NUM_TOKENS]
 
 
-@by_law
-def test_a_draft_that_is_always_right_is_accepted_whole_and_yields_a_bonus_token(law):
+@by_sampling
+def test_a_draft_that_is_always_right_is_accepted_whole_and_yields_a_bonus_token(sampling):
     target = ToyTarget(1)
-    plain = decode_plainly(target, law)
+    plain = decode_plainly(target, sampling)
     tree = DraftTree.chain(plain[:-1])
-    verdict = verify_tree(tree, target.tree_logits(PROMPT, tree), law, len(PROMPT), TokenCounts(PROMPT))
+    verdict = verify_tree(tree, target.tree_logits(PROMPT, tree), sampling, len(PROMPT), TokenCounts(PROMPT))
     assert list(verdict.token_ids) == plain
 
 
-@by_law
-def test_a_hub_that_runs_the_same_model_is_always_right(law):
+@by_sampling
+def test_a_hub_that_runs_the_same_model_is_always_right(sampling):
     # the same logits, law, seed and position: the guess is the draw (the vocabulary is smaller than 64)
     target = ToyTarget(2)
     output: list[int] = []
     for _ in range(NUM_TOKENS):
         token_ids = PROMPT + output
         counts = TokenCounts(PROMPT).with_path(output)
-        output.append(propose_token(target.logits(token_ids), law, len(token_ids), counts))
-    assert output == decode_plainly(target, law)
+        output.append(propose_token(target.logits(token_ids), sampling, len(token_ids), counts))
+    assert output == decode_plainly(target, sampling)
 
 
-@given(data=st.data(), law=laws(V), model_seed=st.integers(0, 99))
-def test_no_draft_can_change_a_token_only_how_many_come(data, law, model_seed):
+@given(data=st.data(), sampling=samplings(V), model_seed=st.integers(0, 99))
+def test_no_draft_can_change_a_token_only_how_many_come(data, sampling, model_seed):
     target = ToyTarget(model_seed)
     one, other = (
-        verify_tree(tree, target.tree_logits(PROMPT, tree), law, len(PROMPT), TokenCounts(PROMPT)).token_ids
+        verify_tree(tree, target.tree_logits(PROMPT, tree), sampling, len(PROMPT), TokenCounts(PROMPT)).token_ids
         for tree in (data.draw(trees(V)), data.draw(trees(V)))
     )
     shared = min(len(one), len(other))
     assert one[:shared] == other[:shared]
 
 
-@given(law=laws(V), model_seed=st.integers(0, 99), tree=trees(V))
-def test_what_the_target_thinks_of_refused_nodes_is_never_looked_at(law, model_seed, tree):
+@given(sampling=samplings(V), model_seed=st.integers(0, 99), tree=trees(V))
+def test_what_the_target_thinks_of_refused_nodes_is_never_looked_at(sampling, model_seed, tree):
     target = ToyTarget(model_seed)
     logits = target.tree_logits(PROMPT, tree)
-    verdict = verify_tree(tree, logits, law, len(PROMPT), TokenCounts(PROMPT))
+    verdict = verify_tree(tree, logits, sampling, len(PROMPT), TokenCounts(PROMPT))
     refused = [node + 1 for node in range(tree.num_draft_tokens) if node not in verdict.accepted_nodes]
     logits[refused] = torch.nan
-    assert verify_tree(tree, logits, law, len(PROMPT), TokenCounts(PROMPT)) == verdict
-    assert verify_trees([tree], logits, [law], [len(PROMPT)], [TokenCounts(PROMPT)]) == [verdict]
+    assert verify_tree(tree, logits, sampling, len(PROMPT), TokenCounts(PROMPT)) == verdict
+    assert verify_trees([tree], logits, [sampling], [len(PROMPT)], [TokenCounts(PROMPT)]) == [verdict]
 
 
 def test_another_seed_gives_another_text_and_the_same_seed_the_same():
-    texts = [decode_plainly(ToyTarget(3), TokenLaw(temperature=2.0, seed=seed), 20) for seed in (1, 2, 1)]
+    texts = [decode_plainly(ToyTarget(3), SamplingSpec(temperature=2.0, seed=seed), 20) for seed in (1, 2, 1)]
     assert texts[0] == texts[2] != texts[1]
 
 
 def test_decoding_without_drafts_is_verification_of_empty_trees():
-    law = LAWS["sampled, everything"]
-    assert decode_with_drafts(ToyTarget(4), law, lambda _: EMPTY_TREE) == decode_plainly(ToyTarget(4), law)
+    sampling = SAMPLINGS["sampled, everything"]
+    assert decode_with_drafts(ToyTarget(4), sampling, lambda _: EMPTY_TREE) == decode_plainly(ToyTarget(4), sampling)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import torch
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.speculation.verify import verify_tree
 
@@ -24,13 +24,13 @@ def printed_law(paths: tuple[int, ...]) -> list[Fraction]:
     Path n is accepted if r_n <= p(x_n), the first of the longest is kept, and if none is, one token comes from the
     residual max(0, p - q) (the listing emits nothing then; this is the reading that favours it).
     """
-    law = [Fraction(0)] * 3
+    sampling = [Fraction(0)] * 3
     all_refused = Fraction(1)
     for token_id in paths:
-        law[token_id] += all_refused * TARGET[token_id]
+        sampling[token_id] += all_refused * TARGET[token_id]
         all_refused *= 1 - TARGET[token_id]
     residual = [max(Fraction(0), p - q) for p, q in zip(TARGET, DRAFT, strict=True)]
-    return [each + all_refused * left / sum(residual) for each, left in zip(law, residual, strict=True)]
+    return [each + all_refused * left / sum(residual) for each, left in zip(sampling, residual, strict=True)]
 
 
 def test_the_printed_rule_does_not_keep_the_targets_distribution():
@@ -42,7 +42,7 @@ def test_the_walk_over_the_same_paths_does():
     tree = DraftTree((0, 1), (ROOT, ROOT))
     logits = torch.tensor([[float(p) for p in TARGET]] * 3).log()
     num = 10_000
-    firsts = [verify_tree(tree, logits, TokenLaw(seed=seed), prefix_len=1).token_ids[0] for seed in range(num)]
+    firsts = [verify_tree(tree, logits, SamplingSpec(seed=seed), prefix_len=1).token_ids[0] for seed in range(num)]
     for token_id, prob in enumerate(map(float, TARGET)):
         # five standard deviations: a false alarm of 2e-6 over the three
         assert abs(firsts.count(token_id) / num - prob) < 5 * (prob * (1 - prob) / num) ** 0.5

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.rejection import try_candidates
@@ -55,15 +55,15 @@ def outcomes(p: Sequence[float], draft: NodeDraft) -> Iterator[tuple[int, bool, 
 
 def emitted_law(p: Sequence[float], q: Sequence[float], num: int, drawing: Drawing) -> list[float]:
     """The law of the token at one node, integrated over drafts and dice."""
-    law = [0.0] * len(p)
+    sampling = [0.0] * len(p)
     for candidates, chance in possible_candidates(q, num, drawing):
         for token_id, _, prob in outcomes(p, node_draft(q, candidates, drawing)):
-            law[token_id] += chance * prob
-    return law
+            sampling[token_id] += chance * prob
+    return sampling
 
 
 @st.composite
-def laws(draw: st.DrawFn, size: int) -> Law:
+def samplings(draw: st.DrawFn, size: int) -> Law:
     """Laws over a small vocabulary, often with zeros, ties and only one token."""
     weights = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 7, 50]), min_size=size, max_size=size).filter(any))
     return tuple(weight / sum(weights) for weight in weights)
@@ -73,7 +73,7 @@ def laws(draw: st.DrawFn, size: int) -> Law:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), size=st.integers(1, 4), num=st.integers(1, 3))
 def test_a_node_emits_the_targets_law_exactly(drawing: Drawing, data: st.DataObject, size: int, num: int) -> None:
-    p, q = data.draw(laws(size)), data.draw(laws(size))
+    p, q = data.draw(samplings(size)), data.draw(samplings(size))
     if drawing is WITHOUT:
         num = min(num, sum(prob > 0 for prob in q))
     assert emitted_law(p, q, num, drawing) == pytest.approx(p, abs=1e-12)
@@ -103,18 +103,18 @@ def test_two_layers_of_a_tree_emit_the_targets_law_of_two_tokens_exactly(drawing
 
 def test_testing_candidates_by_the_rule_of_the_other_drawing_is_biased() -> None:
     p, q = (0.05, 0.45, 0.3, 0.2), (0.5, 0.3, 0.15, 0.05)
-    law = [0.0] * 4
+    sampling = [0.0] * 4
     for candidates, chance in possible_candidates(q, 2, WITHOUT):
         for token_id, _, prob in outcomes(p, node_draft(q, candidates, WITH)):
-            law[token_id] += chance * prob
-    assert max(abs(found - expected) for found, expected in zip(law, p, strict=True)) > 0.01
+            sampling[token_id] += chance * prob
+    assert max(abs(found - expected) for found, expected in zip(sampling, p, strict=True)) > 0.01
 
 
 # ---------------------------------------------------------------- drawn, not integrated
 
 FALSE_ALARM = 1e-4  # of each chi-square below; seeds are fixed, so they pass always or never
 NUM_SEEDS = 6000
-LAW = {"temperature": 1.0}
+SAMPLING = {"temperature": 1.0}
 
 
 def logits_of(probs: Sequence[float]) -> torch.Tensor:
@@ -125,8 +125,8 @@ def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawin
     """Two candidates; without replacement they are drawn as a hub draws them."""
     dice = dice_after(seed, path)
     if drawing is WITHOUT:
-        law = TokenLaw(seed=seed, **LAW)
-        return draw_children(logits_of(Q[path]), law, position, None, num_tokens=2, dice=dice).draft
+        sampling = SamplingSpec(seed=seed, **SAMPLING)
+        return draw_children(logits_of(Q[path]), sampling, position, None, num_tokens=2, dice=dice).draft
     probs, generator = torch.tensor(Q[path], dtype=torch.float64), torch.Generator().manual_seed(dice)
     return node_draft(Q[path], probs.multinomial(2, replacement=True, generator=generator).tolist(), drawing)
 
@@ -142,11 +142,11 @@ def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
     tree = DraftTree(tuple(tokens), tuple(parents), drafts)
     paths = [(), *(_path(tree, node) for node in range(tree.num_draft_tokens))]
     logits = torch.stack([logits_of(P.get(path, (1.0, 0.0, 0.0))) for path in paths])
-    law = TokenLaw(seed=seed, **LAW)
-    emitted = list(verify_tree(tree, logits, law, position).token_ids)
+    sampling = SamplingSpec(seed=seed, **SAMPLING)
+    emitted = list(verify_tree(tree, logits, sampling, position).token_ids)
     while len(emitted) < 2:
         logits = logits_of(P[tuple(emitted)]).unsqueeze(0)
-        emitted += verify_tree(DraftTree(), logits, law, position + len(emitted)).token_ids
+        emitted += verify_tree(DraftTree(), logits, sampling, position + len(emitted)).token_ids
     return emitted[0], emitted[1]
 
 

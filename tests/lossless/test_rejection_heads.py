@@ -22,8 +22,8 @@ from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.workbench import Workbench
-from starspec.hub import guess
-from starspec.sampling.spec import TokenLaw
+from starspec.hub import children
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.drawing import DrawnChildren
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
@@ -49,7 +49,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
 
 
 @pytest.fixture(scope="module")
-def laws(bench: Workbench) -> list[Tensor]:
+def samplings(bench: Workbench) -> list[Tensor]:
     """Of the first, the second and the third token, whatever came before: [V] each."""
     model = AutoModelForCausalLM.from_pretrained(bench.config.model, dtype=torch.float32)
     every = torch.cartesian_prod(torch.arange(SIZE), torch.arange(SIZE))
@@ -67,43 +67,43 @@ def laws(bench: Workbench) -> list[Tensor]:
 def answers_of(bench: Workbench, head: Path, method: str, shape: str, batch_size: int) -> list[list[int]]:
     speculative = replace(SHAPES[shape], method=method, model=str(head))
     engine = make_engine(bench.runner, bench.tokenizer, bench.drafts(speculative))
-    law = TokenLaw(temperature=TEMPERATURE)
-    jobs = [Job("", PROMPT, replace(law, seed=seed), NUM_TOKENS) for seed in range(NUM_ANSWERS)]
+    sampling = SamplingSpec(temperature=TEMPERATURE)
+    jobs = [Job("", PROMPT, replace(sampling, seed=seed), NUM_TOKENS) for seed in range(NUM_ANSWERS)]
     answers = [list(answer.token_ids) for answer in decode(engine, jobs, batch_size=batch_size)]
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 4  # drafts were really at work
     assert engine.stats.acceptance.acceptance_rate < 0.9  # and often wrong
     return answers
 
 
-def p_value(answers: list[list[int]], laws: list[Tensor]) -> float:
+def p_value(answers: list[list[int]], samplings: list[Tensor]) -> float:
     """Chi-square of each token of the answers; corrected for how many there are."""
     p_values = []
-    for position, law in enumerate(laws):
+    for position, sampling in enumerate(samplings):
         found = Counter(answer[position] for answer in answers)
-        cells = [(found[token_id], float(chance) * len(answers)) for token_id, chance in enumerate(law)]
+        cells = [(found[token_id], float(chance) * len(answers)) for token_id, chance in enumerate(sampling)]
         rare = [cell for cell in cells if cell[1] < 5]  # one cell together
         cells = [cell for cell in cells if cell[1] >= 5] + ([tuple(map(sum, zip(*rare, strict=True)))] if rare else [])
         assert len(cells) > 2
         p_values.append(float(stats.chisquare(*zip(*cells, strict=True)).pvalue))
-    return min(p_values) * len(laws)
+    return min(p_values) * len(samplings)
 
 
 @pytest.mark.parametrize(("method", "shape", "batch_size"), CASES)
 def test_answers_are_distributed_as_the_targets_own(
-    bench: Workbench, laws: list[Tensor], tmp_path: Path, method: DraftMethod, shape: str, batch_size: int
+    bench: Workbench, samplings: list[Tensor], tmp_path: Path, method: DraftMethod, shape: str, batch_size: int
 ) -> None:
     head = WRITERS[method](tmp_path / "head")
-    assert p_value(answers_of(bench, head, method, shape, batch_size), laws) > FALSE_ALARM_EACH
+    assert p_value(answers_of(bench, head, method, shape, batch_size), samplings) > FALSE_ALARM_EACH
 
 
 def test_a_head_that_lies_about_its_law_would_be_seen(
-    bench: Workbench, laws: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, samplings: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lie(*args: object, **options: object) -> DrawnChildren:
         draft, confidences = draw_children(*args, **options)  # type: ignore[arg-type]
         return DrawnChildren(replace(draft, probs=(1 / len(draft.probs),) * len(draft.probs)), confidences)
 
-    draw_children = guess.draw_children
-    monkeypatch.setattr(guess, "draw_children", lie)
+    draw_children = children.draw_children
+    monkeypatch.setattr(children, "draw_children", lie)
     head = WRITERS["eagle3"](tmp_path / "head")
-    assert p_value(answers_of(bench, head, "eagle3", "tree", 4), laws) < 1e-6
+    assert p_value(answers_of(bench, head, "eagle3", "tree", 4), samplings) < 1e-6

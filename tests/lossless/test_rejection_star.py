@@ -17,8 +17,8 @@ from table_star import law_of_answers, make_plain, make_star
 from starspec.config import BatchingConfig, SampleMethod
 from starspec.engine.engine import TargetEngine
 from starspec.harness.decode import Job, decode
-from starspec.hub import guess
-from starspec.sampling.spec import TokenLaw
+from starspec.hub import children
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.drawing import DrawnChildren
 
@@ -32,9 +32,9 @@ BUDGETS = {
     "deep tree": DraftBudget(num_draft_tokens=9, num_steps=3, top_k=3),
     "doubting tree": DraftBudget(num_draft_tokens=9, num_steps=3, top_k=3, p_min=0.5),
 }
-LAWS = {
-    "free": TokenLaw(temperature=1.0),
-    "warped": TokenLaw(
+SAMPLINGS = {
+    "free": SamplingSpec(temperature=1.0),
+    "warped": SamplingSpec(
         temperature=0.8, top_k=3, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.4, end_token_ids=(3,)
     ),
 }
@@ -51,15 +51,19 @@ Answer = tuple[int, ...]
 
 
 def answers_of(
-    engine: TargetEngine, law: TokenLaw, batch_size: int = 4, num: int = NUM_ANSWERS, num_tokens: int = NUM_TOKENS
+    engine: TargetEngine,
+    sampling: SamplingSpec,
+    batch_size: int = 4,
+    num: int = NUM_ANSWERS,
+    num_tokens: int = NUM_TOKENS,
 ) -> list[Answer]:
-    jobs = [Job("", PROMPT, replace(law, seed=seed), num_tokens) for seed in range(num)]
+    jobs = [Job("", PROMPT, replace(sampling, seed=seed), num_tokens) for seed in range(num)]
     return [tuple(answer.token_ids) for answer in decode(engine, jobs, batch_size=batch_size)]
 
 
-def p_value(answers: list[Answer], law: TokenLaw, num_tokens: int = NUM_TOKENS) -> float:
+def p_value(answers: list[Answer], sampling: SamplingSpec, num_tokens: int = NUM_TOKENS) -> float:
     """Chi-square of the answers' beginnings of every length; corrected for how many lengths there are."""
-    expected = law_of_answers(PROMPT, law, num_tokens)
+    expected = law_of_answers(PROMPT, sampling, num_tokens)
     assert set(answers) <= expected.keys()
     p_values = []
     for length in range(1, num_tokens + 1):
@@ -73,25 +77,25 @@ def p_value(answers: list[Answer], law: TokenLaw, num_tokens: int = NUM_TOKENS) 
     return min(p_values) * num_tokens
 
 
-@pytest.mark.parametrize(("shape", "law", "batch_size"), CASES)
-def test_answers_are_distributed_as_the_targets_own(shape: str, law: str, batch_size: int) -> None:
+@pytest.mark.parametrize(("shape", "sampling", "batch_size"), CASES)
+def test_answers_are_distributed_as_the_targets_own(shape: str, sampling: str, batch_size: int) -> None:
     engine = make_star(BUDGETS[shape], batch_size, "rejection").engine
-    answers = answers_of(engine, LAWS[law], batch_size)
-    assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
+    answers = answers_of(engine, SAMPLINGS[sampling], batch_size)
+    assert p_value(answers, SAMPLINGS[sampling]) > FALSE_ALARM_EACH
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 2  # drafts were really at work
     assert engine.stats.acceptance.acceptance_rate < 0.9  # and often wrong
 
 
-@pytest.mark.parametrize(("shape", "law"), ROLLBACK_CASES)
-def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, law: str) -> None:
+@pytest.mark.parametrize(("shape", "sampling"), ROLLBACK_CASES)
+def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, sampling: str) -> None:
     """What a neighbour's refusal takes back was drawn from the law, and is drawn again."""
     rollback = BatchingConfig(method="rollback", admission="fixed")  # together from the start, so that drafts are cut
     engine = make_star(BUDGETS[shape], 3, "rejection", rollback).engine
-    answers = answers_of(engine, LAWS[law], 2)
-    assert p_value(answers, LAWS[law]) > FALSE_ALARM_EACH
+    answers = answers_of(engine, SAMPLINGS[sampling], 2)
+    assert p_value(answers, SAMPLINGS[sampling]) > FALSE_ALARM_EACH
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 10  # drafts were really at work
     kept_alone = make_star(BUDGETS[shape], 3, "rejection").engine
-    answers_of(kept_alone, LAWS[law], 2, NUM_ANSWERS // 5)
+    answers_of(kept_alone, SAMPLINGS[sampling], 2, NUM_ANSWERS // 5)
     assert engine.stats.acceptance.acceptance_rate < 0.9 * kept_alone.stats.acceptance.acceptance_rate
 
 
@@ -99,20 +103,20 @@ def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, law: s
 def test_what_is_left_of_late_proposals_keeps_the_law(shape: str, method: SampleMethod) -> None:
     """Whether a proposal is of use still depends on what the target has drawn meanwhile, without it."""
     engine = make_star(LATE_BUDGETS[shape], 2, method, is_late=True).engine
-    answers = answers_of(engine, LAWS["free"], 2, num_tokens=6)
-    assert p_value(answers, LAWS["free"], 6) > FALSE_ALARM_EACH
+    answers = answers_of(engine, SAMPLINGS["free"], 2, num_tokens=6)
+    assert p_value(answers, SAMPLINGS["free"], 6) > FALSE_ALARM_EACH
     assert engine.stats.num_late_rounds > NUM_ANSWERS / 4
     assert engine.stats.acceptance.num_accepted_tokens > NUM_ANSWERS / 20  # what was left was really at work
     assert engine.stats.acceptance.acceptance_rate < 0.9  # and often wrong
     if method == "coupled":
-        assert answers[:300] == answers_of(make_plain(2), LAWS["free"], 2, 300, 6)
+        assert answers[:300] == answers_of(make_plain(2), SAMPLINGS["free"], 2, 300, 6)
 
 
 @pytest.mark.parametrize("shape", BUDGETS)
 def test_without_temperature_and_without_speculation_it_is_plain_decoding(shape: str) -> None:
-    greedy = TokenLaw(temperature=0.0, frequency_penalty=0.4)
-    for law, num_draft_tokens in ((greedy, None), (LAWS["warped"], 0)):
-        jobs = [Job("", (seed % 4, 1), replace(law, seed=seed), 12, num_draft_tokens) for seed in range(60)]
+    greedy = SamplingSpec(temperature=0.0, frequency_penalty=0.4)
+    for sampling, num_draft_tokens in ((greedy, None), (SAMPLINGS["warped"], 0)):
+        jobs = [Job("", (seed % 4, 1), replace(sampling, seed=seed), 12, num_draft_tokens) for seed in range(60)]
         expected = [answer.token_ids for answer in decode(make_plain(1), jobs, batch_size=1)]
         engine = make_star(BUDGETS[shape], 4, "rejection").engine
         assert [answer.token_ids for answer in decode(engine, jobs, batch_size=4)] == expected
@@ -123,8 +127,11 @@ def test_a_hub_that_lies_about_its_law_is_believed_here_and_nowhere_else(monkeyp
         draft, confidences = draw_children(*args, **options)  # type: ignore[arg-type]
         return DrawnChildren(replace(draft, probs=(1 / len(draft.probs),) * len(draft.probs)), confidences)
 
-    draw_children = guess.draw_children
-    monkeypatch.setattr(guess, "draw_children", lie)
-    assert p_value(answers_of(make_star(BUDGETS["tree"], 4, "rejection").engine, LAWS["free"]), LAWS["free"]) < 1e-12
+    draw_children = children.draw_children
+    monkeypatch.setattr(children, "draw_children", lie)
+    assert (
+        p_value(answers_of(make_star(BUDGETS["tree"], 4, "rejection").engine, SAMPLINGS["free"]), SAMPLINGS["free"])
+        < 1e-12
+    )
     coupled = make_star(BUDGETS["tree"], 4, "coupled").engine
-    assert answers_of(coupled, LAWS["free"], num=200) == answers_of(make_plain(4), LAWS["free"], num=200)
+    assert answers_of(coupled, SAMPLINGS["free"], num=200) == answers_of(make_plain(4), SAMPLINGS["free"], num=200)

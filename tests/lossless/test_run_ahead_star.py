@@ -9,19 +9,19 @@ from table_star import make_plain, make_star
 
 from starspec.config import RunAhead
 from starspec.harness.decode import Job, decode
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 
-LAWS = {
-    "greedy": TokenLaw(temperature=0.0, frequency_penalty=0.4),
-    "sampled": TokenLaw(temperature=0.8, top_p=0.9, presence_penalty=0.3),
+SAMPLINGS = {
+    "greedy": SamplingSpec(temperature=0.0, frequency_penalty=0.4),
+    "sampled": SamplingSpec(temperature=0.8, top_p=0.9, presence_penalty=0.3),
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("run_ahead", ["chain", "outcomes", "auto"])
-def test_every_mode_emits_the_plain_tokens(run_ahead: RunAhead, law: str) -> None:
-    jobs = [Job("", (seed % 4, 1), replace(LAWS[law], seed=seed), 24) for seed in range(16)]
+def test_every_mode_emits_the_plain_tokens(run_ahead: RunAhead, sampling: str) -> None:
+    jobs = [Job("", (seed % 4, 1), replace(SAMPLINGS[sampling], seed=seed), 24) for seed in range(16)]
     expected = [answer.token_ids for answer in decode(make_plain(1), jobs, batch_size=1)]
     for batch_size in (1, 4):
         engine, hub = make_star(DraftBudget.chain(4), batch_size, "coupled", run_ahead=run_ahead)

@@ -14,7 +14,7 @@ from tiny import (
 )
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from starspec.errors import CacheRangeError, ForwardGivenUp, ModelError
+from starspec.errors import CacheRangeError, ForwardAborted, ModelError
 from starspec.models.hf import ATTENTION_NAME, TransformersRunner
 from starspec.models.runner import Segment
 
@@ -33,9 +33,9 @@ def test_a_forward_that_was_given_up_has_changed_nothing(family):
     runner, looks = make_runner(family), iter((False, True))
     row = prefill(runner, prompt_ids(5))
     expected = runner.forward([Segment(row, [3, 4], 2)]).logits
-    with pytest.raises(ForwardGivenUp):
-        runner.forward([Segment(row, [6, 7], 2)], is_in_vain=lambda: next(looks))
-    assert torch.equal(runner.forward([Segment(row, [3, 4], 2)], is_in_vain=lambda: False).logits, expected)
+    with pytest.raises(ForwardAborted):
+        runner.forward([Segment(row, [6, 7], 2)], is_obsolete=lambda: next(looks))
+    assert torch.equal(runner.forward([Segment(row, [3, 4], 2)], is_obsolete=lambda: False).logits, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

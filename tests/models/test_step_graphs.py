@@ -11,7 +11,7 @@ from tiny import MAX_LEN, VOCAB_SIZE, prefill, prompt_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from starspec.errors import ForwardGivenUp
+from starspec.errors import ForwardAborted
 from starspec.models.attention.plan import Reading
 from starspec.models.batch import RowRange, plan_forwards
 from starspec.models.graphs.batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
@@ -272,10 +272,10 @@ def test_a_forward_that_nobody_wants_is_not_launched():
     recorder = Recorder()
     runner = make_graphed(recorder)
     row = prefill(runner, prompt_ids(20))
-    with pytest.raises(ForwardGivenUp):
-        runner.forward([Segment(row, [1], 1)], is_in_vain=lambda: True)
+    with pytest.raises(ForwardAborted):
+        runner.forward([Segment(row, [1], 1)], is_obsolete=lambda: True)
     assert recorder.num_recorded == 1  # the prompt
-    runner.forward([Segment(row, [1], 1)], is_in_vain=lambda: False)
+    runner.forward([Segment(row, [1], 1)], is_obsolete=lambda: False)
     assert recorder.num_recorded == 2
 
 

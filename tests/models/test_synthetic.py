@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.config import ModelConfig
-from starspec.errors import CacheRangeError, ConfigError, ForwardGivenUp
+from starspec.errors import CacheRangeError, ConfigError, ForwardAborted
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import check_pair, load_tokenizer
 from starspec.models.runner import Segment
@@ -138,10 +138,10 @@ def test_a_forward_that_nobody_wants_any_more_ends_soon():
     clock = Clock()
     runner = make_runner(clock, step_ms=10)
     row = runner.cache.lease()
-    with pytest.raises(ForwardGivenUp):
-        runner.forward([Segment(row, [5], 1)], is_in_vain=lambda: clock.now >= 0.004)
+    with pytest.raises(ForwardAborted):
+        runner.forward([Segment(row, [5], 1)], is_obsolete=lambda: clock.now >= 0.004)
     assert clock.now == pytest.approx(0.004)
-    runner.forward([Segment(row, [5], 1)], is_in_vain=lambda: False)
+    runner.forward([Segment(row, [5], 1)], is_obsolete=lambda: False)
     assert clock.now == pytest.approx(0.014)
 
 

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot, registry_of
-from starspec.stats import HubStats, Mean, SpokeStats, TargetStats
+from starspec.stats import HubStats, HubTargetStats, Mean, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 
@@ -74,7 +74,7 @@ def test_the_hub_is_labelled_with_its_draft() -> None:
 
 
 def test_what_the_hub_sees_of_a_target_is_labelled_with_the_target() -> None:
-    seen = SpokeStats(num_tags=3, num_verdicts=2, num_accepted_tokens=5, queue=Mean(0.02, 1))
+    seen = HubTargetStats(num_tags=3, num_verdicts=2, num_accepted_tokens=5, queue=Mean(0.02, 1))
     read = scrape(StatusSnapshot(hub=HubStatus("tiny", HubStats(), {TargetId("v (vLLM 0.32.0)"): seen})))
     label = (("target", "v (vLLM 0.32.0)"),)
     assert read["starspec_hub_target_tags", label] == 3
@@ -100,7 +100,7 @@ def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -
         ("hub_saved_seconds_total", "saved_s"),
         ("hub_outcomes_total", "num_outcomes"),
         ("hub_hits_total", "num_hits"),
-        ("hub_layers_total", "num_layers"),
+        ("hub_draft_steps_total", "num_draft_steps"),
         ("hub_proposals_total", "num_proposals"),
         ("hub_draft_tokens_total", "num_draft_tokens"),
         ("hub_declined_tags_total", "num_declined"),
@@ -117,7 +117,7 @@ def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -
         ("hub_rows_leased", "num_rows_leased"),
         ("hub_rows_free", "num_rows_free"),
         ("hub_row_fill", "row_fill"),
-        ("hub_places", "num_places"),
+        ("hub_admitted", "num_admitted"),
         ("hub_n_full", "num_full"),
         ("hub_n_max", "num_max"),
         ("hub_fairness", "fairness"),
@@ -137,7 +137,7 @@ def test_each_number_of_the_hub_is_exposed_under_its_name_alone(metric: str, fie
         ("hub_t_s_seconds", "t_s"),
         ("hub_service_seconds", "service"),
         ("hub_queue_seconds", "queue"),
-        ("hub_sessions_per_layer", "sessions_per_layer"),
+        ("hub_sequences_per_step", "sequences_per_step"),
     ],
 )
 def test_each_mean_of_the_hub_is_exposed_under_its_name_alone(metric: str, field: str) -> None:

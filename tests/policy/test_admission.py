@@ -11,7 +11,7 @@ import pytest
 from hub_toys import ToyStar, ToyTag
 from test_capacity import COST, STARSD
 
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.policy.admission import (
     FORGET_S,
     KEEP_S,
@@ -21,9 +21,9 @@ from starspec.policy.admission import (
     REVIEW_S,
     STAY_S,
     UNKNOWN_S,
+    AdmissionControl,
     Load,
-    Places,
-    _Place,
+    _Admitted,
 )
 from starspec.policy.capacity import Demand
 from starspec.wire.messages import Ping, Proposal, Reopen
@@ -34,7 +34,7 @@ RETRY_S = 1.0
 class World:
     """Targets that ask every second until they have a place; reviews as often as the hub holds them."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: AdmissionControl) -> None:
         self.places = places
         self.now = 0.0
         self.demands: dict[str, Demand] = {}
@@ -46,7 +46,7 @@ class World:
         self.demands[name], self.asks_at[name] = demand, self.now
 
     def go(self, name: str) -> None:
-        self.places.leave(SessionId(name))
+        self.places.leave(LinkId(name))
         del self.demands[name], self.asks_at[name]
 
     def run(self, seconds: float) -> None:
@@ -60,7 +60,7 @@ class World:
             self.now += REVIEW_S
 
     def _ask(self, name: str) -> None:
-        self.places.ask(SessionId(name), self.load(), self.now)
+        self.places.ask(LinkId(name), self.load(), self.now)
 
     def _do(self, something: Callable[[], None]) -> None:
         before = self.held
@@ -69,17 +69,17 @@ class World:
 
     def load(self) -> Load:
         self.known |= self.held
-        measured = {SessionId(name): self.demands[name] for name in self.known & self.demands.keys()}
-        speeds = {SessionId(name): each.plain_tokens_per_s for name, each in self.demands.items()}
-        return Load(measured, speeds, frozenset(map(SessionId, self.held)), COST, max_sessions=1)
+        measured = {LinkId(name): self.demands[name] for name in self.known & self.demands.keys()}
+        speeds = {LinkId(name): each.plain_tokens_per_s for name, each in self.demands.items()}
+        return Load(measured, speeds, frozenset(map(LinkId, self.held)), COST, max_sequences=1)
 
     @property
     def held(self) -> set[str]:
-        return {name for name in self.demands if self.places.is_held(SessionId(name))}
+        return {name for name in self.demands if self.places.is_held(LinkId(name))}
 
 
 def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     for number in range(10):
         world.come(f"t{number}")
     world.run(30.0)
@@ -89,7 +89,7 @@ def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
 
 
 def test_when_one_leaves_another_is_taken_in_within_five_seconds() -> None:
-    world = World(Places(2))
+    world = World(AdmissionControl(2))
     for name in "abc":
         world.come(name)
     world.run(10.0)
@@ -100,25 +100,25 @@ def test_when_one_leaves_another_is_taken_in_within_five_seconds() -> None:
 
 
 def test_an_unused_place_is_kept_for_a_while_and_then_given_away() -> None:
-    places, now = Places(1), 0.0
-    idle, busy = Load({}, {}, frozenset(), COST), Load({}, {}, frozenset([SessionId("a")]), COST)
-    assert places.ask(SessionId("a"), idle, now)
+    places, now = AdmissionControl(1), 0.0
+    idle, busy = Load({}, {}, frozenset(), COST), Load({}, {}, frozenset([LinkId("a")]), COST)
+    assert places.ask(LinkId("a"), idle, now)
     places.review(busy, 10.0)
     places.review(idle, 10.0 + 0.9 * KEEP_S)
-    assert not places.ask(SessionId("b"), idle, now)
+    assert not places.ask(LinkId("b"), idle, now)
     places.review(idle, 10.0 + KEEP_S)
-    assert places.ask(SessionId("b"), idle, now)
+    assert places.ask(LinkId("b"), idle, now)
 
 
 def test_a_newcomer_waits_until_the_first_is_measured() -> None:
-    places, unknown = Places("n_max"), Load({}, {}, frozenset(), None)
-    assert places.ask(SessionId("a"), unknown, 0.0), "the first always"
-    assert not places.ask(SessionId("b"), unknown, 0.0)
-    assert places.ask(SessionId("b"), Load({SessionId("a"): STARSD}, {}, frozenset(), COST), 1.0)
+    places, unknown = AdmissionControl("n_max"), Load({}, {}, frozenset(), None)
+    assert places.ask(LinkId("a"), unknown, 0.0), "the first always"
+    assert not places.ask(LinkId("b"), unknown, 0.0)
+    assert places.ask(LinkId("b"), Load({LinkId("a"): STARSD}, {}, frozenset(), COST), 1.0)
 
 
 def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_at_once() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     for number in range(6):
         world.come(f"t{number}")
     world.run(20.0)
@@ -134,7 +134,7 @@ def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.04])
 def test_nobody_flaps_when_measurements_waver_within_the_margin(noise: float) -> None:
-    world, dice = World(Places("n_max")), random.Random(3)
+    world, dice = World(AdmissionControl("n_max")), random.Random(3)
     for number in range(10):
         world.come(f"t{number}")
     world.run(10.0)
@@ -148,7 +148,7 @@ def test_nobody_flaps_when_measurements_waver_within_the_margin(noise: float) ->
 
 
 def test_who_has_just_come_is_not_sent_away() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     world.come("a")
     world.run(2.0)
     world.come("b")
@@ -165,7 +165,7 @@ HOT = replace(STARSD, num_tokens=1.2)  # drafts for it are mostly wrong
 
 
 def test_one_that_gains_nothing_even_alone_keeps_nobody_out_and_goes_when_others_are_there() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     world.come("hot", HOT)
     world.run(10.0)
     assert world.held == {"hot"}, "how long to speculate is its own decision"
@@ -178,7 +178,7 @@ def test_one_that_gains_nothing_even_alone_keeps_nobody_out_and_goes_when_others
 
 
 def test_one_that_was_sent_away_is_tried_again_after_a_while() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     world.come("a")
     world.run(2.0)
     world.come("hot", HOT)
@@ -191,7 +191,7 @@ def test_one_that_was_sent_away_is_tried_again_after_a_while() -> None:
 
 
 def test_one_that_would_gain_nothing_is_not_taken_in_beside_another() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     world.come("a")
     world.run(2.0)
     world.come("hopeless", replace(STARSD, plain_tokens_per_s=400.0))
@@ -200,7 +200,7 @@ def test_one_that_would_gain_nothing_is_not_taken_in_beside_another() -> None:
 
 
 def test_slow_and_fast_targets_get_in_beside_each_other() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     for name, return_s, speed in (("slow", 0.1, 11.0), ("fast", 0.022, 50.0), ("slow too", 0.1, 11.0)):
         world.come(name, replace(STARSD, return_s=return_s, plain_tokens_per_s=speed))
         world.run(3.0)
@@ -209,11 +209,11 @@ def test_slow_and_fast_targets_get_in_beside_each_other() -> None:
 
 
 def test_one_of_many_sequences_that_others_lose_by_is_tried_again_less_and_less_often() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     for number in range(3):
         world.come(f"t{number}")
         world.run(2.0)
-    world.come("big", replace(STARSD, num_sessions=16.0))
+    world.come("big", replace(STARSD, num_sequences=16.0))
     world.run(15 * FORGET_S)
     assert 2 <= len([name for _, name, is_held in world.changes if name == "big" and is_held]) <= 4
     world.demands["big"] = STARSD
@@ -222,7 +222,7 @@ def test_one_of_many_sequences_that_others_lose_by_is_tried_again_less_and_less_
 
 
 def test_one_that_hardly_gains_alone_keeps_nobody_out_and_nobody_flaps_beside_it() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     world.come("hardly", replace(STARSD, plain_tokens_per_s=80.0))  # 1.02x alone
     world.run(10.0)
     for number in range(5):
@@ -234,10 +234,10 @@ def test_one_that_hardly_gains_alone_keeps_nobody_out_and_nobody_flaps_beside_it
 
 
 def test_one_that_gained_nothing_and_left_its_place_unused_is_tried_again_too() -> None:
-    world = World(Places("n_max"))
+    world = World(AdmissionControl("n_max"))
     world.come("hot", HOT)
     world.run(2.0)
-    world.places._let_go(SessionId("hot"), FORGET_S, world.now)  # as after KEEP_S without a tag
+    world.places._let_go(LinkId("hot"), FORGET_S, world.now)  # as after KEEP_S without a tag
     world.come("a")
     world.run(FORGET_S / 2)
     assert world.held == {"a"}
@@ -247,12 +247,12 @@ def test_one_that_gained_nothing_and_left_its_place_unused_is_tried_again_too() 
 
 
 def test_losing_is_forgotten_while_nobody_is_measured() -> None:
-    places, now = Places("n_max"), 100.0
+    places, now = AdmissionControl("n_max"), 100.0
     for name in ("a", "b"):
-        places._held[SessionId(name)] = _Place(0.0, now)
+        places._held[LinkId(name)] = _Admitted(0.0, now)
 
     def review(**demands: Demand) -> set[str]:
-        load = Load({SessionId(name): each for name, each in demands.items()}, {}, frozenset(places._held), COST)
+        load = Load({LinkId(name): each for name, each in demands.items()}, {}, frozenset(places._held), COST)
         places.review(load, now)
         return set(places._held)
 
@@ -264,83 +264,83 @@ def test_losing_is_forgotten_while_nobody_is_measured() -> None:
     assert review(a=STARSD, b=HOT) == {"a"}
 
 
-LONG = replace(STARSD, num_layers=30.0, plain_tokens_per_s=35.0)  # two of these fit, three do not
+LONG = replace(STARSD, num_steps=30.0, plain_tokens_per_s=35.0)  # two of these fit, three do not
 
 
-@pytest.mark.parametrize("others", [{}, {SessionId("known"): LONG}], ids=["alone", "beside another"])
+@pytest.mark.parametrize("others", [{}, {LinkId("known"): LONG}], ids=["alone", "beside another"])
 @pytest.mark.parametrize(("waited_s", "has_room"), [(0.9 * UNKNOWN_S, False), (UNKNOWN_S, True)])
 def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(
-    others: dict[SessionId, Demand], waited_s: float, has_room: bool
+    others: dict[LinkId, Demand], waited_s: float, has_room: bool
 ) -> None:
-    places = Places("n_max")
-    for name in (SessionId("silent"), *others):
-        places._held[name] = _Place(0.0, 0.0)
-    load = Load(others, {SessionId("b"): 35.0}, frozenset(), COST, max_sessions=1)
-    assert places.ask(SessionId("b"), load, waited_s) == has_room
+    places = AdmissionControl("n_max")
+    for name in (LinkId("silent"), *others):
+        places._held[name] = _Admitted(0.0, 0.0)
+    load = Load(others, {LinkId("b"): 35.0}, frozenset(), COST, max_sequences=1)
+    assert places.ask(LinkId("b"), load, waited_s) == has_room
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_one_that_is_drafted_for_is_load_though_it_cannot_be_measured(is_busy: bool) -> None:
-    places, known, unknown = Places("n_max"), SessionId("known"), SessionId("unknown")
+    places, known, unknown = AdmissionControl("n_max"), LinkId("known"), LinkId("unknown")
     for name in (known, unknown):
-        places._held[name] = _Place(0.0, 0.0)
+        places._held[name] = _Admitted(0.0, 0.0)
     busy = frozenset([known, unknown] if is_busy else [known])
-    load = Load({known: LONG}, {SessionId("b"): 35.0}, busy, COST, max_sessions=1, present=frozenset([known, unknown]))
+    load = Load({known: LONG}, {LinkId("b"): 35.0}, busy, COST, max_sequences=1, present=frozenset([known, unknown]))
     places.review(load, UNKNOWN_S)
-    assert places.ask(SessionId("b"), load, UNKNOWN_S + REVIEW_S) == (not is_busy)
+    assert places.ask(LinkId("b"), load, UNKNOWN_S + REVIEW_S) == (not is_busy)
 
 
 @pytest.mark.parametrize(("num_rows", "has_room"), [(2, False), (3, True), (None, True)])
 def test_nobody_is_taken_in_whose_sessions_would_take_the_rows_of_others(num_rows: int | None, has_room: bool) -> None:
-    places, others = Places("n_max"), {SessionId(name): STARSD for name in "ab"}
+    places, others = AdmissionControl("n_max"), {LinkId(name): STARSD for name in "ab"}
     for name in others:
-        places._held[name] = _Place(0.0, 0.0)
-    load = Load(others, {}, frozenset(others), COST, max_sessions=1, num_rows=num_rows)
-    assert places.ask(SessionId("c"), load, 1.0) == has_room
+        places._held[name] = _Admitted(0.0, 0.0)
+    load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
+    assert places.ask(LinkId("c"), load, 1.0) == has_room
     places.review(load, 1.0)
     assert places.num_max == (num_rows or 6)
 
 
 def test_not_even_where_those_who_are_there_gain_nothing() -> None:
-    places, hot = Places("n_max"), replace(STARSD, num_tokens=1.0)
-    others = {SessionId(name): hot for name in "ab"}
+    places, hot = AdmissionControl("n_max"), replace(STARSD, num_tokens=1.0)
+    others = {LinkId(name): hot for name in "ab"}
     for name in others:
-        places._held[name] = _Place(0.0, 0.0)
-    load = Load(others, {}, frozenset(others), COST, max_sessions=1, num_rows=2)
-    assert places.ask(SessionId("c"), replace(load, num_rows=3), 1.0)
-    places.leave(SessionId("c"))
-    assert not places.ask(SessionId("c"), load, 1.0)
+        places._held[name] = _Admitted(0.0, 0.0)
+    load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=2)
+    assert places.ask(LinkId("c"), replace(load, num_rows=3), 1.0)
+    places.leave(LinkId("c"))
+    assert not places.ask(LinkId("c"), load, 1.0)
 
 
 @pytest.mark.parametrize(("num_rows", "has_room"), [(2, False), (3, True), (None, True)])
 def test_not_even_where_those_who_are_there_cannot_be_measured(num_rows: int | None, has_room: bool) -> None:
-    places, others = Places("n_max"), [SessionId(name) for name in "ab"]
+    places, others = AdmissionControl("n_max"), [LinkId(name) for name in "ab"]
     for name in others:
-        places._held[name] = _Place(0.0, 0.0)
-    load = Load({}, {}, frozenset(others), COST, max_sessions=1, num_rows=num_rows)
-    assert places.ask(SessionId("c"), load, UNKNOWN_S + 1.0) == has_room
+        places._held[name] = _Admitted(0.0, 0.0)
+    load = Load({}, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
+    assert places.ask(LinkId("c"), load, UNKNOWN_S + 1.0) == has_room
 
 
 def test_of_a_crowd_as_many_are_taken_in_at_once_as_are_measured() -> None:
-    places, comers = Places("n_max"), [SessionId(f"t{number}") for number in range(12)]
-    measured: dict[SessionId, Demand] = {}
+    places, comers = AdmissionControl("n_max"), [LinkId(f"t{number}") for number in range(12)]
+    measured: dict[LinkId, Demand] = {}
     num_held = []
     for now in range(4):
-        load = Load(dict(measured), {}, frozenset(measured), COST, max_sessions=None)
+        load = Load(dict(measured), {}, frozenset(measured), COST, max_sequences=None)
         for name in comers:
             places.ask(name, load, float(now))
         num_held.append(places.num_held)
         measured = dict.fromkeys(places._held, STARSD)
     assert num_held == [1, 2, 4, 8]
-    assert not places.ask(SessionId("more"), replace(load, demands=dict(list(measured.items())[:4])), 3.0)
+    assert not places.ask(LinkId("more"), replace(load, demands=dict(list(measured.items())[:4])), 3.0)
     later = replace(load, demands=dict(list(measured.items())[:4]))
-    assert places.ask(SessionId("more"), later, 3.0 + UNKNOWN_S), "who cannot be measured keeps nobody out for long"
+    assert places.ask(LinkId("more"), later, 3.0 + UNKNOWN_S), "who cannot be measured keeps nobody out for long"
 
 
 def test_n_max_counts_targets_all_of_whose_sessions_have_rows() -> None:
-    places, wide = Places("n_max"), replace(STARSD, num_sessions=8.0)
-    places._held |= {SessionId(name): _Place(0.0, 0.0) for name in "ab"}
-    load = Load(dict.fromkeys(places._held, wide), {}, frozenset(places._held), COST, max_sessions=None, num_rows=8)
+    places, wide = AdmissionControl("n_max"), replace(STARSD, num_sequences=8.0)
+    places._held |= {LinkId(name): _Admitted(0.0, 0.0) for name in "ab"}
+    load = Load(dict.fromkeys(places._held, wide), {}, frozenset(places._held), COST, max_sequences=None, num_rows=8)
     places.review(load, 1.0)
     assert places.num_max == 1
     places.review(replace(load, num_rows=16), 2.0)
@@ -359,9 +359,9 @@ def test_tags_of_a_target_without_a_place_are_declined_at_once_and_taken_in_when
     assert (name, declined.token_ids) == ("b", [])
     assert declined.retry_after_s == RETRY_S
     second.receive(declined)
-    second.link.lose()
+    second.session.lose()
     assert [name for name, _ in star.drain()] == ["a"]
-    star.hub.leave(SessionId("a"), star.clock())
+    star.hub.leave(LinkId("a"), star.clock())
     star.say("b", second.open())
     ((name, proposal),) = star.drain()
     assert second.receive(proposal)
@@ -374,15 +374,15 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     tag = ToyTag(1, [1, 2])
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
-    star.hub._spokes._places.leave(SessionId("a"))
-    assert star.hub._spokes._places.ask(SessionId("somebody"), star.hub._spokes._load(star.clock()), star.clock())
+    star.hub._records._admission.leave(LinkId("a"))
+    assert star.hub._records._admission.ask(LinkId("somebody"), star.hub._records._load(star.clock()), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()
     assert isinstance(declined, Proposal)
     assert declined.retry_after_s == RETRY_S
     assert tag.receive(declined)
-    tag.link.lose()
+    tag.session.lose()
     star.say("a", verdict)  # once more, late
     assert star.drain() == []
     assert star.num_leased == 0
@@ -394,7 +394,7 @@ def test_a_target_that_wants_no_drafts_any_more_gives_its_place_up_and_takes_non
     star.say("a", first.open())
     assert first.receive(star.drain()[0][1])
     for elapsed_s in range(40):
-        assert elapsed_s > 20 or star.hub.status(star.clock()).stats.num_places == 1, "it may only pause"
+        assert elapsed_s > 20 or star.hub.status(star.clock()).stats.num_admitted == 1, "it may only pause"
         star.clock.advance(1.0)
         star.say("a", first.verdict([5], 0))  # its batch is large: it tells what it commits, and no more
         if any(isinstance(message, Reopen) for _, message in star.drain()):
@@ -404,9 +404,9 @@ def test_a_target_that_wants_no_drafts_any_more_gives_its_place_up_and_takes_non
     assert name == "b"
     assert second.receive(proposal)
     assert proposal.token_ids == second.expected()
-    star.hub.leave(SessionId("b"), star.clock())
+    star.hub.leave(LinkId("b"), star.clock())
     star.say("a", ToyTag(2, [1, 2]).open(0))
-    assert star.hub.status(star.clock()).stats.num_places == 0
+    assert star.hub.status(star.clock()).stats.num_admitted == 0
 
 
 def test_a_target_that_never_answers_a_proposal_does_not_keep_its_place_for_ever() -> None:
@@ -420,38 +420,38 @@ def test_a_target_that_never_answers_a_proposal_does_not_keep_its_place_for_ever
         assert waiting.receive(star.drain()[0][1])
         if waiting.proposal.token_ids:
             break
-        waiting.link.lose()
+        waiting.session.lose()
         assert star.clock() < 3 * PAUSE_S
     assert star.clock() > PAUSE_S, "it may have much to read, or a request that vLLM has set aside"
 
 
 def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
     star = ToyStar("a", "b", admission="n_max", max_batch=1, max_len=200)
-    star.runner.layer_s = 0.01
+    star.runner.step_s = 0.01
     tag, other = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
     star.say("a", tag.open())
     star.say("b", other.open())
     for name, message in star.drain():
         assert (tag if name == "a" else other).receive(message)
-    star.hub.handle(SessionId("a"), Ping(1, 40.0), star.clock())
+    star.hub.handle(LinkId("a"), Ping(1, 40.0), star.clock())
     for _ in range(20):
         star.clock.advance(0.03)
         star.say("a", tag.verdict(tag.told_otherwise(1), 4))
         for _, message in star.drain():
             assert not isinstance(message, Proposal) or tag.receive(message)
-    demand = star.hub._spokes._load(star.clock()).demands[SessionId("a")]
+    demand = star.hub._records._load(star.clock()).demands[LinkId("a")]
     assert demand.return_s == pytest.approx(0.03)
-    assert 3.0 < demand.num_layers <= 4.0, "what survived a verdict is not drafted again"
+    assert 3.0 < demand.num_steps <= 4.0, "what survived a verdict is not drafted again"
     assert demand.num_tokens == 2
     assert demand.plain_tokens_per_s == 40.0
     stats = star.hub.status(star.clock()).stats
-    assert (stats.num_full, stats.num_places) == (2, 1)
+    assert (stats.num_full, stats.num_admitted) == (2, 1)
     assert stats.num_max == 1, "2 tokens in 70 ms are no gain over 50 ms"
 
 
 def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none() -> None:
     star = ToyStar("a", admission="n_max", max_len=200)
-    star.runner.layer_s = 0.01
+    star.runner.step_s = 0.01
     tags = {number: ToyTag(number, [number, 2]) for number in range(1, 5)}
     star.say("a", *(tag.open() for tag in tags.values()))
     for _ in range(40):
@@ -460,4 +460,4 @@ def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none
         star.clock.advance(0.1)
         star.say("a", *(tag.verdict(tag.told_otherwise(1), 4) for tag in tags.values()))
     star.say("a", *(tag.close() for tag in tags.values()))
-    assert star.hub._spokes._load(star.clock()).demands[SessionId("a")].num_sessions == pytest.approx(4.0)
+    assert star.hub._records._load(star.clock()).demands[LinkId("a")].num_sequences == pytest.approx(4.0)

@@ -1,4 +1,4 @@
-"""As many share a layer as pay: always all where company is cheaper, and nobody is shut out by a slow moment."""
+"""As many share a draft step as pay: always all where company is cheaper, and nobody is shut out by a slow moment."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.models.runner import ForwardOutput, Segment
-from starspec.policy.batch_limit import NUM_LAYERS, REVIEW_LAYERS, BatchLimit
+from starspec.policy.batch_limit import NUM_REMEMBERED, REVIEW_STEPS, BatchLimit
 
 
-def crowd(limit: BatchLimit, cost: Callable[[int], float], num_layers: int, seed: int = 1) -> list[int]:
-    """1 to 40 wait for each layer. Returns: how many shared it."""
+def crowd(limit: BatchLimit, cost: Callable[[int], float], num_steps: int, seed: int = 1) -> list[int]:
+    """1 to 40 wait for each draft step. Returns: how many shared it."""
     dice, sizes = random.Random(seed), list[int]()
-    for _ in range(num_layers):
+    for _ in range(num_steps):
         num_waiting = dice.choice((1, 2, 3, 6, 12, 24, 40))
-        sizes.append(num_waiting if limit.max_sessions is None else min(num_waiting, limit.max_sessions))
+        sizes.append(num_waiting if limit.max_sequences is None else min(num_waiting, limit.max_sequences))
         limit.add(sizes[-1], cost(sizes[-1]))
     return sizes
 
 
 @given(alone=st.floats(0.001, 0.1), share=st.floats(0.0, 1.0), seed=st.integers(0, 99))
 def test_while_company_is_cheaper_there_is_no_limit(alone: float, share: float, seed: int) -> None:
-    """StarSD's model and ours: t_s (1 + share (b - 1)); and a layer may take up to a tenth more or less."""
+    """StarSD's model and ours: t_s (1 + share (b - 1)); and a draft step may take up to a tenth more or less."""
     dice, limit = random.Random(seed), BatchLimit()
     sizes = crowd(limit, lambda num: alone * (1 + share * (num - 1)) * dice.uniform(0.9, 1.1), 1_000, seed)
     assert sizes.count(40) > 100
-    assert limit.max_sessions is None
+    assert limit.max_sequences is None
 
 
-def cliff(num_sessions: int) -> float:
+def cliff(num_sequences: int) -> float:
     """A cache that holds eight sequences."""
-    return 0.010 + 0.001 * num_sessions + (0.005 * num_sessions if num_sessions > 8 else 0.0)
+    return 0.010 + 0.001 * num_sequences + (0.005 * num_sequences if num_sequences > 8 else 0.0)
 
 
-def steep(num_sessions: int) -> float:
-    return 0.001 * num_sessions**2
+def steep(num_sequences: int) -> float:
+    return 0.001 * num_sequences**2
 
 
 @pytest.mark.parametrize(("cost", "most"), [(cliff, 8), (steep, 1)])
 def test_who_would_make_a_layer_dearer_for_each_waits_for_another(cost: Callable[[int], float], most: int) -> None:
     sizes = crowd(BatchLimit(), cost, 3_000)[1_000:]
-    assert sum(size > most for size in sizes) <= len(sizes) // REVIEW_LAYERS + 1, "but for a look now and then"
+    assert sum(size > most for size in sizes) <= len(sizes) // REVIEW_STEPS + 1, "but for a look now and then"
     assert sizes.count(most) > 700
 
 
@@ -61,7 +61,7 @@ def test_a_limit_ends_when_large_layers_pay_again() -> None:
     limit = BatchLimit()
     crowd(limit, cliff, 1_500)
     assert limit._limit == 8
-    crowd(limit, lambda num: 0.010 + 0.001 * num, 8 * NUM_LAYERS * REVIEW_LAYERS)
+    crowd(limit, lambda num: 0.010 + 0.001 * num, 8 * NUM_REMEMBERED * REVIEW_STEPS)
     assert limit._limit is None
 
 
@@ -83,4 +83,4 @@ def test_a_hub_keeps_to_the_limit_that_it_finds() -> None:
                 assert message.token_ids == tags[message.tag].expected(2, 400)
             star.say("a", *(tag.close() for tag in tags.values()))
     assert star.hub.stats.max_batch == 1
-    assert len(star.runner.layers[-1]) == 1
+    assert len(star.runner.draft_steps[-1]) == 1

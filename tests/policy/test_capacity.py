@@ -12,11 +12,11 @@ from synthetic_star import SyntheticStar
 
 from starspec.bench.star import operating_point as point
 from starspec.config import RunAhead
-from starspec.hub import capacity
-from starspec.ids import SessionId, Tag
+from starspec.ids import LinkId, Tag
+from starspec.policy import capacity
 from starspec.policy.capacity import (
     Demand,
-    LayerCost,
+    DraftStepCost,
     expected,
     gains,
     losers,
@@ -25,13 +25,13 @@ from starspec.policy.capacity import (
     predicted_rates,
     typical,
 )
-from starspec.policy.draft_batch import Layer, Portion, TagKey
-from starspec.policy.draft_step_times import SUPPOSED_SHARE, LayerTimes
+from starspec.policy.draft_batch import DraftStep, Portion, TagKey
+from starspec.policy.draft_step_times import SUPPOSED_SHARE, DraftStepTimes
 
-COST = LayerCost(point.LAYER_MS / 1e3, point.PER_SESSION * point.LAYER_MS / 1e3)
+COST = DraftStepCost(point.STEP_MS / 1e3, point.PER_SEQUENCE * point.STEP_MS / 1e3)
 STARSD = Demand(
-    num_sessions=1.0,
-    num_layers=point.DEPTH,
+    num_sequences=1.0,
+    num_steps=point.DEPTH,
     return_s=point.RETURN_MS / 1e3,
     num_tokens=3.4,
     plain_tokens_per_s=1e3 / point.PLAIN_MS,
@@ -39,19 +39,19 @@ STARSD = Demand(
 
 demands = st.builds(
     Demand,
-    num_sessions=st.integers(1, 8).map(float),
-    num_layers=st.floats(0.0, 16.0),
+    num_sequences=st.integers(1, 8).map(float),
+    num_steps=st.floats(0.0, 16.0),
     return_s=st.floats(0.005, 0.5),
     num_tokens=st.floats(1.0, 9.0),
     plain_tokens_per_s=st.floats(1.0, 100.0),
 )
-costs = st.builds(LayerCost, st.floats(1e-4, 1e-2), st.floats(0.0, 1e-2))
+costs = st.builds(DraftStepCost, st.floats(1e-4, 1e-2), st.floats(0.0, 1e-2))
 widths = st.none() | st.integers(1, 8)
 
 
 @pytest.mark.parametrize("num_targets", range(1, 17))
 def test_one_at_a_time_is_equations_8_to_10(num_targets: int) -> None:
-    (rate, *_) = predicted_rates([STARSD] * num_targets, COST, max_sessions=1)
+    (rate, *_) = predicted_rates([STARSD] * num_targets, COST, max_sequences=1)
     assert rate == pytest.approx(3.4 / point.NOMINAL.round_ms(num_targets) * 1e3)
 
 
@@ -63,7 +63,7 @@ def test_n_max_at_the_papers_operating_point() -> None:
     """71 ms of plain decoding for the tokens of a round; each target takes 11.2 ms of the hub."""
     assert num_max([STARSD], COST, 1, limit=64) == 6
     assert num_max([STARSD], COST, None, limit=64) > 20, "batches make room"
-    assert num_max([replace(STARSD, num_sessions=2.0)], COST, 1, limit=64) == 3
+    assert num_max([replace(STARSD, num_sequences=2.0)], COST, 1, limit=64) == 3
     assert num_max([STARSD], COST, None, limit=5) == 5
 
 
@@ -80,7 +80,9 @@ def test_one_that_is_fast_alone_makes_the_others_few() -> None:
 
 
 @given(st.lists(demands, min_size=1, max_size=6), costs, widths)
-def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost: LayerCost, width: int | None) -> None:
+def test_n_max_is_the_largest_number_that_all_gain_by(
+    found: list[Demand], cost: DraftStepCost, width: int | None
+) -> None:
     number = num_max(found, cost, width, limit=12)
     found = [each for each in found if gains(each, [], cost, width, 0.0)]
     if not found:
@@ -96,7 +98,7 @@ def test_n_max_is_the_largest_number_that_all_gain_by(found: list[Demand], cost:
     assert number == 12 or not gain(number + 1)
 
 
-def num_max_one_by_one(found: list[Demand], cost: LayerCost, width: int | None, limit: int) -> int:
+def num_max_one_by_one(found: list[Demand], cost: DraftStepCost, width: int | None, limit: int) -> int:
     """`num_max` by its definition."""
     gaining = [each for each in found if gains(each, [], cost, width, 0.0)]
     served = [*gaining, *[typical(gaining)] * limit] if gaining else []
@@ -106,7 +108,7 @@ def num_max_one_by_one(found: list[Demand], cost: LayerCost, width: int | None, 
     return limit if gaining else 1
 
 
-def on_the_edge(found: list[Demand], cost: LayerCost, width: int | None, count: int) -> list[Demand]:
+def on_the_edge(found: list[Demand], cost: DraftStepCost, width: int | None, count: int) -> list[Demand]:
     """The same, with plain speeds that the first so many reach to the last bit if just they are served."""
     rates = predicted_rates(found[:count], cost, width)
     return [replace(each, plain_tokens_per_s=rate) for each, rate in zip(found, rates, strict=False)] + found[count:]
@@ -115,14 +117,16 @@ def on_the_edge(found: list[Demand], cost: LayerCost, width: int | None, count: 
 @settings(max_examples=300)
 @given(st.lists(demands, min_size=1, max_size=20), costs, widths, st.integers(0, 20), st.integers(1, 40))
 def test_n_max_is_what_one_by_one_finds(
-    found: list[Demand], cost: LayerCost, width: int | None, count: int, limit: int
+    found: list[Demand], cost: DraftStepCost, width: int | None, count: int, limit: int
 ) -> None:
     found = on_the_edge(found, cost, width, count) if count else found
     assert num_max(found, cost, width, limit) == num_max_one_by_one(found, cost, width, limit)
 
 
 @given(st.lists(demands, min_size=1, max_size=6), costs, widths)
-def test_who_loses_is_slower_than_plain_by_the_margin(found: list[Demand], cost: LayerCost, width: int | None) -> None:
+def test_who_loses_is_slower_than_plain_by_the_margin(
+    found: list[Demand], cost: DraftStepCost, width: int | None
+) -> None:
     rates = predicted_rates(found, cost, width)
     pairs = list(zip(rates, found, strict=True))
     assert losers(found, cost, width, 0.05) == [each for rate, each in pairs if rate < 1.05 * each.plain_tokens_per_s]
@@ -136,7 +140,7 @@ def test_who_decodes_faster_is_supposed_to_verify_faster() -> None:
 
 @given(st.lists(demands, min_size=1, max_size=6), demands, costs, widths)
 def test_nobody_is_faster_for_one_target_more(
-    found: list[Demand], newcomer: Demand, cost: LayerCost, width: int | None
+    found: list[Demand], newcomer: Demand, cost: DraftStepCost, width: int | None
 ) -> None:
     before = predicted_rates(found, cost, width)
     after = predicted_rates([*found, newcomer], cost, width)
@@ -145,7 +149,7 @@ def test_nobody_is_faster_for_one_target_more(
 
 @given(st.lists(demands, min_size=1, max_size=30), costs, widths)
 def test_the_largest_number_of_targets_is_found_with_few_looks(
-    found: list[Demand], cost: LayerCost, width: int | None
+    found: list[Demand], cost: DraftStepCost, width: int | None
 ) -> None:
     """However many are known: a hub that is full looks twice a second."""
     limit = 256
@@ -160,30 +164,30 @@ def test_the_largest_number_of_targets_is_found_with_few_looks(
         assert largest == limit or losers([*served, supposed], cost, width, 0.0)
 
 
-def layer(num_sessions: int) -> Layer:
-    return Layer(tuple(Portion(TagKey(SessionId("s"), Tag(tag)), 1, False) for tag in range(num_sessions)))
+def draft_step(num_sequences: int) -> DraftStep:
+    return DraftStep(tuple(Portion(TagKey(LinkId("s"), Tag(tag)), 1, False) for tag in range(num_sequences)))
 
 
 def test_the_cost_of_a_layer_is_measured_where_layers_differ_and_supposed_where_not() -> None:
-    times = LayerTimes()
+    times = DraftStepTimes()
     assert times.cost is None
     for _ in range(5):
-        times.add(layer(3), 0.012)
+        times.add(draft_step(3), 0.012)
     alone_s = 0.012 / (1 + 2 * SUPPOSED_SHARE)
     assert times.cost == pytest.approx((alone_s, SUPPOSED_SHARE * alone_s))
-    for num_sessions in (1, 2, 5, 9) * 200:
-        times.add(layer(num_sessions), 0.004 + 0.0005 * num_sessions)
+    for num_sequences in (1, 2, 5, 9) * 200:
+        times.add(draft_step(num_sequences), 0.004 + 0.0005 * num_sequences)
     assert times.cost == pytest.approx((0.0045, 0.0005), rel=0.02)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
 def test_no_measurement_makes_a_session_free_of_time_or_dearer_than_a_layer(seen: list[tuple[int, float]]) -> None:
-    times = LayerTimes()
-    for num_sessions, seconds in seen:
-        times.add(layer(num_sessions), seconds)
+    times = DraftStepTimes()
+    for num_sequences, seconds in seen:
+        times.add(draft_step(num_sequences), seconds)
     assert times.cost is not None
     assert times.cost.alone_s > 0
-    assert times.cost.per_session_s >= 0
+    assert times.cost.per_sequence_s >= 0
     assert all(times.cost.seconds(num) > 0 for num in range(1, 20))
 
 

@@ -1,4 +1,4 @@
-"""The choice of a layer: first come first served, rows never overcommitted, nobody starved."""
+"""The choice of a draft step: first come first served, rows never overcommitted, nobody starved."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.ids import SessionId, Tag
-from starspec.policy.draft_batch import LayerSnapshot, SessionView, TagKey, choose_layer
+from starspec.ids import LinkId, Tag
+from starspec.policy.draft_batch import DraftStepSnapshot, SequenceView, TagKey, choose_step
 
 CHUNK, BESIDE, WIDTH = 16, 12, 5
 
@@ -24,16 +24,16 @@ def view(
     is_delayed: bool = False,
     target: str = "s",
     next_block: bytes | None = None,
-) -> SessionView:
-    key = TagKey(SessionId(target), Tag(tag))
+) -> SequenceView:
+    key = TagKey(LinkId(target), Tag(tag))
     is_prefill = num_missing > WIDTH
-    return SessionView(key, has_row, num_missing, is_prefill, last_used_s, is_delayed, next_block=next_block)
+    return SequenceView(key, has_row, num_missing, is_prefill, last_used_s, is_delayed, next_block=next_block)
 
 
-def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, num_free: int = 0) -> tuple[dict, list]:
-    """The layer as {tag: tokens} and [evicted tags]."""
-    layer = choose_layer(
-        LayerSnapshot(
+def choose(waiting: list[SequenceView], idle: list[SequenceView] | None = None, num_free: int = 0) -> tuple[dict, list]:
+    """The draft step as {tag: tokens} and [evicted tags]."""
+    draft_step = choose_step(
+        DraftStepSnapshot(
             waiting=tuple(waiting),
             idle=tuple(idle or ()),
             num_free_rows=num_free,
@@ -41,7 +41,7 @@ def choose(waiting: list[SessionView], idle: list[SessionView] | None = None, nu
             chunk_beside=BESIDE,
         )
     )
-    return {each.key.tag: each.num_tokens for each in layer.portions}, [key.tag for key in layer.evicted]
+    return {each.key.tag: each.num_tokens for each in draft_step.portions}, [key.tag for key in draft_step.evicted]
 
 
 def test_nobody_waits_so_nobody_grows() -> None:
@@ -113,10 +113,10 @@ def test_the_last_in_line_waits_rather_than_take_an_earlier_ones_row() -> None:
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> LayerSnapshot:
+def snapshots(draw: st.DrawFn) -> DraftStepSnapshot:
     views = [
-        SessionView(
-            TagKey(SessionId(draw(st.sampled_from("st"))), Tag(tag)),
+        SequenceView(
+            TagKey(LinkId(draw(st.sampled_from("st"))), Tag(tag)),
             draw(st.booleans()),
             draw(st.integers(1, 40)),
             draw(st.booleans()),
@@ -127,7 +127,7 @@ def snapshots(draw: st.DrawFn) -> LayerSnapshot:
     ]
     num_waiting = draw(st.integers(1, len(views)))
     num_held = sum(each.has_row for each in views)
-    return LayerSnapshot(
+    return DraftStepSnapshot(
         waiting=tuple(views[:num_waiting]),
         idle=tuple(each for each in views[num_waiting:] if each.has_row),
         num_free_rows=draw(st.integers(0 if num_held else 1, 3)),
@@ -137,10 +137,10 @@ def snapshots(draw: st.DrawFn) -> LayerSnapshot:
 
 
 @given(snapshots())
-def test_every_layer_keeps_the_promises(snapshot: LayerSnapshot) -> None:
-    layer = choose_layer(snapshot)
+def test_every_layer_keeps_the_promises(snapshot: DraftStepSnapshot) -> None:
+    draft_step = choose_step(snapshot)
     by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
-    grown = [portion.key for portion in layer.portions]
+    grown = [portion.key for portion in draft_step.portions]
     new_rows = sum(not by_key[key].has_row for key in grown)
 
     is_first_a_prompt = snapshot.waiting[0].is_prefill
@@ -148,25 +148,25 @@ def test_every_layer_keeps_the_promises(snapshot: LayerSnapshot) -> None:
     assert grown
     assert snapshot.waiting[0].key in grown or (is_first_a_prompt and is_one_delayed), "the first in line grows"
     assert len(set(grown)) == len(grown)
-    assert not set(grown) & set(layer.evicted)
-    assert all(by_key[key].has_row for key in layer.evicted)
-    assert new_rows <= snapshot.num_free_rows + len(layer.evicted)
-    assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in layer.portions)
-    reading = Counter[SessionId]()
-    for portion in layer.portions:
-        reading[portion.key.session_id] += portion.num_tokens * portion.is_prefill
-    num_prompts = len({each.key.session_id for each in snapshot.waiting if each.is_prefill})
+    assert not set(grown) & set(draft_step.evicted)
+    assert all(by_key[key].has_row for key in draft_step.evicted)
+    assert new_rows <= snapshot.num_free_rows + len(draft_step.evicted)
+    assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in draft_step.portions)
+    reading = Counter[LinkId]()
+    for portion in draft_step.portions:
+        reading[portion.key.link_id] += portion.num_tokens * portion.is_prefill
+    num_prompts = len({each.key.link_id for each in snapshot.waiting if each.is_prefill})
     assert reading.total() <= snapshot.prefill_chunk
     assert all(num_tokens <= max(1, CHUNK // max(1, num_prompts)) for num_tokens in reading.values()), "equal parts"
 
 
 @dataclass(slots=True)
 class Request:
-    """What a simulated session waits for: a prompt to be read, or a chain of so many layers."""
+    """What a simulated sequence waits for: a prompt to be read, or a chain of so many draft steps."""
 
-    view: SessionView
+    view: SequenceView
     num_left: int
-    num_delays: int = 0  # layers for it that had a prompt in them
+    num_delays: int = 0  # draft steps for it that had a prompt in them
 
     def grow(self, num_tokens: int, is_delayed: bool) -> bool:
         """Whether it waits on."""
@@ -186,31 +186,33 @@ class Request:
 def test_a_prompt_is_read_beside_another_targets_prompts_and_everybodys_chains(
     num_tokens: int, num_before: int, chains: list[int], pauses: list[int]
 ) -> None:
-    """Whoever decodes asks again and again; of four layers at least one is for prompts, half of it for this one."""
+    """Whoever decodes asks again and again; of four draft steps at least one is for prompts, half of it for this
+    one.
+    """
     prompt = Request(view(0, num_tokens, target="t"), num_tokens)
-    line = [Request(view(tag, 40), 40) for tag in range(1, num_before + 1)] + [prompt]
+    order = [Request(view(tag, 40), 40) for tag in range(1, num_before + 1)] + [prompt]
     pausing = [(0, Request(view(10 + number), length)) for number, length in enumerate(chains)]
     pause = cycle(pauses)
     for now in range(30):
-        line += [request for wakes, request in pausing if wakes <= now]
+        order += [request for wakes, request in pausing if wakes <= now]
         pausing = [each for each in pausing if each[0] > now]
-        if prompt not in line:
+        if prompt not in order:
             return
-        layer = choose_layer(
-            LayerSnapshot(
-                waiting=tuple(request.view for request in line),
+        draft_step = choose_step(
+            DraftStepSnapshot(
+                waiting=tuple(request.view for request in order),
                 idle=(),
                 num_free_rows=0,
                 prefill_chunk=CHUNK,
                 chunk_beside=BESIDE,
             )
         )
-        grown = {portion.key: portion.num_tokens for portion in layer.portions}
-        assert all(request.view.key in grown for request in line if not request.view.is_prefill)
-        for request in list(line):
-            if request.grow(grown.get(request.view.key, 0), layer.has_prefill):
+        grown = {portion.key: portion.num_tokens for portion in draft_step.portions}
+        assert all(request.view.key in grown for request in order if not request.view.is_prefill)
+        for request in list(order):
+            if request.grow(grown.get(request.view.key, 0), draft_step.has_prefill):
                 continue
-            line.remove(request)
+            order.remove(request)
             if not request.view.is_prefill:
                 assert request.num_delays <= 1
                 length = chains[request.view.key.tag - 10]

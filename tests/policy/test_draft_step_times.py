@@ -1,19 +1,19 @@
-"""How much of a prompt is read beside those that decode follows what layers have cost."""
+"""How much of a prompt is read beside those that decode follows what draft steps have cost."""
 
 from __future__ import annotations
 
 import pytest
 
-from starspec.ids import SessionId, Tag
-from starspec.policy.draft_batch import Layer, Portion, TagKey
-from starspec.policy.draft_step_times import LEAST_TOKENS, LayerTimes
+from starspec.ids import LinkId, Tag
+from starspec.policy.draft_batch import DraftStep, Portion, TagKey
+from starspec.policy.draft_step_times import LEAST_TOKENS, DraftStepTimes
 
-A = TagKey(SessionId("a"), Tag(1))
-DECODE, PROMPT = Layer((Portion(A, 2, False),)), Layer((Portion(A, 100, True),))
+A = TagKey(LinkId("a"), Tag(1))
+DECODE, PROMPT = DraftStep((Portion(A, 2, False),)), DraftStep((Portion(A, 100, True),))
 
 
-def times(decode_s: float, prompt_s: float) -> LayerTimes:
-    seen = LayerTimes()
+def times(decode_s: float, prompt_s: float) -> DraftStepTimes:
+    seen = DraftStepTimes()
     seen.add(DECODE, decode_s)
     seen.add(PROMPT, prompt_s)
     return seen
@@ -22,7 +22,7 @@ def times(decode_s: float, prompt_s: float) -> LayerTimes:
 @pytest.mark.parametrize(
     ("decode_s", "prompt_s", "tokens"),
     [
-        (0.010, 0.110, 40),  # a token costs 1 ms more, four layers 40 ms
+        (0.010, 0.110, 40),  # a token costs 1 ms more, four draft steps 40 ms
         (0.002, 0.003, 256),  # an accelerator reads a chunk in no time
         (0.001, 1.001, LEAST_TOKENS),
         (0.001, 0.0005, 256),
@@ -33,4 +33,4 @@ def test_a_prompt_beside_others_takes_about_as_long_as_a_short_chain(decode_s, p
 
 
 def test_nothing_is_held_back_before_anything_is_known() -> None:
-    assert LayerTimes().chunk_beside(256) == 256
+    assert DraftStepTimes().chunk_beside(256) == 256

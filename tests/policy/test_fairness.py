@@ -13,12 +13,12 @@ import pytest
 from hub_toys import VOCAB_SIZE, ToyStar, ToyTag
 from hypothesis import given
 from hypothesis import strategies as st
-from test_draft_scheduler import snapshots, view
+from test_draft_batch import snapshots, view
 
 from starspec.config import MaxBatch
-from starspec.ids import SessionId, Tag, TargetId
-from starspec.policy.draft_batch import LayerSnapshot, SessionView, TagKey
-from starspec.policy.fairness import QUANTUM, Turns, _FairLine, choose_fairly, jains_index
+from starspec.ids import LinkId, Tag, TargetId
+from starspec.policy.draft_batch import DraftStepSnapshot, SequenceView, TagKey
+from starspec.policy.fairness import QUANTUM, RoundRobin, _FairOrder, choose_fairly, jains_index
 from starspec.wire.session import TagState
 
 CHUNK = 16
@@ -26,93 +26,95 @@ CHUNK = 16
 
 @dataclass
 class GreedyStar:
-    """Sessions that always ask again, `away` layers after each proposal of `depth` layers; virtual time is layers."""
+    """Sequences that always ask again, `away` draft steps after each proposal of `depth` draft steps; virtual time is
+    draft steps.
+    """
 
     weights: dict[str, float]
-    num_sessions: dict[str, int]
-    max_sessions: int
+    num_sequences: dict[str, int]
+    max_sequences: int
     depth: int = 8
     away: int = 0
     served: Counter[str] = field(default_factory=Counter)
-    longest_wait: int = 0  # layers from a request to its first
+    longest_wait: int = 0  # draft steps from a request to its first
 
     def __post_init__(self) -> None:
         self.now = 0
-        self.turns = Turns({SessionId(name): weight for name, weight in self.weights.items()})
-        keys = [TagKey(SessionId(name), Tag(tag)) for name, num in self.num_sessions.items() for tag in range(num)]
-        self.line: dict[TagKey, int] = dict.fromkeys(keys, 0)  # who waits, and how many layers it has had
+        self.turns = RoundRobin({LinkId(name): weight for name, weight in self.weights.items()})
+        keys = [TagKey(LinkId(name), Tag(tag)) for name, num in self.num_sequences.items() for tag in range(num)]
+        self.order: dict[TagKey, int] = dict.fromkeys(keys, 0)  # who waits, and how many draft steps it has had
         self.asked = dict.fromkeys(keys, 0)
         self.returns: deque[tuple[int, TagKey]] = deque()
 
-    def run(self, num_layers: int) -> GreedyStar:
-        for _ in range(num_layers):
+    def run(self, num_steps: int) -> GreedyStar:
+        for _ in range(num_steps):
             while self.returns and self.returns[0][0] <= self.now:
                 key = self.returns.popleft()[1]
-                self.line[key], self.asked[key] = 0, self.now
+                self.order[key], self.asked[key] = 0, self.now
             self._layer()
             self.now += 1
         return self
 
     def _layer(self) -> None:
-        views = [SessionView(key, True, 1, False, 0.0, is_begun=had > 0) for key, had in self.line.items()]
-        layer, self.turns = choose_fairly(
-            LayerSnapshot(
+        views = [SequenceView(key, True, 1, False, 0.0, is_begun=had > 0) for key, had in self.order.items()]
+        draft_step, self.turns = choose_fairly(
+            DraftStepSnapshot(
                 waiting=tuple(views),
                 idle=(),
                 num_free_rows=0,
                 prefill_chunk=CHUNK,
                 chunk_beside=CHUNK,
-                max_sessions=self.max_sessions,
+                max_sequences=self.max_sequences,
             ),
             self.turns,
         )
-        assert len(layer.portions) == min(self.max_sessions, len(views)), "a place was left empty"
-        for portion in layer.portions:
-            self.served[str(portion.key.session_id)] += portion.num_tokens
-            if self.line[portion.key] == 0:
+        assert len(draft_step.portions) == min(self.max_sequences, len(views)), "a place was left empty"
+        for portion in draft_step.portions:
+            self.served[str(portion.key.link_id)] += portion.num_tokens
+            if self.order[portion.key] == 0:
                 self.longest_wait = max(self.longest_wait, self.now - self.asked[portion.key])
-            self.line[portion.key] += 1
-            if self.line[portion.key] == self.depth:
-                del self.line[portion.key]
+            self.order[portion.key] += 1
+            if self.order[portion.key] == self.depth:
+                del self.order[portion.key]
                 self.returns.append((self.now + 1 + self.away, portion.key))
 
 
-@pytest.mark.parametrize("max_sessions", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_sessions", [4, 16])
-def test_two_greedy_targets_of_weight_1_and_3_are_served_1_to_3(max_sessions: int, num_sessions: int) -> None:
-    star = GreedyStar({"light": 1.0, "heavy": 3.0}, {"light": num_sessions, "heavy": num_sessions}, max_sessions)
+@pytest.mark.parametrize("max_sequences", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_sequences", [4, 16])
+def test_two_greedy_targets_of_weight_1_and_3_are_served_1_to_3(max_sequences: int, num_sequences: int) -> None:
+    star = GreedyStar({"light": 1.0, "heavy": 3.0}, {"light": num_sequences, "heavy": num_sequences}, max_sequences)
     served = star.run(8_000).served
     assert served["heavy"] / served["light"] == pytest.approx(3.0, abs=0.15)
 
 
 def test_a_target_with_many_sessions_gets_no_more_than_one_with_few() -> None:
-    served = GreedyStar({}, {"many": 60, "few": 3}, max_sessions=2).run(8_000).served
+    served = GreedyStar({}, {"many": 60, "few": 3}, max_sequences=2).run(8_000).served
     assert served["many"] / served["few"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_what_one_cannot_use_goes_to_the_others() -> None:
-    served = GreedyStar({"heavy": 100.0}, {"heavy": 1, "light": 8}, max_sessions=4).run(5_000).served
-    assert served["heavy"] == 5_000, "one session is in one place of a layer"
+    served = GreedyStar({"heavy": 100.0}, {"heavy": 1, "light": 8}, max_sequences=4).run(5_000).served
+    assert served["heavy"] == 5_000, "one sequence is in one place of a draft step"
     assert served["light"] == 15_000
 
 
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from((0.5, 1.0, 2.0, 3.0))), min_size=1, max_size=6),
-    max_sessions=st.integers(1, 5),
+    max_sequences=st.integers(1, 5),
     depth=st.integers(1, 9),
     away=st.integers(0, 20),
 )
-def test_nobody_waits_for_ever(sizes: list[tuple[int, float]], max_sessions: int, depth: int, away: int) -> None:
-    """A session waits at most until its target has had as many turns as it has sessions, and paid its debts."""
+def test_nobody_waits_for_ever(sizes: list[tuple[int, float]], max_sequences: int, depth: int, away: int) -> None:
+    """A sequence waits at most until its target has had as many turns as it has sequences, and paid its debts."""
     names = [f"t{number}" for number in range(len(sizes))]
     weights = {name: weight for name, (_, weight) in zip(names, sizes, strict=True)}
     star = GreedyStar(
-        weights, {name: num for name, (num, _) in zip(names, sizes, strict=True)}, max_sessions, depth, away
+        weights, {name: num for name, (num, _) in zip(names, sizes, strict=True)}, max_sequences, depth, away
     )
     star.run(600)
     lightest = min(weights.values())
-    round_tokens = sum(QUANTUM * weight / lightest + depth * max_sessions for weight in weights.values())
-    num_rounds = max(num for num, _ in sizes) * (1 + depth / QUANTUM) + max_sessions * depth / QUANTUM + 1
+    round_tokens = sum(QUANTUM * weight / lightest + depth * max_sequences for weight in weights.values())
+    num_rounds = max(num for num, _ in sizes) * (1 + depth / QUANTUM) + max_sequences * depth / QUANTUM + 1
     assert star.longest_wait <= num_rounds * round_tokens
     if away == 0:
         assert set(star.served) == set(names)
@@ -120,53 +122,55 @@ def test_nobody_waits_for_ever(sizes: list[tuple[int, float]], max_sessions: int
 
 @given(
     weights=st.lists(st.sampled_from((0.25, 1.0, 1.5, 4.0)), min_size=2, max_size=5),
-    max_sessions=st.integers(1, 4),
+    max_sequences=st.integers(1, 4),
     depth=st.integers(1, 9),
 )
 def test_greedy_targets_are_served_by_weight_to_within_a_bound_that_does_not_grow(
-    weights: list[float], max_sessions: int, depth: int
+    weights: list[float], max_sequences: int, depth: int
 ) -> None:
     names = [f"t{number}" for number in range(len(weights))]
     shares = dict(zip(names, weights, strict=True))
-    star = GreedyStar(shares, dict.fromkeys(names, max_sessions + 1), max_sessions, depth)
+    star = GreedyStar(shares, dict.fromkeys(names, max_sequences + 1), max_sequences, depth)
     for _ in range(3):
         star.run(400)
         per_weight = [Fraction(star.served[name]) / Fraction(shares[name]) for name in names]
-        slack = QUANTUM / min(weights) + max_sessions * depth / min(weights)
+        slack = QUANTUM / min(weights) + max_sequences * depth / min(weights)
         assert max(per_weight) - min(per_weight) <= 2 * slack
 
 
 @given(snapshots(), st.dictionaries(st.sampled_from("st"), st.floats(-300, 30)))
-def test_whatever_the_credits_the_layer_keeps_the_promises(snapshot: LayerSnapshot, known: dict[str, float]) -> None:
-    turns = Turns({}, {SessionId(name): credit for name, credit in known.items()})
-    layer, after = choose_fairly(snapshot, turns)
+def test_whatever_the_credits_the_layer_keeps_the_promises(
+    snapshot: DraftStepSnapshot, known: dict[str, float]
+) -> None:
+    turns = RoundRobin({}, {LinkId(name): credit for name, credit in known.items()})
+    draft_step, after = choose_fairly(snapshot, turns)
     by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
-    grown = [portion.key for portion in layer.portions]
+    grown = [portion.key for portion in draft_step.portions]
     assert grown
     assert len(set(grown)) == len(grown)
-    assert not set(grown) & set(layer.evicted)
-    assert all(by_key[key].has_row for key in layer.evicted)
-    assert sum(not by_key[key].has_row for key in grown) <= snapshot.num_free_rows + len(layer.evicted)
+    assert not set(grown) & set(draft_step.evicted)
+    assert all(by_key[key].has_row for key in draft_step.evicted)
+    assert sum(not by_key[key].has_row for key in grown) <= snapshot.num_free_rows + len(draft_step.evicted)
     assert all(credit <= QUANTUM or credit == known.get(target) for target, credit in after.credits.items())
 
 
 def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came_last() -> None:
     waiting = (view(1, target="a"), view(2, has_row=False, target="b"), view(3, target="b"))
-    snapshot = LayerSnapshot(
-        waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=CHUNK, max_sessions=1
+    snapshot = DraftStepSnapshot(
+        waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=CHUNK, max_sequences=1
     )
-    turns = Turns({}, {SessionId("b"): 5.0, SessionId("a"): 5.0})
-    layer, _ = choose_fairly(snapshot, turns)
-    assert [portion.key for portion in layer.portions] == [waiting[1].key]
-    assert layer.evicted == (waiting[0].key,)
+    turns = RoundRobin({}, {LinkId("b"): 5.0, LinkId("a"): 5.0})
+    draft_step, _ = choose_fairly(snapshot, turns)
+    assert [portion.key for portion in draft_step.portions] == [waiting[1].key]
+    assert draft_step.evicted == (waiting[0].key,)
 
 
 @given(st.lists(st.floats(-40, 8), min_size=1, max_size=5))
 def test_turns_come_as_they_are_foreseen_however_deep_debts_are(known: list[float]) -> None:
     waiting = [view(number, target=f"t{number}") for number in range(len(known))]
-    turns = Turns({}, {SessionId(f"t{number}"): credit for number, credit in enumerate(known)})
-    line = _FairLine(turns, waiting)
-    assert line.foreseen() == list(line)
+    turns = RoundRobin({}, {LinkId(f"t{number}"): credit for number, credit in enumerate(known)})
+    order = _FairOrder(turns, waiting)
+    assert order.expected_order() == list(order)
 
 
 def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
@@ -189,29 +193,29 @@ def test_first_come_first_served_remains() -> None:
 def test_weights_go_by_the_targets_names_and_its_sessions_share_them() -> None:
     star = ToyStar(max_batch=1, num_rows=12, weights={"heavy": 3.0})
     tags: dict[tuple[str, int], ToyTag] = {}
-    for name, session in (("heavy", "s1"), ("light", "s2")):
-        star.hub.join(SessionId(session), TargetId(name), VOCAB_SIZE)
+    for name, sequence in (("heavy", "s1"), ("light", "s2")):
+        star.hub.join(LinkId(sequence), TargetId(name), VOCAB_SIZE)
         for number in range(1, 5):
-            tag = tags[session, number] = ToyTag(number, [number, 2])
-            star.say(session, tag.open(4))
+            tag = tags[sequence, number] = ToyTag(number, [number, 2])
+            star.say(sequence, tag.open(4))
     served: Counter[str] = Counter()
     for _ in range(3_000):
-        for session, proposal in star.step():
-            tag = tags[session, proposal.tag]
+        for sequence, proposal in star.step():
+            tag = tags[sequence, proposal.tag]
             assert tag.receive(proposal)
-            served[session] += len(proposal.token_ids)
+            served[sequence] += len(proposal.token_ids)
             if len(tag.token_ids) > 50:
-                fresh = tags[session, proposal.tag + 4] = ToyTag(proposal.tag + 4, [1, 2])
-                star.say(session, tag.close(), fresh.open(4))
+                fresh = tags[sequence, proposal.tag + 4] = ToyTag(proposal.tag + 4, [1, 2])
+                star.say(sequence, tag.close(), fresh.open(4))
             else:
-                star.say(session, tag.verdict([proposal.token_ids[0]]))
+                star.say(sequence, tag.verdict([proposal.token_ids[0]]))
     assert served["s1"] / served["s2"] == pytest.approx(3.0, abs=0.15)
 
 
 def round_s(objectives: dict[str, float], num_rounds: int = 300) -> dict[str, float]:
-    """Mean rounds of two targets with three sessions each, one at a time at the hub; later half."""
+    """Mean rounds of two targets with three sequences each, one at a time at the hub; later half."""
     star = ToyStar("a", "b", max_batch=1, num_rows=6, max_len=2_000, slo_round_ms=objectives)
-    star.runner.layer_s = 0.001
+    star.runner.step_s = 0.001
     tags = {(name, number): ToyTag(number, [number, 2]) for name in "ab" for number in (1, 2, 3)}
     for (name, _), tag in tags.items():
         star.say(name, tag.open(4))
@@ -240,25 +244,25 @@ def test_who_is_behind_its_objective_goes_first_until_it_is_met() -> None:
 
 def test_a_target_whose_proposals_all_come_too_late_is_known_to_be_behind() -> None:
     star = ToyStar("a", "b", max_batch=1, slo_round_ms={"b": 40.0})
-    star.runner.layer_s = 0.1
+    star.runner.step_s = 0.1
     star.say("a", *(ToyTag(number, [number, 2]).open(8) for number in range(1, 4)))
     late = ToyTag(1, [1, 2])
     star.say("b", late.open(4))
     for _ in range(3):  # it goes on without what it has asked for
         star.clock.advance(0.08)
         star.say("b", late.verdict([5], 4))
-    seen = star.hub.status(star.clock()).spokes[TargetId("b")]
+    seen = star.hub.status(star.clock()).targets[TargetId("b")]
     assert seen.num_proposals == 0
     assert seen.round.value == pytest.approx(0.08)
-    request = star.hub._sessions[TagKey(SessionId("b"), late.link.tag)].request
+    request = star.hub._sequences[TagKey(LinkId("b"), late.session.tag)].request
     assert request.is_urgent
-    assert request.num_layers == 0, "nothing of what was drafted for it is left"
+    assert request.num_steps == 0, "nothing of what was drafted for it is left"
 
 
 def test_the_round_after_a_proposal_that_came_too_late_counts_as_the_others_do() -> None:
     """Else a target that is late now and then would seem to be late always, and go before all."""
     star = ToyStar("a", slo_round_ms={"a": 60.0})
-    star.runner.layer_s = 0.01
+    star.runner.step_s = 0.01
     tag = ToyTag(1, [1, 2])
     star.say("a", tag.open(1))
     for _ in range(20):
@@ -268,20 +272,20 @@ def test_the_round_after_a_proposal_that_came_too_late_counts_as_the_others_do()
         star.say("a", tag.verdict([5], 1))
         star.clock.advance(0.05)
         star.say("a", tag.verdict([5], 1))  # without what it has asked for, 80 ms after the last proposal
-    seen = star.hub.status(star.clock()).spokes[TargetId("a")]
+    seen = star.hub.status(star.clock()).targets[TargetId("a")]
     assert seen.round.of_all == pytest.approx((0.08 + 0.01) / 2, rel=0.05)
 
 
 def test_layers_of_a_proposal_that_came_too_late_were_waited_for_and_spare_nothing() -> None:
     star = ToyStar("a", run_ahead="outcomes")
-    star.runner.layer_s = 0.01
+    star.runner.step_s = 0.01
     tag = ToyTag(1, [1, 2])
     star.say("a", tag.open(4))
     for _ in range(3):
         assert star.step() == []
-    session = star.hub._sessions[TagKey(SessionId("a"), tag.link.tag)]
+    sequence = star.hub._sequences[TagKey(LinkId("a"), tag.session.tag)]
     star.say("a", tag.verdict([tag.expected(1)[0]], 4))
-    assert session.request.num_layers == 2, "of three, what follows the first guess"
+    assert sequence.request.num_steps == 2, "of three, what follows the first guess"
     star.drain()
     assert star.hub.stats.saved_s == 0
 
@@ -292,15 +296,15 @@ def test_an_objective_that_is_met_changes_nothing() -> None:
 
 @given(snapshots(), st.sets(st.integers(0, 8)))
 def test_urgent_sessions_come_before_those_that_have_begun_and_owe_nothing(
-    snapshot: LayerSnapshot, numbers: set[int]
+    snapshot: DraftStepSnapshot, numbers: set[int]
 ) -> None:
     waiting = tuple(replace(each, is_urgent=each.key.tag in numbers) for each in snapshot.waiting)
     urgent = {each.key for each in waiting if each.is_urgent}
-    layer, turns = choose_fairly(replace(snapshot, waiting=waiting, max_sessions=1), Turns())
-    (portion,) = layer.portions
+    draft_step, turns = choose_fairly(replace(snapshot, waiting=waiting, max_sequences=1), RoundRobin())
+    (portion,) = draft_step.portions
     if any(each.is_urgent and not each.is_prefill for each in waiting):
         assert portion.key in urgent
-        assert all(credit >= QUANTUM for target, credit in turns.credits.items() if target == portion.key.session_id)
+        assert all(credit >= QUANTUM for target, credit in turns.credits.items() if target == portion.key.link_id)
 
 
 def test_jains_index() -> None:
@@ -312,10 +316,10 @@ def test_jains_index() -> None:
 
 def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain() -> None:
     star = ToyStar("a", "b", max_batch=1, weights={"a": 2.0, "b": 1.0})
-    star.runner.layer_s = 0.1
+    star.runner.step_s = 0.1
     star.say("a", *(ToyTag(number, [number, 2]).open(4) for number in range(1, 4)))
     star.say("b", ToyTag(1, [1, 2]).open(4))
-    while star.hub.stats.num_layers < 8:
+    while star.hub.stats.num_steps < 8:
         star.step()
     assert star.hub.status(star.clock()).stats.fairness == pytest.approx(0.5)
     star.drain()
@@ -328,9 +332,13 @@ def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain
 def share(num_rows: int, max_batch: MaxBatch, weight: float, prompt_len: int) -> float:
     """Draft tokens of a target of so much weight, by those of one of weight 1; each has 8 tags that always wait."""
     weights = {} if weight == 1.0 else {"heavy": weight}
-    limits = {"max_batch": max_batch, "weights": weights, "prefill_chunk": 4000}  # what was lost is read in one layer
+    limits = {
+        "max_batch": max_batch,
+        "weights": weights,
+        "prefill_chunk": 4000,
+    }  # what was lost is read in one draft step
     star = ToyStar("heavy", "light", num_rows=num_rows, max_len=4000, max_tags=16, **limits)
-    star.runner.layer_s = 0.001
+    star.runner.step_s = 0.001
     tags = {(name, tag): ToyTag(tag, [tag] * prompt_len) for name in ("heavy", "light") for tag in range(8)}
     for (name, _), tag in tags.items():
         star.say(name, tag.open(4))
@@ -389,7 +397,7 @@ def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
         star.hub.check_integrity()  # compares the choices, and what they are charged
         num_met += 0 < len(buffer._settled) < buffer.num_waiting
         for key, tag in tags.items():
-            if tag.link.state is not TagState.DRAFTING and chance.random() < 0.3:
+            if tag.session.state is not TagState.DRAFTING and chance.random() < 0.3:
                 star.clock.advance(0.01)
                 star.say(key[0], tag.verdict([tag.proposal.token_ids[0], 1], wanted[key]))
     assert num_met or len(tags) <= max_batch

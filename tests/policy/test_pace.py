@@ -15,26 +15,26 @@ def settled(likely: float) -> Pace:
     return pace
 
 
-def longest(pace: Pace, layer_s: float, away_s: float) -> int:
+def longest(pace: Pace, step_s: float, away_s: float) -> int:
     num_tokens = 1
-    while pace.pays_to_wait(num_tokens, layer_s, away_s):
+    while pace.pays_to_wait(num_tokens, step_s, away_s):
         num_tokens += 1
     return num_tokens
 
 
 @pytest.mark.parametrize("likely", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize(("layer_s", "return_s"), [(0.0014, 0.0305), (0.01, 0.025), (0.001, 0.01)])
-def test_a_chain_that_is_ready_is_as_long_as_its_rate_is_best(likely: float, layer_s: float, return_s: float) -> None:
+@pytest.mark.parametrize(("step_s", "return_s"), [(0.0014, 0.0305), (0.01, 0.025), (0.001, 0.01)])
+def test_a_chain_that_is_ready_is_as_long_as_its_rate_is_best(likely: float, step_s: float, return_s: float) -> None:
     """The first token is there: the best length n has the highest (1 + a + ... + a**n) / (Z + (n - 1) t_s)."""
 
     def rate(num_tokens: int) -> float:
-        return sum(likely**depth for depth in range(num_tokens + 1)) / (return_s + (num_tokens - 1) * layer_s)
+        return sum(likely**depth for depth in range(num_tokens + 1)) / (return_s + (num_tokens - 1) * step_s)
 
     best = max(range(1, 200), key=rate)
     pace = settled(likely)
     found, waited_s = 1, 0.0
-    while pace.pays_to_wait(found, layer_s, return_s + waited_s):
-        found, waited_s = found + 1, waited_s + layer_s
+    while pace.pays_to_wait(found, step_s, return_s + waited_s):
+        found, waited_s = found + 1, waited_s + step_s
     assert rate(found) > 0.98 * rate(best)  # the measured acceptance is near, not equal
 
 

@@ -28,7 +28,7 @@ def test_after_each_wait_in_vain_half_as_much_is_asked_for_and_never_nothing() -
     asked = []
     for _ in range(MAX_MISSES + 2):
         asked.append([patience.fitting(num_steps) for num_steps in (0, 1, 2, 7, 8)])
-        patience.note_in_vain(0.0)
+        patience.note_miss(0.0)
     assert asked == [[0, 1, 2, 7, 8], [0, 1, 1, 3, 4], *[[0, 1, 1, 1, 2]] * MAX_MISSES]
     patience.note_in_time()
     assert patience.fitting(8) == 8
@@ -38,22 +38,22 @@ def test_a_proposal_in_time_ends_the_pause_and_the_next_one_is_as_short_as_the_f
     patience = Patience()
     pauses = []
     for _ in range(MAX_MISSES + 1):
-        patience.note_in_vain(0.0)
+        patience.note_miss(0.0)
         pauses.append(pause_of(patience, 0.0))
     assert pauses == [0] * (MAX_MISSES - 1) + [FIRST_PAUSE, 2 * FIRST_PAUSE]
-    patience.note_in_vain(0.0)
+    patience.note_miss(0.0)
     assert patience.is_pausing
     patience.note_in_time()
     assert not patience.is_pausing
     for _ in range(MAX_MISSES):
-        patience.note_in_vain(0.0)
+        patience.note_miss(0.0)
     assert pause_of(patience, 0.0) == FIRST_PAUSE
 
 
 def test_a_long_pause_ends_after_some_seconds_however_few_its_steps() -> None:
     patience = Patience()
     for _ in range(MAX_MISSES + 2):
-        patience.note_in_vain(10.0)
+        patience.note_miss(10.0)
     assert pause_of(patience, 10.0 + LONGEST_PAUSE_S) == FIRST_PAUSE
 
 

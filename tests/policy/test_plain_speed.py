@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy_hub import STEP_S, Star, ToyHub, VirtualClock
 
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.policy.plain_speed import MIN_ROUNDS, NUM_ROUNDS, PERIOD_S, PlainSpeed
 from starspec.wire.messages import PROTOCOL_VERSION, Ping, TargetToHub, Welcome
 
@@ -14,7 +14,7 @@ SPEED = 1 / STEP_S
 
 
 def welcome(*, is_wanted: bool) -> Welcome:
-    return Welcome(PROTOCOL_VERSION, SessionId("s"), 1, "draft", 64, 10.0, is_plain_speed_wanted=is_wanted)
+    return Welcome(PROTOCOL_VERSION, LinkId("s"), 1, "draft", 64, 10.0, is_plain_speed_wanted=is_wanted)
 
 
 class ListeningHub(ToyHub):

@@ -62,7 +62,7 @@ def test_a_target_beyond_its_rate_gets_empty_proposals_and_keeps_its_row() -> No
     assert sum(sizes) == pytest.approx(20.0 * (200 * 0.05 + BURST_S), abs=8)
     assert sizes.count(0) > 100
     assert star.hub.stats.num_rationed - sizes.count(0) in (0, 1), "the last answer was not looked at"
-    num_read = sum(segment.num_new for layer in star.runner.layers for segment in layer)
+    num_read = sum(segment.num_new for draft_step in star.runner.draft_steps for segment in draft_step)
     assert num_read < 200 + sum(sizes) + 10, "what it has said is read once"
 
 

@@ -1,4 +1,6 @@
-"""A layer ahead is as wide as rows are cheap: never slower than one fixed width, and faster where rows are dear."""
+"""A draft step ahead is as wide as rows are cheap: never slower than one fixed width, and faster where rows are
+dear.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from synthetic_star import SyntheticStar
 
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.models.synthetic import runner as synthetic
-from starspec.policy.run_ahead_width import MIN_LAYERS, MOST_TIMES, NUM_ENOUGH, REVIEW_LAYERS, SIZES, AheadWidth
+from starspec.policy.run_ahead_width import MIN_STEPS, MOST_TIMES, NUM_ENOUGH, REVIEW_STEPS, SIZES, AheadWidth
 
-NUM_TO_LEARN = len(SIZES) * MIN_LAYERS
-FIXED = 12  # nodes of each layer, whatever they cost
+NUM_TO_LEARN = len(SIZES) * MIN_STEPS
+FIXED = 12  # nodes of each draft step, whatever they cost
 
 
-def run_ahead(width: AheadWidth, seconds: Callable[[int], float], num_layers: int, num_sessions: int = 1) -> list[int]:
-    """Returns: the nodes of so many layers, as wide as they may be."""
+def run_ahead(width: AheadWidth, seconds: Callable[[int], float], num_steps: int, num_sequences: int = 1) -> list[int]:
+    """Returns: the nodes of so many draft steps, as wide as they may be."""
     widths = []
-    for _ in range(num_layers):
-        widths.append(width.choose(num_sessions))
+    for _ in range(num_steps):
+        widths.append(width.choose(num_sequences))
         width.add(widths[-1], seconds(widths[-1]))
     return widths
 
@@ -38,17 +40,17 @@ def linear(row_cost: float) -> Callable[[int], float]:
 def test_a_layer_is_the_widest_that_costs_little_more_than_one_node(row_cost: float, widest: int) -> None:
     width = AheadWidth()
     run_ahead(width, linear(row_cost), NUM_TO_LEARN)
-    widths = run_ahead(width, linear(row_cost), 2 * REVIEW_LAYERS)
-    assert widths.count(widest) >= 2 * REVIEW_LAYERS - 2, "but for a look now and then"
+    widths = run_ahead(width, linear(row_cost), 2 * REVIEW_STEPS)
+    assert widths.count(widest) >= 2 * REVIEW_STEPS - 2, "but for a look now and then"
 
 
 @given(st.floats(0.0, 1.0), st.integers(1, 40))
-def test_a_layer_is_within_its_bound_whoever_shares_it(row_cost: float, num_sessions: int) -> None:
+def test_a_layer_is_within_its_bound_whoever_shares_it(row_cost: float, num_sequences: int) -> None:
     cost, width = linear(row_cost), AheadWidth()
-    run_ahead(width, cost, NUM_TO_LEARN + MIN_LAYERS, num_sessions)
-    ((chosen, _),) = Counter(run_ahead(width, cost, 2 * REVIEW_LAYERS, num_sessions)).most_common(1)
-    assert cost(chosen) <= MOST_TIMES * cost(num_sessions if chosen >= num_sessions else 1) + 1e-9
-    assert chosen <= max(NUM_ENOUGH, num_sessions)
+    run_ahead(width, cost, NUM_TO_LEARN + MIN_STEPS, num_sequences)
+    ((chosen, _),) = Counter(run_ahead(width, cost, 2 * REVIEW_STEPS, num_sequences)).most_common(1)
+    assert cost(chosen) <= MOST_TIMES * cost(num_sequences if chosen >= num_sequences else 1) + 1e-9
+    assert chosen <= max(NUM_ENOUGH, num_sequences)
 
 
 def test_sizes_that_are_too_dear_are_not_tried_on_the_way() -> None:
@@ -65,7 +67,7 @@ def test_layers_are_wide_again_when_rows_are_cheap_again() -> None:
     width = AheadWidth()
     run_ahead(width, linear(1.0), 500)
     assert width.choose(1) == 1
-    run_ahead(width, linear(0.0), 15 * len(SIZES) * REVIEW_LAYERS)
+    run_ahead(width, linear(0.0), 15 * len(SIZES) * REVIEW_STEPS)
     assert width.choose(1) == 12
 
 
@@ -75,7 +77,7 @@ def test_layers_are_wide_again_when_rows_are_cheap_again() -> None:
 def test_a_hub_is_never_slower_by_it_and_faster_where_rows_are_dear(
     row_cost: float, gain: float, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for its first layers, which are narrow while it learns.
+    """But for its first draft steps, which are narrow while it learns.
 
     Args:
         gain: over the fixed width.
@@ -103,9 +105,9 @@ def test_where_rows_are_dear_sessions_take_turns() -> None:
     star.say("a", *(tag.open(4) for tag in tags))
     while star.hub.stats.num_ahead_nodes < 20:  # of some two hundred that there are
         star.step()
-    last = star.runner.layers[-3:]
-    assert [sum(segment.num_new for segment in layer) for layer in last] == [1, 1, 1]
-    assert len({segment.row for layer in last for segment in layer}) == 3
+    last = star.runner.draft_steps[-3:]
+    assert [sum(segment.num_new for segment in draft_step) for draft_step in last] == [1, 1, 1]
+    assert len({segment.row for draft_step in last for segment in draft_step}) == 3
 
 
 def test_a_hub_with_several_targets_does_not_lose_by_dear_rows(monkeypatch: pytest.MonkeyPatch) -> None:

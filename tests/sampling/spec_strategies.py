@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import ROOT, DraftTree
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -41,14 +41,14 @@ def tensors(draw: st.DrawFn, num_rows: int, vocab_size: int) -> Tensor:
 
 
 @st.composite
-def laws(draw: st.DrawFn, vocab_size: int) -> TokenLaw:
+def samplings(draw: st.DrawFn, vocab_size: int) -> SamplingSpec:
     """Any law; each parameter is off about half of the time. Some end tokens and biases lie outside the vocabulary."""
 
     def maybe(default: float, values: st.SearchStrategy[float]) -> float:
         return draw(st.one_of(st.just(default), values))
 
     token_ids = st.integers(-1, vocab_size)
-    return TokenLaw(
+    return SamplingSpec(
         temperature=draw(st.sampled_from([0.0, 1e-3, 0.3, 0.7, 1.0, 1.7, 40.0])),
         top_k=draw(st.sampled_from([0, 0, 0, 1, 2, 3, vocab_size, 10**6])),
         top_p=maybe(1.0, st.one_of(st.sampled_from([0.5, 0.95, 0.25, 1e-9]), st.floats(0.01, 1.0))),

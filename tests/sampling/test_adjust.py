@@ -8,19 +8,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from spec_strategies import laws, tensors
+from spec_strategies import samplings, tensors
 
 from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation import reference
 
 LOGITS = torch.tensor([2.0, -2.0, 1.0, 0.0])
 
 
-def adjusted(prompt: list[int], output: list[int], **law) -> list[float]:
+def adjusted(prompt: list[int], output: list[int], **sampling) -> list[float]:
     counts = TokenCounts(prompt, output)
-    return adjust(LOGITS, TokenLaw(**law), len(prompt) + len(output), counts).tolist()
+    return adjust(LOGITS, SamplingSpec(**sampling), len(prompt) + len(output), counts).tolist()
 
 
 def test_repetition_divides_positive_and_multiplies_negative_logits_of_prompt_and_output():
@@ -38,27 +38,27 @@ def test_bias_is_added_before_penalties_see_the_logits_sign():
 
 @pytest.mark.parametrize(("num_output", "first"), [(0, -inf), (1, -inf), (2, 2.0), (3, 2.0)])
 def test_end_tokens_cannot_be_drawn_before_min_tokens(num_output, first):
-    law = {"min_tokens": 2, "end_token_ids": (0, 0)}
-    assert adjusted([1, 1, 1], [3] * num_output, **law) == [first, -2.0, 1.0, 0.0]
+    sampling = {"min_tokens": 2, "end_token_ids": (0, 0)}
+    assert adjusted([1, 1, 1], [3] * num_output, **sampling) == [first, -2.0, 1.0, 0.0]
 
 
 def test_token_ids_outside_the_vocabulary_do_nothing():
-    law = {"min_tokens": 9, "end_token_ids": (-1, 4), "logit_bias": {-1: 5.0, 4: 5.0}, "presence_penalty": 1.0}
-    assert adjusted([-2, 5], [-1, 4, 10**9], **law, repetition_penalty=3.0) == LOGITS.tolist()
+    sampling = {"min_tokens": 9, "end_token_ids": (-1, 4), "logit_bias": {-1: 5.0, 4: 5.0}, "presence_penalty": 1.0}
+    assert adjusted([-2, 5], [-1, 4, 10**9], **sampling, repetition_penalty=3.0) == LOGITS.tolist()
 
 
 @given(data=st.data(), vocab_size=st.integers(1, 6))
 def test_adjusted_logits_are_the_references(data, vocab_size):
     token_ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
     (row,) = data.draw(tensors(1, vocab_size))
-    law, prompt, output = data.draw(laws(vocab_size)), data.draw(token_ids), data.draw(token_ids)
+    sampling, prompt, output = data.draw(samplings(vocab_size)), data.draw(token_ids), data.draw(token_ids)
     before = row.clone()
-    ours = adjust(row, law, len(prompt) + len(output), TokenCounts(prompt, output))
-    assert ours.tolist() == reference.adjust(row.tolist(), law, prompt, output)
+    ours = adjust(row, sampling, len(prompt) + len(output), TokenCounts(prompt, output))
+    assert ours.tolist() == reference.adjust(row.tolist(), sampling, prompt, output)
     assert row.equal(before)
 
 
-@pytest.mark.parametrize("law", [TokenLaw(min_tokens=1), TokenLaw(presence_penalty=1.0)])
-def test_a_law_that_needs_counts_says_so(law):
+@pytest.mark.parametrize("sampling", [SamplingSpec(min_tokens=1), SamplingSpec(presence_penalty=1.0)])
+def test_a_law_that_needs_counts_says_so(sampling):
     with pytest.raises(ValueError, match="needs their counts"):
-        adjust(LOGITS, law, 3, None)
+        adjust(LOGITS, sampling, 3, None)

@@ -13,7 +13,7 @@ from spec_strategies import tensors
 from starspec.sampling import logit_blocks
 from starspec.sampling.logit_blocks import LogitBlocks
 from starspec.sampling.noise import BLOCK
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.sampling.support import Support, support
 
 temperatures = st.sampled_from([1e-3, 0.3, 1.0, 40.0])
@@ -36,7 +36,7 @@ def test_the_largest_are_those_among_all(data, vocab_size, num, temperature):
     found = LogitBlocks(row, float(row.max()), temperature).top_k(num)
     if found is not None:
         scaled = (row.to(torch.float64) - row.max()) / temperature
-        assert pairs(found) == pairs(support(scaled, TokenLaw(top_k=num)))
+        assert pairs(found) == pairs(support(scaled, SamplingSpec(top_k=num)))
     else:
         assert num > vocab_size or int(row.isfinite().sum()) < num
 
@@ -49,7 +49,7 @@ def test_a_nucleus_is_that_among_all_or_not_told(data, vocab_size, top_p):
     found = LogitBlocks(row, float(row.max()), temperature).nucleus(top_p)
     if found is not None:
         scaled = (row.to(torch.float64) - row.max()) / temperature
-        assert pairs(found) == pairs(support(scaled, TokenLaw(top_p=top_p)))
+        assert pairs(found) == pairs(support(scaled, SamplingSpec(top_p=top_p)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

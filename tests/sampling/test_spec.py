@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ from starspec.sampling.spec import TokenLaw
 )
 def test_a_value_out_of_range_is_named(name, value):
     with pytest.raises(ValueError, match=f"^{name}"):
-        TokenLaw(**{name: value})
+        SamplingSpec(**{name: value})
 
 
 @pytest.mark.parametrize(
-    "law", [{"presence_penalty": 0.1}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"temperature": 0.5}]
+    "sampling", [{"presence_penalty": 0.1}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"temperature": 0.5}]
 )
-def test_only_greedy_without_adjustments_is_a_plain_argmax(law):
-    assert TokenLaw(temperature=0.0, top_k=3, top_p=0.5).is_plain_argmax
-    assert not TokenLaw(**{"temperature": 0.0} | law).is_plain_argmax
+def test_only_greedy_without_adjustments_is_a_plain_argmax(sampling):
+    assert SamplingSpec(temperature=0.0, top_k=3, top_p=0.5).is_plain_argmax
+    assert not SamplingSpec(**{"temperature": 0.0} | sampling).is_plain_argmax

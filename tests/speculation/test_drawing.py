@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from spec_strategies import laws, rows
+from spec_strategies import rows, samplings
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation import reference
 from starspec.speculation.drawing import dice_after, draw_children
 from starspec.speculation.node_draft import MAX_SUPPORT
@@ -22,14 +22,18 @@ V = 12
 COUNTS_FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
 
 
-@given(st.data(), laws(V), st.integers(1, 5))
-def test_it_is_the_requests_own_law_over_the_drafts_logits(data: st.DataObject, law: TokenLaw, num: int) -> None:
-    law = TokenLaw(**{name: getattr(law, name) for name in TokenLaw.__dataclass_fields__} | COUNTS_FREE)
-    if law.is_greedy:
+@given(st.data(), samplings(V), st.integers(1, 5))
+def test_it_is_the_requests_own_law_over_the_drafts_logits(
+    data: st.DataObject, sampling: SamplingSpec, num: int
+) -> None:
+    sampling = SamplingSpec(
+        **{name: getattr(sampling, name) for name in SamplingSpec.__dataclass_fields__} | COUNTS_FREE
+    )
+    if sampling.is_greedy:
         return
     logits = data.draw(rows(V))
-    draft, log_confidences = draw_children(torch.tensor(logits).double(), law, 5, None, num_tokens=num, dice=1)
-    probs = reference.probabilities(reference.adjust(logits, law, [], []), law)
+    draft, log_confidences = draw_children(torch.tensor(logits).double(), sampling, 5, None, num_tokens=num, dice=1)
+    probs = reference.probabilities(reference.adjust(logits, sampling, [], []), sampling)
     expected = {token_id: prob for token_id, prob in enumerate(probs) if prob > 0}
     assert dict(zip(draft.token_ids, draft.probs, strict=True)) == pytest.approx(expected, abs=1e-12)
     assert len(draft.candidates) == min(num, len(expected))
@@ -39,15 +43,15 @@ def test_it_is_the_requests_own_law_over_the_drafts_logits(data: st.DataObject, 
 
 def test_a_law_over_many_tokens_is_cut_to_the_likeliest_and_still_sums_to_1() -> None:
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    draft, _ = draw_children(logits, TokenLaw(temperature=2.0), 0, None, num_tokens=3, dice=1)
+    draft, _ = draw_children(logits, SamplingSpec(temperature=2.0), 0, None, num_tokens=3, dice=1)
     assert set(draft.token_ids) == set(logits.topk(MAX_SUPPORT).indices.tolist())
     assert sum(draft.probs) == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("broken", [[inf, 0.0, 1.0], [0.0, float("nan"), 1.0], [-inf, -inf, -inf]])
 def test_logits_without_a_law_give_the_guess_that_coupling_gives(broken: list[float]) -> None:
-    draft, log_confidences = draw_children(torch.tensor(broken), TokenLaw(), 0, None, num_tokens=2, dice=1)
-    assert draft.candidates == draft.token_ids == (propose_token(torch.tensor(broken), TokenLaw(), 0),)
+    draft, log_confidences = draw_children(torch.tensor(broken), SamplingSpec(), 0, None, num_tokens=2, dice=1)
+    assert draft.candidates == draft.token_ids == (propose_token(torch.tensor(broken), SamplingSpec(), 0),)
     assert (draft.probs, log_confidences) == ((1.0,), [0.0])
 
 
@@ -60,11 +64,11 @@ def test_dice_are_those_of_the_path_and_of_no_other() -> None:
 
 def test_siblings_at_one_position_draw_independently() -> None:
     """Chi-square of pairs with a false alarm of 1e-4. With dice of the position alone all pairs would be equal."""
-    logits, law = torch.tensor([1.0, 0.0, 0.5]), TokenLaw()
+    logits, sampling = torch.tensor([1.0, 0.0, 0.5]), SamplingSpec()
 
     def drawn(seed: int, sibling: int) -> int:
         dice = dice_after(seed, [sibling])
-        return draw_children(logits, law, 9, None, num_tokens=1, dice=dice).draft.candidates[0]
+        return draw_children(logits, sampling, 9, None, num_tokens=1, dice=dice).draft.candidates[0]
 
     num = 4000
     found = Counter((drawn(seed, 1), drawn(seed, 2)) for seed in range(num))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.node_draft import Drawing, NodeDraft
 from starspec.speculation.reference import probabilities as reference_probabilities
 from starspec.speculation.rejection import probabilities, try_candidates
@@ -13,7 +13,7 @@ from starspec.speculation.tree import ROOT, DraftTree
 from starspec.speculation.verify import verify_tree
 
 WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
-GREEDY = TokenLaw(temperature=0.0)
+GREEDY = SamplingSpec(temperature=0.0)
 
 
 def one_hot(*token_ids: int) -> torch.Tensor:
@@ -62,10 +62,10 @@ def test_a_child_that_was_not_drawn_is_refused() -> None:
 
 def test_below_a_node_without_probabilities_the_targets_own_draw_decides() -> None:
     drafts = {ROOT: NodeDraft((1,), (1,), (1.0,), WITHOUT)}
-    law = TokenLaw(seed=3)
-    verdict = verify_tree(DraftTree((1, 3), (ROOT, 0), drafts), one_hot(1, 3, 2), law, 0)
+    sampling = SamplingSpec(seed=3)
+    verdict = verify_tree(DraftTree((1, 3), (ROOT, 0), drafts), one_hot(1, 3, 2), sampling, 0)
     assert verdict.token_ids == (1, 3, 2)
-    without = verify_tree(DraftTree((1, 3), (ROOT, 0)), one_hot(1, 3, 2), law, 0)
+    without = verify_tree(DraftTree((1, 3), (ROOT, 0)), one_hot(1, 3, 2), sampling, 0)
     assert without == verdict
 
 
@@ -87,27 +87,27 @@ def test_a_candidate_without_a_node_can_be_accepted_and_ends_the_walk() -> None:
 
 
 def test_a_draft_that_is_its_target_is_accepted_at_once() -> None:
-    law = TokenLaw(temperature=0.8, top_p=0.9, seed=4)
+    sampling = SamplingSpec(temperature=0.8, top_p=0.9, seed=4)
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     for seed in range(50):
         drafts = {}
         for node, row in zip((ROOT, 0), logits, strict=False):
-            q = probabilities(row, law, 0)
+            q = probabilities(row, sampling, 0)
             ids = tuple(q.nonzero().flatten().tolist())
             drafts[node] = NodeDraft((ids[seed % len(ids)],), ids, tuple(q[list(ids)].tolist()), WITHOUT)
         tree = DraftTree((drafts[ROOT].candidates[0], drafts[0].candidates[0]), (ROOT, 0), drafts)
-        assert verify_tree(tree, logits, law, 0).num_accepted == 2
+        assert verify_tree(tree, logits, sampling, 0).num_accepted == 2
 
 
 @pytest.mark.parametrize(
-    "law",
+    "sampling",
     [
-        TokenLaw(temperature=0.7),
-        TokenLaw(temperature=1.3, top_k=3),
-        TokenLaw(temperature=1.0, top_p=0.8, min_p=0.05),
+        SamplingSpec(temperature=0.7),
+        SamplingSpec(temperature=1.3, top_k=3),
+        SamplingSpec(temperature=1.0, top_p=0.8, min_p=0.05),
     ],
 )
-def test_probabilities_are_the_references(law: TokenLaw) -> None:
+def test_probabilities_are_the_references(sampling: SamplingSpec) -> None:
     logits = torch.randn(9, generator=torch.Generator().manual_seed(1))
-    expected = reference_probabilities(logits.tolist(), law)
-    assert probabilities(logits, law, 0).tolist() == pytest.approx(expected, abs=1e-12)
+    expected = reference_probabilities(logits.tolist(), sampling)
+    assert probabilities(logits, sampling, 0).tolist() == pytest.approx(expected, abs=1e-12)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from spec_strategies import laws, tensors, trees
+from spec_strategies import samplings, tensors, trees
 
 from starspec.sampling.counts import TokenCounts
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
-from starspec.speculation.verify import TreeVerdict, verify_tree, verify_trees
+from starspec.speculation.verify import VerifyResult, verify_tree, verify_trees
 
-GREEDY = TokenLaw(temperature=0.0)
+GREEDY = SamplingSpec(temperature=0.0)
 #   committed ── 0:"0" ── 1:"1" ── 3:"3"
 #                    └─── 2:"2"
 TREE = DraftTree((0, 1, 2, 3), (ROOT, 0, 0, 1))
@@ -27,10 +27,10 @@ def target_says(*token_ids: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("rows", "verdict"),
     [
-        ((4, 1, 3, 4, 4), TreeVerdict((), (4,))),  # recovered token at once
-        ((0, 2, 4, 3, 4), TreeVerdict((0, 2), (0, 2, 3))),  # the second sibling
-        ((0, 1, 3, 4, 2), TreeVerdict((0, 1, 3), (0, 1, 3, 2))),  # everything, and the bonus token
-        ((0, 1, 2, 3, 4), TreeVerdict((0, 1), (0, 1, 2))),  # a token that is drafted, but elsewhere
+        ((4, 1, 3, 4, 4), VerifyResult((), (4,))),  # recovered token at once
+        ((0, 2, 4, 3, 4), VerifyResult((0, 2), (0, 2, 3))),  # the second sibling
+        ((0, 1, 3, 4, 2), VerifyResult((0, 1, 3), (0, 1, 3, 2))),  # everything, and the bonus token
+        ((0, 1, 2, 3, 4), VerifyResult((0, 1), (0, 1, 2))),  # a token that is drafted, but elsewhere
     ],
 )
 def test_walk_goes_to_the_child_that_carries_the_targets_token(rows, verdict):
@@ -39,21 +39,21 @@ def test_walk_goes_to_the_child_that_carries_the_targets_token(rows, verdict):
 
 
 def test_an_empty_tree_is_a_plain_step():
-    assert verify_tree(EMPTY_TREE, target_says(3), GREEDY, prefix_len=1) == TreeVerdict((), (3,))
+    assert verify_tree(EMPTY_TREE, target_says(3), GREEDY, prefix_len=1) == VerifyResult((), (3,))
 
 
 def test_every_node_is_drawn_at_its_own_position_with_its_own_path():
     # frequency pushes the target off a token once the walk itself has emitted it
-    law = TokenLaw(temperature=0.0, frequency_penalty=2.0, min_tokens=2, end_token_ids=(4,))
+    sampling = SamplingSpec(temperature=0.0, frequency_penalty=2.0, min_tokens=2, end_token_ids=(4,))
     logits = torch.tensor([[1.0, 0, 0, 0, 9], [1.0, 0.5, 0, 0, 9], [1.0, 0.5, 0.2, 0, 9]])
-    verdict = verify_tree(DraftTree.chain((0, 1)), logits, law, 7, TokenCounts([2] * 7))
+    verdict = verify_tree(DraftTree.chain((0, 1)), logits, sampling, 7, TokenCounts([2] * 7))
     assert verdict.token_ids == (0, 1, 4)
 
 
 def test_counts_are_not_changed():
     counts = TokenCounts([1], [2])
-    law = TokenLaw(temperature=0.0, presence_penalty=0.1)
-    verify_tree(TREE, target_says(0, 1, 2, 3, 4), law, 2, counts)
+    sampling = SamplingSpec(temperature=0.0, presence_penalty=0.1)
+    verify_tree(TREE, target_says(0, 1, 2, 3, 4), sampling, 2, counts)
     assert counts.seen().token_ids.tolist() == [1, 2]
 
 
@@ -64,19 +64,21 @@ def test_wrong_number_of_rows_is_our_bug():
 
 @given(data=st.data(), vocab_size=st.integers(1, 5), num_trees=st.integers(1, 4))
 def test_a_batch_is_its_trees_one_by_one(data, vocab_size, num_trees):
-    plain = st.just(TokenLaw(temperature=0.0))
+    plain = st.just(SamplingSpec(temperature=0.0))
     batch = data.draw(st.lists(trees(vocab_size), min_size=num_trees, max_size=num_trees))
-    each_law = [data.draw(st.one_of(plain, laws(vocab_size))) for _ in batch]
+    each_sampling = [data.draw(st.one_of(plain, samplings(vocab_size))) for _ in batch]
     prefix_lens = data.draw(st.lists(st.integers(2, 9), min_size=num_trees, max_size=num_trees))
     counts = [TokenCounts([0], [0] * (length - 1)) for length in prefix_lens]
     logits = data.draw(tensors(sum(tree.num_draft_tokens + 1 for tree in batch), vocab_size))
 
-    verdicts = verify_trees(batch, logits, each_law, prefix_lens, counts)
+    verdicts = verify_trees(batch, logits, each_sampling, prefix_lens, counts)
 
     start = 0
-    for verdict, tree, law, prefix_len, seen in zip(verdicts, batch, each_law, prefix_lens, counts, strict=True):
+    for verdict, tree, sampling, prefix_len, seen in zip(
+        verdicts, batch, each_sampling, prefix_lens, counts, strict=True
+    ):
         part = logits[start : start + tree.num_draft_tokens + 1]
-        assert verdict == verify_tree(tree, part, law, prefix_len, seen)
+        assert verdict == verify_tree(tree, part, sampling, prefix_len, seen)
         start += tree.num_draft_tokens + 1
 
 
@@ -96,23 +98,26 @@ def test_the_batched_argmax_takes_the_lowest_of_equals_like_the_single_one(dtype
         assert verify_tree(EMPTY_TREE, row[None], GREEDY, 1).token_ids == (token_id,)
 
 
-SIMPLE_LAWS = st.builds(
-    TokenLaw, temperature=st.sampled_from([0.3, 1.0, 4.0]), min_p=st.sampled_from([0.0, 0.1]), seed=st.integers(0, 99)
+SIMPLE_SAMPLINGS = st.builds(
+    SamplingSpec,
+    temperature=st.sampled_from([0.3, 1.0, 4.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 99),
 )
 
 
 @given(data=st.data())
 def test_trees_whose_nodes_are_drawn_at_once_get_the_verdicts_of_those_walked(data):
-    drafts, laws_of, parts = [], [], []
+    drafts, samplings_of, parts = [], [], []
     for _ in range(data.draw(st.integers(1, 4))):
         tree = data.draw(trees(5))
         drafts.append(tree)
-        laws_of.append(data.draw(st.one_of(laws(5), SIMPLE_LAWS)))
+        samplings_of.append(data.draw(st.one_of(samplings(5), SIMPLE_SAMPLINGS)))
         parts.append(data.draw(tensors(tree.num_draft_tokens + 1, 5)).double())
     prefix_lens = [data.draw(st.integers(2, 9)) for _ in drafts]
     counts = [TokenCounts([1] * (length - 1), [2]) for length in prefix_lens]
-    told = zip(drafts, parts, laws_of, prefix_lens, counts, strict=True)
+    told = zip(drafts, parts, samplings_of, prefix_lens, counts, strict=True)
     expected = [verify_tree(*each) for each in told]
     with pytest.MonkeyPatch.context() as patch:  # as if the logits were on an accelerator
         patch.setattr("starspec.speculation.verify.is_at_hand", lambda _logits: False)
-        assert verify_trees(drafts, torch.cat(parts), laws_of, prefix_lens, counts) == expected
+        assert verify_trees(drafts, torch.cat(parts), samplings_of, prefix_lens, counts) == expected

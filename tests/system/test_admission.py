@@ -19,7 +19,7 @@ from starspec.ids import RequestId, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.policy.length.fixed import FixedLength
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, RequestSpec
@@ -76,7 +76,7 @@ class Newcomer:
             assert time.monotonic() < give_up_s
             self.drafts.poll()
             time.sleep(0.01)
-        spec = RequestSpec([11, 12, 13], TokenLaw(temperature=0.0), max_tokens=3000)
+        spec = RequestSpec([11, 12, 13], SamplingSpec(temperature=0.0), max_tokens=3000)
         self.engine.submit(RequestId("long"), spec)
 
     def __enter__(self) -> Self:

@@ -30,7 +30,7 @@ from starspec.harness.decode import Answer, Job, decode, make_engine
 from starspec.ids import RequestId
 from starspec.models.loading.load import load_runner
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import TargetStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.messages import HubStats
@@ -45,8 +45,10 @@ TREE = SpeculativeConfig(num_steps=3, eagle_topk=2, num_draft_tokens=9)
 RULES: tuple[SampleMethod, ...] = ("coupled", "rejection")
 WRITERS: dict[str, Callable[[Path], Path]] = {"eagle": write_eagle1_reader, "eagle3": write_reader}
 BATCH_SIZES = (1, 4, 8)
-GREEDY = [Job("", (5, 9, 70 + each), TokenLaw(temperature=0.0), NUM_TOKENS) for each in range(4)]
-SAMPLED = [Job("", (6, 40 + each), TokenLaw(temperature=0.8, top_p=0.95, seed=each), NUM_TOKENS) for each in range(4)]
+GREEDY = [Job("", (5, 9, 70 + each), SamplingSpec(temperature=0.0), NUM_TOKENS) for each in range(4)]
+SAMPLED = [
+    Job("", (6, 40 + each), SamplingSpec(temperature=0.8, top_p=0.95, seed=each), NUM_TOKENS) for each in range(4)
+]
 JOBS = [job for pair in zip(GREEDY, SAMPLED, strict=True) for job in pair]
 TOKENIZER = synthetic_tokenizer("synthetic:vocab=128")
 
@@ -66,10 +68,10 @@ class Target:
             self.engine.submit(RequestId(str(index)), job.spec)
 
     def step(self) -> None:
-        for emission in self.engine.step():
-            answer = self.answers[int(emission.request_id)]
-            answer.token_ids += emission.token_ids
-            answer.finish_reason = emission.finish_reason
+        for output in self.engine.step():
+            answer = self.answers[int(output.request_id)]
+            answer.token_ids += output.token_ids
+            answer.finish_reason = output.finish_reason
 
     def has_said(self, num_tokens: int) -> bool:
         """Of every answer."""

@@ -81,9 +81,9 @@ async def test_a_killed_hub_ends_no_answer_and_changes_no_greedy_one(shape: str)
             alone = {"temperature": 0.0, "speculative": False}
             await asyncio.gather(*(client.stream(seed, pieces, alone) for seed, pieces in enumerate(plain)))
             streams: list[list[str]] = [[] for _ in range(2 * NUM_STREAMS)]  # greedy ones, then sampled ones
-            laws = [{"temperature": 0.0}] * NUM_STREAMS
-            laws += [{"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.1}] * NUM_STREAMS
-            asked = enumerate(zip(streams, laws, strict=True))
+            samplings = [{"temperature": 0.0}] * NUM_STREAMS
+            samplings += [{"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.1}] * NUM_STREAMS
+            asked = enumerate(zip(streams, samplings, strict=True))
             running = asyncio.gather(*(client.stream(each % NUM_STREAMS, *pair) for each, pair in asked))
             await until(lambda: all(len(pieces) > 8 for pieces in streams))
             assert await client.num_accepted() > 0

@@ -14,10 +14,11 @@ import pytest
 import zmq
 
 from starspec.errors import OurBug
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.stats import HubStats
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Hello,
     HubPublicReply,
     HubStatus,
@@ -38,14 +39,14 @@ import sys
 import structlog
 
 from starspec.stats import HubStats
-from starspec.wire.messages import HubStatus, Welcome
+from starspec.wire.messages import PROTOCOL_VERSION, HubStatus, Welcome
 from starspec.wire.transports.zmq_hub import ZmqHub
 
 def report():
     return HubStatus("d", HubStats(num_frames_rejected=hub.stats.num_frames_rejected))
 
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # of stdout, only the port is read
-hub = ZmqHub("127.0.0.1", int(sys.argv[1]), lambda hello, num: Welcome(1, "", 0, "d", 4, 10.0), report)
+hub = ZmqHub("127.0.0.1", int(sys.argv[1]), lambda hello, num: Welcome(PROTOCOL_VERSION, "", 0, "d", 4, 10.0), report)
 sys.stdout.write(f"{hub.port}\\n")
 sys.stdout.flush()
 while True:
@@ -55,17 +56,17 @@ PATIENCE_S = 20.0  # of a test; nothing waits this long unless it fails
 
 
 def hello(name: str = "t") -> Hello:
-    return Hello(1, TargetId(name), 100, "f")
+    return Hello(PROTOCOL_VERSION, TargetId(name), 100, "f")
 
 
 class EchoHub:
     """A hub with a thread of its own that remembers what it heard. Its transport answers each Ping."""
 
     def __init__(self, port: int = 0, max_targets: int = 4, lease_s: float = 10.0, **options: object) -> None:
-        terms = Welcome(1, SessionId(""), 0, "echo", 16, lease_s)
+        terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "echo", 16, lease_s)
 
-        def admit(hello: Hello, num_sessions: int) -> Welcome | Refused:
-            return terms if num_sessions < max_targets else Refused("full", "no place", 0.1)
+        def admit(hello: Hello, num_sequences: int) -> Welcome | Refused:
+            return terms if num_sequences < max_targets else Refused("full", "no place", 0.1)
 
         self.transport = ZmqHub("127.0.0.1", port, admit, lambda: HubStatus("echo", HubStats()), **options)
         self.heard: list[Arrival] = []
@@ -144,7 +145,7 @@ class RawTarget:
         assert isinstance(welcome, Welcome), welcome
         self.socket.close()
         host = self.endpoint.rsplit(":", 1)[0]
-        self.socket = self._connect(f"{host}:{welcome.port}", welcome.session_id.encode())
+        self.socket = self._connect(f"{host}:{welcome.port}", welcome.link_id.encode())
         assert self.ask(self.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
         return welcome
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
-from starspec.ids import Epoch, RequestId, SessionId, Tag, TargetId
-from starspec.sampling.spec import TokenLaw
+from starspec.ids import Epoch, LinkId, RequestId, Tag, TargetId
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
 from starspec.speculation.tree import DraftTree
 from starspec.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
@@ -23,7 +23,7 @@ from starspec.wire.messages import (
     Ask,
     Close,
     Drawn,
-    Emission,
+    EngineOutput,
     Fault,
     Features,
     GatewayToTarget,
@@ -51,15 +51,15 @@ from starspec.wire.messages import (
     Welcome,
 )
 
-LAW = TokenLaw(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end_token_ids=(2, 3))
+SAMPLING = SamplingSpec(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end_token_ids=(2, 3))
 STATS = TargetStats(acceptance=AcceptanceStats(num_drafts=3, num_accepted_tokens_per_pos=[3, 1]), num_rounds=4)
 EVERY_MESSAGE: list[tuple[object, Message]] = [
-    (HandshakeMessage, Hello(1, TargetId("t"), 100, "f")),
+    (HandshakeMessage, Hello(PROTOCOL_VERSION, TargetId("t"), 100, "f")),
     (HandshakeMessage, Ask(PROTOCOL_VERSION)),
-    (HubPublicReply, Welcome(1, SessionId("s"), 1234, "draft", 16, 10.0)),
+    (HubPublicReply, Welcome(PROTOCOL_VERSION, LinkId("s"), 1234, "draft", 16, 10.0)),
     (HubPublicReply, Refused("full", "no room", 2.0)),
     (HubPublicReply, HubStatus("draft", HubStats(num_tags=2))),
-    (TargetToHub, Open(Tag(1), Epoch(1), [1, 2, 3], 2, LAW, 4)),
+    (TargetToHub, Open(Tag(1), Epoch(1), [1, 2, 3], 2, SAMPLING, 4)),
     (TargetToHub, Features(Tag(1), 7, 2, b"\x00\xff" * 6)),
     (TargetToHub, Verdict(Tag(1), Epoch(2), 3, [4, 5], 0)),
     (TargetToHub, Close(Tag(1), Epoch(3))),
@@ -71,11 +71,11 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (HubToTarget, Reopen(Tag(1), Epoch(1))),
     (HubToTarget, Pong(7)),
     (HubToTarget, Fault("no")),
-    (GatewayToTarget, Submit(RequestId("r"), RequestSpec([1], LAW, stop=("a",), logprobs=2))),
+    (GatewayToTarget, Submit(RequestId("r"), RequestSpec([1], SAMPLING, stop=("a",), logprobs=2))),
     (GatewayToTarget, Abort(RequestId("r"))),
     (
         TargetToGateway,
-        Emission(RequestId("r"), [1], "x", [TokenLogprob(1, -0.5, [(1, -0.5)])], "stop", "a", RequestStats()),
+        EngineOutput(RequestId("r"), [1], "x", [TokenLogprob(1, -0.5, [(1, -0.5)])], "stop", "a", RequestStats()),
     ),
     (TargetToGateway, Rejected(RequestId("r"), "no", "n")),
     (TargetToGateway, TargetStatus(TargetId("t"), "m", 10, 1, 2, 3, 4, True, STATS)),
@@ -98,7 +98,7 @@ def test_an_unknown_field_is_ignored() -> None:
 
 
 def test_a_prompt_of_128k_ids_fits_in_a_frame() -> None:
-    message = Open(Tag(1), Epoch(1), [151_000] * 131_072, 131_072, LAW, 16)
+    message = Open(Tag(1), Epoch(1), [151_000] * 131_072, 131_072, SAMPLING, 16)
     assert Decoder(TargetToHub).decode(encode(message)) == message
 
 
@@ -125,7 +125,7 @@ def test_a_multipart_is_decoded_whole_or_not_at_all() -> None:
 
 
 PROPOSAL = {"type": "proposal", "tag": 1, "epoch": 1, "prefix_len": 1, "token_ids": [1, 2]}
-OPEN = {"type": "open", "tag": 1, "epoch": 1, "token_ids": [1], "prompt_len": 1, "law": {}, "num_draft_tokens": 1}
+OPEN = {"type": "open", "tag": 1, "epoch": 1, "token_ids": [1], "prompt_len": 1, "sampling": {}, "num_draft_tokens": 1}
 DRAWN = [-1, [1], [1, 9], [0.75, 0.25]]  # node, candidates, token_ids, probs
 VERDICT = {"type": "verdict", "tag": 1, "epoch": 2, "base_len": 1, "token_ids": [1], "num_draft_tokens": 0}
 INVALID = {
@@ -163,8 +163,8 @@ INVALID = {
     "no committed token": {**OPEN, "token_ids": []},
     "a prompt longer than the tokens": {**OPEN, "prompt_len": 2},
     "a committed token outside the vocabulary": {**OPEN, "token_ids": [100]},
-    "a temperature below 0": {**OPEN, "law": {"temperature": -1.0}},
-    "a temperature that is no number": {**OPEN, "law": {"temperature": float("nan")}},
+    "a temperature below 0": {**OPEN, "sampling": {"temperature": -1.0}},
+    "a temperature that is no number": {**OPEN, "sampling": {"temperature": float("nan")}},
     "an empty verdict": {**VERDICT, "token_ids": []},
     "a verdict outside the vocabulary": {**VERDICT, "token_ids": [100]},
     "not even a map": [1, 2, 3],
@@ -184,7 +184,7 @@ def test_the_checks_above_do_not_refuse_the_honest_form() -> None:
     assert decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "parents": [-1, -1]})).tree.depths == (1, 1)
     drawn = decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "drawn": [DRAWN]})).tree.drafts
     assert drawn == {-1: NodeDraft((1,), (1, 9), (0.75, 0.25), Drawing.WITHOUT_REPLACEMENT)}
-    assert decoder.decode(msgspec.msgpack.encode(OPEN)).law == TokenLaw()
+    assert decoder.decode(msgspec.msgpack.encode(OPEN)).sampling == SamplingSpec()
     assert decoder.decode(msgspec.msgpack.encode(VERDICT)).token_ids == [1]
 
 

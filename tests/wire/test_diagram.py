@@ -38,7 +38,7 @@ def test_every_value_within_a_message_is_described() -> None:
     tables = message_tables()
     named = set(re.findall(r"`([A-Z]\w+)`", "".join(row for row in tables.splitlines() if row.startswith("|"))))
     described = set(re.findall(r"^\*\*(\w+)\*\*", tables, re.MULTILINE))
-    assert {"TokenLaw", "TreeShape", "Drawn", "HubStats", "SpokeStats", "Mean"} <= named <= described
+    assert {"SamplingSpec", "TreeShape", "Drawn", "HubStats", "HubTargetStats", "Mean"} <= named <= described
 
 
 def test_every_transition_is_drawn() -> None:

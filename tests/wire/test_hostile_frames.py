@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from starspec.ids import Epoch, Tag, TargetId
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.wire.codec import encode
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Close, Fault, Goodbye, Hello, Open, Ping, Pong, Verdict
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.system
 NUM_FRAMES = 100_000
 NUM_ATTACKERS = 4
 MAX_GROWTH_BYTES = 8 * 1024 * 1024  # 84 a frame; a hub that falls behind keeps up to half of it in its queues
-LAW = TokenLaw(temperature=0.8, logit_bias={3: 1.0}, end_token_ids=(2,))
+SAMPLING = SamplingSpec(temperature=0.8, logit_bias={3: 1.0}, end_token_ids=(2,))
 SEEDS = [
     encode(message)
     for message in (
-        Hello(1, TargetId("x"), 100, "f"),
+        Hello(PROTOCOL_VERSION, TargetId("x"), 100, "f"),
         Ask(PROTOCOL_VERSION),
-        Open(Tag(1), Epoch(1), list(range(60)), 60, LAW, 4),
+        Open(Tag(1), Epoch(1), list(range(60)), 60, SAMPLING, 4),
         Verdict(Tag(1), Epoch(2), 60, [1, 2, 3], 4),
         Close(Tag(1), Epoch(3)),
         Ping(0),
@@ -97,7 +97,7 @@ class Attacker(threading.Thread):
     def _attach(self):
         raw = self._star.raw(self._endpoint)
         name = f"attacker-{self._seed}"
-        raw.attach(Hello(1, TargetId(name), 100, "f"))
+        raw.attach(Hello(PROTOCOL_VERSION, TargetId(name), 100, "f"))
         return raw
 
 

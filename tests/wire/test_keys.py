@@ -26,7 +26,7 @@ from starspec.wire.serving_client import ServingClient
 from starspec.wire.transports.zmq_hub import ZmqHub
 from starspec.wire.transports.zmq_target import ZmqTarget
 
-HELLO = Hello(1, TargetId("t"), 100, "f")
+HELLO = Hello(PROTOCOL_VERSION, TargetId("t"), 100, "f")
 QUIET_S = 0.6  # long enough for a handshake on loopback to end either way
 
 

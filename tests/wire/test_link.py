@@ -7,9 +7,10 @@ from typing import get_args
 import pytest
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
-from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.wire.link import LINK_TRANSITIONS, LinkSession, LinkState
+from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.wire.link import LINK_TRANSITIONS, LinkProtocol, LinkState
 from starspec.wire.messages import (
+    PROTOCOL_VERSION,
     Goodbye,
     Hello,
     HubToTarget,
@@ -22,13 +23,13 @@ from starspec.wire.messages import (
     Welcome,
 )
 
-HELLO = Hello(1, TargetId("t"), 100, "f")
-WELCOME = Welcome(1, SessionId("s"), 1, "d", 4, 10.0)
+HELLO = Hello(PROTOCOL_VERSION, TargetId("t"), 100, "f")
+WELCOME = Welcome(PROTOCOL_VERSION, LinkId("s"), 1, "d", 4, 10.0)
 VERDICT = Verdict(Tag(1), Epoch(2), 3, [1], 4)
 
 
-def both_after(*messages) -> tuple[LinkSession, LinkSession]:
-    here, there = LinkSession(), LinkSession()
+def both_after(*messages) -> tuple[LinkProtocol, LinkProtocol]:
+    here, there = LinkProtocol(), LinkProtocol()
     for message in messages:
         there.receive(here.send(message))
         assert here.state is there.state

@@ -5,21 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.wire.messages import Goodbye, Hello, Ping, Pong, Proposal, Refused, Reopen, Welcome
+from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.wire.messages import PROTOCOL_VERSION, Goodbye, Hello, Ping, Pong, Proposal, Refused, Reopen, Welcome
 from starspec.wire.transports.bad_channel import Channel, Faults, VirtualClock
 from starspec.wire.transports.base import Arrival, Joined, Left
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
-TERMS = Welcome(1, SessionId(""), 0, "echo", 16, 10.0)
+TERMS = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "echo", 16, 10.0)
 
 
 def hello(name: str = "t") -> Hello:
-    return Hello(1, TargetId(name), 100, "f")
+    return Hello(PROTOCOL_VERSION, TargetId(name), 100, "f")
 
 
-def admit(hello: Hello, num_sessions: int) -> Welcome | Refused:
-    return TERMS if num_sessions < 2 else Refused("full", "two are enough", 1.0)
+def admit(hello: Hello, num_sequences: int) -> Welcome | Refused:
+    return TERMS if num_sequences < 2 else Refused("full", "two are enough", 1.0)
 
 
 class Echo:
@@ -112,8 +112,8 @@ def test_a_hub_that_dies_loses_the_session_and_a_new_one_begins_when_it_returns(
     assert target.num_connects == 2
     assert target.welcome is not None
     assert old is not None
-    assert target.welcome.session_id != old.session_id
-    hub.transport.send({old.session_id: [Pong(1)]})
+    assert target.welcome.link_id != old.link_id
+    hub.transport.send({old.link_id: [Pong(1)]})
     assert hub.transport.stats.num_dropped == 1
     assert target.receive(1.0) == []
 
@@ -124,7 +124,7 @@ def test_messages_pass_through_the_codec() -> None:
     hub.step()
     assert target.welcome is not None
     impossible = Proposal(Tag(1), Epoch(1), 3, [1, 1], [-1, -1])  # two siblings with one token
-    hub.transport.send({target.welcome.session_id: [impossible, Reopen(Tag(1), Epoch(1))]})
+    hub.transport.send({target.welcome.link_id: [impossible, Reopen(Tag(1), Epoch(1))]})
     assert target.receive(0.0) == [Reopen(Tag(1), Epoch(1))]
     target.send([msgspec.structs.replace(Ping(1), sequence=-1)])
     hub.step()
@@ -177,7 +177,7 @@ def test_real_time_passes_for_delayed_messages_on_a_real_clock() -> None:
     def step() -> bool:
         arrivals = [each for each in transport.receive() if isinstance(each.message, Ping)]
         for each in arrivals:
-            transport.send({each.session_id: [Pong(1)]})
+            transport.send({each.link_id: [Pong(1)]})
         return bool(arrivals)
 
     target = transport.connect(hello(), step)

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.ids import RequestId
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.ask import HubAsker
 from starspec.wire.codec import Decoder, encode
@@ -26,7 +26,7 @@ from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Ask,
-    Emission,
+    EngineOutput,
     HubStatus,
     Refused,
     Rejected,
@@ -38,13 +38,13 @@ from starspec.wire.serving import ServingServer
 from starspec.wire.serving_client import ServingClient
 from starspec.wire.transports import sockets
 
-SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], law=TokenLaw(), max_tokens=4)
+SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)
 PATIENCE_S = 20.0
 
 
-def emission(number: int) -> Emission:
-    return Emission(RequestId("r"), [number], str(number))
+def output(number: int) -> EngineOutput:
+    return EngineOutput(RequestId("r"), [number], str(number))
 
 
 @pytest.fixture
@@ -89,13 +89,13 @@ async def test_what_a_target_says_just_before_it_goes_is_heard_before_its_end(
 
         def notice_after_the_end() -> None:
             if not server._is_closed:
-                server.send(peer, [emission(1)])
+                server.send(peer, [output(1)])
                 server.close()
                 assert zmq.Socket.shadow(client._monitor.underlying).poll(PATIENCE_S * 1e3)
             notice()
 
         monkeypatch.setattr(client, "_notice", notice_after_the_end)
-        assert await client.receive() == emission(1)
+        assert await client.receive() == output(1)
         with pytest.raises(PeerLost):
             await asyncio.wait_for(client.receive(), PATIENCE_S)
 
@@ -105,9 +105,9 @@ async def test_a_request_goes_in_and_its_emissions_come_out_in_order(server: Ser
         client.send(SUBMIT)
         [(peer, message)] = await heard(server)
         assert message == SUBMIT
-        assert server.send(peer, [emission(1), emission(2)])
-        assert server.send(peer, [emission(3)])
-        assert [await client.receive() for _ in range(3)] == [emission(1), emission(2), emission(3)]
+        assert server.send(peer, [output(1), output(2)])
+        assert server.send(peer, [output(3)])
+        assert [await client.receive() for _ in range(3)] == [output(1), output(2), output(3)]
         client.send(Abort(RequestId("r")))
         assert await heard(server) == [(peer, Abort(RequestId("r")))]
 
@@ -116,7 +116,7 @@ async def test_a_round_of_more_emissions_than_a_multipart_holds_arrives_whole(se
     async with client_of(server) as client:
         client.send(SUBMIT)
         ((peer, _),) = await heard(server)
-        assert server.send(peer, [emission(number) for number in range(2500)])
+        assert server.send(peer, [output(number) for number in range(2500)])
         received = [await client.receive() for _ in range(2500)]
         assert [each.token_ids for each in received] == [[number] for number in range(2500)]
         assert client.is_connected
@@ -129,10 +129,10 @@ async def test_gateways_do_not_hear_each_other(server: ServingServer) -> None:
         two.send(Submit(RequestId("two"), SPEC))
         [(peer_of_two, _)] = await heard(server)
         assert peer_of_one != peer_of_two
-        server.send(peer_of_two, [emission(2)])
-        server.send(peer_of_one, [emission(1)])
-        assert await one.receive() == emission(1)
-        assert await two.receive() == emission(2)
+        server.send(peer_of_two, [output(2)])
+        server.send(peer_of_one, [output(1)])
+        assert await one.receive() == output(1)
+        assert await two.receive() == output(2)
 
 
 async def test_a_target_that_goes_is_noticed_once_and_one_that_comes_back_is_found(server: ServingServer) -> None:
@@ -149,8 +149,8 @@ async def test_a_target_that_goes_is_noticed_once_and_one_that_comes_back_is_fou
                 client.send(Ask(PROTOCOL_VERSION))
                 [(peer, message)] = await heard(again)
                 assert message == Ask(PROTOCOL_VERSION)
-                again.send(peer, [emission(1)])
-                assert await client.receive() == emission(1)
+                again.send(peer, [output(1)])
+                assert await client.receive() == output(1)
             finally:
                 again.close()
 
@@ -159,8 +159,8 @@ async def test_what_a_target_said_before_it_went_is_still_heard(server: ServingS
     async with client_of(server) as client:
         client.send(Ask(PROTOCOL_VERSION))
         [(peer, _)] = await heard(server)
-        server.send(peer, [emission(1)])
-        assert await client.receive() == emission(1)
+        server.send(peer, [output(1)])
+        assert await client.receive() == output(1)
         server.close()
         with pytest.raises(PeerLost):
             await client.receive()
@@ -171,11 +171,11 @@ async def test_a_gateway_that_went_is_noticed_when_it_is_spoken_to(server: Servi
         client.send(Ask(PROTOCOL_VERSION))
         [(peer, _)] = await heard(server)
     give_up_at = time.monotonic() + PATIENCE_S
-    while server.send(peer, [emission(1)]):
+    while server.send(peer, [output(1)]):
         assert time.monotonic() < give_up_at
         server.receive(0.01)
     assert server.num_dropped == 1
-    assert not server.send(b"nobody", [emission(1)])
+    assert not server.send(b"nobody", [output(1)])
     assert server.send(b"nobody", [])
 
 
@@ -184,7 +184,7 @@ async def test_a_target_that_reads_nothing_is_given_up(server: ServingServer, mo
     stubborn = ServingServer("127.0.0.1", 0)
     try:
         async with client_of(stubborn) as client:
-            large = Submit(RequestId("r"), RequestSpec([1] * 400_000, TokenLaw()))
+            large = Submit(RequestId("r"), RequestSpec([1] * 400_000, SamplingSpec()))
             for _ in range(200):
                 client.send(large)
             assert not client.is_connected
@@ -205,7 +205,7 @@ def raw_gateway(server: ServingServer, context: zmq.Context) -> zmq.Socket:
 
 def test_a_request_that_does_not_decode_is_rejected_by_name_and_noise_is_counted(server: ServingServer) -> None:
     bad = msgspec.to_builtins(SUBMIT)
-    bad["spec"]["law"]["temperature"] = -1
+    bad["spec"]["sampling"]["temperature"] = -1
     with zmq.Context() as context, raw_gateway(server, context) as raw:
         for frames in ([b"\xc1"], [msgspec.msgpack.encode(bad)], [b""], [encode(Ask(PROTOCOL_VERSION))]):
             raw.send_multipart(frames)
@@ -269,7 +269,7 @@ async def test_a_target_that_stands_still_for_a_while_keeps_its_requests_and_one
         await asyncio.sleep(2 * sockets.HEARTBEAT_TIMEOUT_MS / 1e3)  # longer than a hub may be silent
         stoppable.send_signal(signal.SIGCONT)
         async with asyncio.timeout(PATIENCE_S):
-            assert await client.receive() == emission(1)
+            assert await client.receive() == output(1)
         stoppable.send_signal(signal.SIGSTOP)
         with pytest.raises(PeerLost, match="broke"):
             async with asyncio.timeout(PATIENCE_S):
@@ -315,8 +315,8 @@ async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
             client.send(Ask(PROTOCOL_VERSION))
             peer, _ = await asyncio.to_thread(raw.recv_multipart)
             raw.send_multipart([peer, encode(Ask(PROTOCOL_VERSION))])
-            raw.send_multipart([peer, encode(emission(1))])
-            assert await client.receive() == emission(1)
+            raw.send_multipart([peer, encode(output(1))])
+            assert await client.receive() == output(1)
             assert client.num_frames_rejected == 1
         finally:
             client.close()

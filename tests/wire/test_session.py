@@ -5,7 +5,7 @@ import pytest
 
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Close, Drawn, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import TRANSITIONS, Event, Role, TagSession, TagState
@@ -14,7 +14,7 @@ TAG = Tag(7)
 
 
 def open_tag(epoch: int = 1, wanted: int = 4, token_ids: tuple[int, ...] = (1, 2, 3)) -> Open:
-    return Open(TAG, Epoch(epoch), list(token_ids), len(token_ids), TokenLaw(), wanted)
+    return Open(TAG, Epoch(epoch), list(token_ids), len(token_ids), SamplingSpec(), wanted)
 
 
 def verdict(epoch: int, base_len: int, wanted: int = 4) -> Verdict:
@@ -227,7 +227,7 @@ def test_every_state_can_be_reached_and_only_closed_is_final() -> None:
 def test_a_proposal_deeper_than_asked_for_is_refused_though_it_has_no_more_nodes() -> None:
     session = TagSession(Role.TARGET, Tag(1))
     shape = TreeShape(2, 4)
-    session.send(Open(Tag(1), session.next_epoch, [1, 2, 3], 3, TokenLaw(), 8, shape))
+    session.send(Open(Tag(1), session.next_epoch, [1, 2, 3], 3, SamplingSpec(), 8, shape))
     deep = Proposal(Tag(1), session.epoch, 3, [1, 2, 3])
     with pytest.raises(PeerProtocolError, match="3 tokens deep, 2 steps wanted"):
         session.receive(deep)
@@ -238,7 +238,7 @@ def test_probabilities_that_were_not_asked_for_are_refused() -> None:
     drawn = [Drawn(-1, [5], [5], [1.0])]
     for method, is_legal in (("coupled", False), ("rejection", True)):
         target, hub = TagSession(Role.TARGET, TAG), TagSession(Role.HUB, TAG)
-        opened = Open(TAG, Epoch(1), [1, 2, 3], 3, TokenLaw(), 4, method=method)
+        opened = Open(TAG, Epoch(1), [1, 2, 3], 3, SamplingSpec(), 4, method=method)
         hub.receive(target.send(opened))
         proposed = Proposal(TAG, Epoch(1), 3, [5], drawn=drawn)
         if is_legal:
@@ -253,7 +253,7 @@ def test_probabilities_that_were_not_asked_for_are_refused() -> None:
 
 @pytest.mark.parametrize("budget", [DraftBudget.chain(5, 0.3), DraftBudget(12, 4, 3), DraftBudget(12, 4, 3, 0.3)])
 def test_what_is_asked_for_arrives_as_it_was_asked_for(budget: DraftBudget) -> None:
-    opened = Open(TAG, Epoch(1), [1, 2, 3], 3, TokenLaw(), budget.num_draft_tokens, TreeShape.of(budget))
+    opened = Open(TAG, Epoch(1), [1, 2, 3], 3, SamplingSpec(), budget.num_draft_tokens, TreeShape.of(budget))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(opened), type=Open).budget == budget
     assert TreeShape.of(DraftBudget.chain(5)) is None, "a plain chain needs no shape"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from starspec.ids import Tag
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 from starspec.wire.session import FromHub, FromTarget, Role, TagSession, TagState
 
@@ -47,7 +47,7 @@ class TwoEnds(RuleBasedStateMachine):
     @precondition(lambda self: self.target.state is TagState.ABSENT)
     @rule(wanted=WANTED)
     def open(self, wanted: int) -> None:
-        self.say(Open(TAG, self.target.next_epoch, list(self.committed), 1, TokenLaw(), wanted))
+        self.say(Open(TAG, self.target.next_epoch, list(self.committed), 1, SamplingSpec(), wanted))
 
     @precondition(lambda self: self.target.is_held)
     @rule(token_ids=st.lists(st.integers(0, 9), min_size=1, max_size=3), wanted=WANTED)

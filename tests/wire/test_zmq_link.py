@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from starspec.errors import ConfigError, OurBug
-from starspec.ids import Epoch, SessionId, Tag, TargetId
-from starspec.stats import HubStats, SpokeStats
+from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.stats import HubStats, HubTargetStats
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -35,8 +35,7 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.transports import hub_exchange, hub_io, sockets
-from starspec.wire.transports import hub_link as hub_session
+from starspec.wire.transports import hub_exchange, hub_io, hub_link, sockets
 from starspec.wire.transports.base import HubTransportStats, Joined, Left
 from starspec.wire.transports.hub_exchange import Exchange
 from starspec.wire.transports.zmq_hub import ZmqHub
@@ -46,7 +45,7 @@ PATIENCE_S = 20.0
 
 
 def hello(name: str = "t") -> Hello:
-    return Hello(1, TargetId(name), 100, "f")
+    return Hello(PROTOCOL_VERSION, TargetId(name), 100, "f")
 
 
 def test_a_target_is_welcomed_to_a_port_of_its_own_and_is_answered_there(star) -> None:
@@ -78,7 +77,7 @@ def test_what_is_sent_together_arrives_together(star) -> None:
     target = star.connected(hub.endpoint)
     assert target.welcome is not None
     proposals = [Proposal(Tag(tag), Epoch(1), 3, [1, 2]) for tag in range(50)]
-    hub.transport.send({target.welcome.session_id: proposals})
+    hub.transport.send({target.welcome.link_id: proposals})
     assert target.receive(5.0) == proposals
     verdicts = [Verdict(Tag(tag), Epoch(2), 3, [1], 4) for tag in range(50)]
     target.send(verdicts)
@@ -93,7 +92,7 @@ def test_more_than_a_multipart_takes_travels_in_several(star) -> None:
     target = star.connected(hub.endpoint)
     assert target.welcome is not None
     proposals = [Proposal(Tag(tag), Epoch(1), 3, [1, 2]) for tag in range(2 * MAX_MESSAGES + 1)]
-    hub.transport.send({target.welcome.session_id: proposals})
+    hub.transport.send({target.welcome.link_id: proposals})
     received = []
     star.until(lambda: received.extend(target.receive(1.0)) or len(received) == len(proposals))
     assert received == proposals
@@ -178,7 +177,7 @@ def test_an_expired_session_starts_anew(star) -> None:
 
 
 def test_a_target_that_never_comes_to_its_port_frees_its_place(star, monkeypatch) -> None:
-    monkeypatch.setattr(hub_session, "ATTACH_S", 0.2)
+    monkeypatch.setattr(hub_link, "ATTACH_S", 0.2)
     hub = star.hub(max_targets=1)
     raw = star.raw(hub.endpoint)
     assert isinstance(raw.greet(), Welcome)
@@ -273,9 +272,9 @@ def test_a_hub_does_not_repeat_at_length_what_it_cannot_read(star) -> None:
 
 
 def test_a_report_too_large_for_a_frame_is_dropped_and_the_hub_goes_on(star) -> None:
-    spokes = {TargetId(f"target-{number:04}" + "x" * 180): SpokeStats() for number in range(6000)}
-    terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
-    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: HubStatus("d", HubStats(), spokes))
+    targets = {TargetId(f"target-{number:04}" + "x" * 180): HubTargetStats() for number in range(6000)}
+    terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 10.0)
+    hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: HubStatus("d", HubStats(), targets))
     try:
         raw = star.raw(f"tcp://127.0.0.1:{hub.port}")
         raw.socket.send(encode(Ask(PROTOCOL_VERSION)))
@@ -308,7 +307,7 @@ def test_a_message_before_the_first_ping_breaks_the_protocol(star) -> None:
     raw = star.raw(hub.endpoint)
     welcome = raw.greet()
     assert isinstance(welcome, Welcome)
-    early = star.raw(f"tcp://127.0.0.1:{welcome.port}", welcome.session_id.encode())
+    early = star.raw(f"tcp://127.0.0.1:{welcome.port}", welcome.link_id.encode())
     fault = early.ask(early.socket, [encode(Verdict(Tag(1), Epoch(2), 3, [1], 1))], HubToTarget)
     assert fault == Fault("Verdict is not allowed while the link is attaching")
     assert hub.messages_of("raw") == []
@@ -320,7 +319,7 @@ def test_an_identity_that_is_not_the_session_is_refused(star) -> None:
     assert target.welcome is not None
     stranger = star.raw(f"tcp://127.0.0.1:{target.welcome.port}", b"somebody else")
     answer = stranger.ask(stranger.socket, [encode(Ping(9))], HubToTarget)
-    assert answer == Fault("this port belongs to another session")
+    assert answer == Fault("this port belongs to another link")
     assert Ping(9) not in hub.messages_of("t")
 
 
@@ -344,13 +343,13 @@ def test_a_message_that_is_too_large_is_dropped_and_the_others_go(star) -> None:
 
 def test_what_is_for_a_target_that_left_is_dropped_and_counted(star) -> None:
     hub = star.hub()
-    hub.transport.send({SessionId("nobody"): [Reopen(Tag(1), Epoch(1)), Pong(1)]})
+    hub.transport.send({LinkId("nobody"): [Reopen(Tag(1), Epoch(1)), Pong(1)]})
     star.until(lambda: hub.transport.stats.num_dropped == 2)
 
 
 def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch) -> None:
     monkeypatch.setattr(hub_io, "MAX_BACKLOG", 100)
-    terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
+    terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 10.0)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: None)
     try:
         raw = star.raw(f"tcp://127.0.0.1:{hub.port}")
@@ -373,7 +372,7 @@ def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch
 
 def test_a_target_that_flooded_and_went_leaves_all_the_same(star, monkeypatch) -> None:
     monkeypatch.setattr(hub_io, "MAX_BACKLOG", 100)
-    terms = Welcome(1, SessionId(""), 0, "d", 16, 10.0)
+    terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 10.0)
     full = Refused("full", "one is enough", 0.1)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: full if num else terms, lambda: None)
     try:
@@ -401,7 +400,7 @@ def test_a_hub_that_stood_still_does_not_blame_its_targets(star, monkeypatch) ->
         is_over.set()
         return HubStatus("d", HubStats())
 
-    terms = Welcome(1, SessionId(""), 0, "d", 16, 0.5)
+    terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 0.5)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, stand_still)
     try:
         raw, caller = star.raw(f"tcp://127.0.0.1:{hub.port}"), star.raw(f"tcp://127.0.0.1:{hub.port}")
@@ -441,10 +440,10 @@ def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
     stats = HubTransportStats()
     exchange = Exchange(queue.SimpleQueue(), stats)
     for _ in range(5):
-        exchange.put_replies({SessionId("s"): [b"one", b"two"]})
+        exchange.put_replies({LinkId("s"): [b"one", b"two"]})
     assert (len(exchange.replies), stats.num_dropped) == (3, 4)
     exchange.close()
-    exchange.put_replies({SessionId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
+    exchange.put_replies({LinkId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
 
 
 def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:
@@ -493,7 +492,7 @@ def test_a_malformed_endpoint_is_a_sentence(endpoint: str) -> None:
 
 def test_ipv6_loopback_works(star) -> None:
     try:
-        hub = ZmqHub("::1", 0, lambda hello, num: Welcome(1, SessionId(""), 0, "d", 4, 9.0), lambda: None)
+        hub = ZmqHub("::1", 0, lambda hello, num: Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 4, 9.0), lambda: None)
     except ConfigError as error:
         assert "no such address" in str(error)  # noqa: PT017
         pytest.skip("this machine has no IPv6")
@@ -504,7 +503,7 @@ def test_ipv6_loopback_works(star) -> None:
 
 
 def test_a_fault_of_the_io_thread_reaches_the_hub(star) -> None:
-    def admit(hello: Hello, num_sessions: int) -> Welcome:
+    def admit(hello: Hello, num_sequences: int) -> Welcome:
         raise ZeroDivisionError("a bug")
 
     hub = ZmqHub("127.0.0.1", 0, admit, lambda: None)
@@ -540,7 +539,9 @@ class StubbornHub:
     def welcome(self, star, target: ZmqTarget) -> None:
         star.until(lambda: self.public.poll(0), target)
         caller, _ = self.public.recv_multipart()
-        self.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), self.own_port, "d", 4, 10.0))])
+        self.public.send_multipart(
+            [caller, encode(Welcome(PROTOCOL_VERSION, LinkId("s"), self.own_port, "d", 4, 10.0))]
+        )
         star.until(lambda: self.own.poll(0), target)
         assert Decoder(TargetToHub).decode(self.own.recv_multipart()[1]) == Ping(0)
         self.say(encode(Pong(0)))
@@ -587,7 +588,9 @@ def test_a_session_that_no_socket_can_have_is_no_welcome(star, stubborn: Stubbor
     target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
     star.until(lambda: stubborn.public.poll(0), target)
     caller, _ = stubborn.public.recv_multipart()
-    stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId(name), stubborn.own_port, "d", 4, 10.0))])
+    stubborn.public.send_multipart(
+        [caller, encode(Welcome(PROTOCOL_VERSION, LinkId(name), stubborn.own_port, "d", 4, 10.0))]
+    )
     star.until(lambda: target.num_frames_rejected == 1, target)
     stubborn.welcome(star, target)
 
@@ -596,8 +599,10 @@ def test_a_port_that_cannot_be_dialled_is_given_up_with_a_sentence(star, stubbor
     target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
     star.until(lambda: stubborn.public.poll(0), target)
     caller, _ = stubborn.public.recv_multipart()
-    monkeypatch.setattr(target._dialler, "dial_own", _no_socket)
-    stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0))])
+    monkeypatch.setattr(target._socket_factory, "connect_own", _no_socket)
+    stubborn.public.send_multipart(
+        [caller, encode(Welcome(PROTOCOL_VERSION, LinkId("s"), stubborn.own_port, "d", 4, 10.0))]
+    )
     star.until(lambda: "cannot be dialled: Too many open files" in target.problem, target)
 
 
@@ -634,7 +639,7 @@ def test_a_hub_that_asks_for_what_a_target_has_not_is_not_served(star, stubborn:
     target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
     star.until(lambda: stubborn.public.poll(0), target)
     caller, _ = stubborn.public.recv_multipart()
-    welcome = Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0, **terms)
+    welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), stubborn.own_port, "d", 4, 10.0, **terms)
     stubborn.public.send_multipart([caller, encode(welcome)])
     star.until(lambda: target.problem == problem, target)
     assert target.welcome is None
@@ -645,7 +650,9 @@ def test_a_port_that_nobody_reaches_is_given_up_with_a_sentence(star, stubborn: 
     star.until(lambda: stubborn.public.poll(0), target)
     caller, _ = stubborn.public.recv_multipart()
     stubborn.own.close()
-    stubborn.public.send_multipart([caller, encode(Welcome(1, SessionId("s"), stubborn.own_port, "d", 4, 10.0))])
+    stubborn.public.send_multipart(
+        [caller, encode(Welcome(PROTOCOL_VERSION, LinkId("s"), stubborn.own_port, "d", 4, 10.0))]
+    )
     star.until(lambda: "cannot be reached" in target.problem, target)
     assert str(stubborn.own_port) in target.problem
 

@@ -53,7 +53,7 @@ class TransformersBaseline:
         Args:
             job: its law must be greedy.
         """
-        assert job.law.is_plain_argmax, "the baseline decodes greedily"
+        assert job.sampling.is_plain_argmax, "the baseline decodes greedily"
         options: dict[str, Any] = {}
         if assistance is not None:
             assert self._draft is not None, "assisted generation needs a draft"

@@ -16,7 +16,7 @@ from starspec.harness.decode import Answer, Job
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.provenance import hash_token_ids
 from starspec.harness.workbench import Recorded, Sampling, Workbench
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats
 
 CHUNK = 24  # requests whose logits are held at once
@@ -106,18 +106,18 @@ class Truths:
 
     def learn(self, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
         for job, answer in zip(jobs, answers, strict=True):
-            self._answers[job.prompt_token_ids, _key(job.law)] = answer.token_ids
+            self._answers[job.prompt_token_ids, _key(job.sampling)] = answer.token_ids
 
     def __call__(self, sequence: TargetSequence) -> Sequence[int]:
         prompt = tuple(sequence.spec.prompt_token_ids)
-        return self._answers.get((prompt, _key(sequence.law)), [])[sequence.num_output_tokens :]
+        return self._answers.get((prompt, _key(sequence.sampling)), [])[sequence.num_output_tokens :]
 
 
 TokenLawKey = tuple[float, float, int]
 
 
-def _key(law: TokenLaw) -> TokenLawKey:
-    return law.temperature, law.top_p, law.seed
+def _key(sampling: SamplingSpec) -> TokenLawKey:
+    return sampling.temperature, sampling.top_p, sampling.seed
 
 
 @dataclass(slots=True)
@@ -217,14 +217,14 @@ def _jobs(
     """The requests; of three neighbours one may say `max_tokens`, the next five sixths of them, the last two thirds."""
     jobs = bench.jobs(prompts, sampling, max_tokens, first_seed)
     return [
-        Job(job.name, job.prompt_token_ids, job.law, max(1, max_tokens - index % 3 * max_tokens // 6))
+        Job(job.name, job.prompt_token_ids, job.sampling, max(1, max_tokens - index % 3 * max_tokens // 6))
         for index, job in enumerate(jobs)
     ]
 
 
 def _count_near_ties(jobs: Sequence[Job], plain: Recorded) -> int:
     return sum(
-        is_near_tie(logits, job.law, len(job.prompt_token_ids) + index)
+        is_near_tie(logits, job.sampling, len(job.prompt_token_ids) + index)
         for job, decisions in zip(jobs, plain.logits, strict=True)
         for index, logits in enumerate(decisions)
     )

@@ -115,12 +115,12 @@ def _loading(model: str) -> AbstractContextManager[object]:
 
 def _answer(llm: LLM, prompt: str, params: SamplingParams, *, is_chat: bool) -> None:
     started_s = time.monotonic()
-    for emission in llm.stream(_prompt_of(llm, prompt) if is_chat else prompt, params):
-        sys.stdout.write(emission.text)
+    for output in llm.stream(_prompt_of(llm, prompt) if is_chat else prompt, params):
+        sys.stdout.write(output.text)
         sys.stdout.flush()
-        if emission.stats is not None:
+        if output.stats is not None:
             print(flush=True)
-            print(_story(emission.stats, time.monotonic() - started_s), file=sys.stderr)
+            print(_story(output.stats, time.monotonic() - started_s), file=sys.stderr)
 
 
 def _prompt_of(llm: LLM, text: str) -> list[int]:

@@ -37,7 +37,7 @@ class HubListener(Protocol):
         ...
 
 
-class HubTalk:
+class HubConnection:
     """Not safe to use from two threads at once.
 
     Args:

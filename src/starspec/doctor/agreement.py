@@ -62,7 +62,9 @@ def measure_agreement(reader: AnswerReader, sample: Sample) -> Agreement:
         logits = reader.answer_logits(job.prompt_token_ids, answer.token_ids)
         for index, token_id in enumerate(answer.token_ids):
             position = len(job.prompt_token_ids) + index
-            (guesses,) = propose_tokens(logits[index : index + 1], job.law, position, [None], num_tokens=NUM_BRANCHES)
+            (guesses,) = propose_tokens(
+                logits[index : index + 1], job.sampling, position, [None], num_tokens=NUM_BRANCHES
+            )
             is_sayable = float(logits[index][token_id]) > float("-inf")
             choices = [guess for guess, _ in guesses] if is_sayable else []
             is_right.append(choices[:1] == [token_id])

@@ -34,18 +34,18 @@ class CausalReader:
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         info, cache = self._runner.info, self._runner.cache
         known = [*prompt, *answer[:-1]][: info.max_model_len]  # beyond its length a draft is not asked
-        num_guessed = max(0, len(known) - len(prompt) + 1)
+        max_nodes = max(0, len(known) - len(prompt) + 1)
         num_unheard = min(len(prompt), len(known)) - 1
         row = cache.lease()
         try:
             for chunk in _chunks(known[:num_unheard]):
                 self._runner.forward([Segment(row, chunk, num_logits=0)])
                 cache.append(row, len(chunk))
-            said = self._runner.forward([Segment(row, known[num_unheard:], num_logits=num_guessed)]).logits
+            said = self._runner.forward([Segment(row, known[num_unheard:], num_logits=max_nodes)]).logits
         finally:
             cache.free(row)
         logits = said.new_full((len(answer), info.vocab_size), float("-inf"))
-        logits[:num_guessed] = said
+        logits[:max_nodes] = said
         return logits
 
 

@@ -23,7 +23,7 @@ from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, prompt_token_ids
 from starspec.harness.decode import Answer, Job
 from starspec.harness.provenance import collect_provenance
-from starspec.harness.step_times import time_layers
+from starspec.harness.step_times import time_draft_steps
 from starspec.hub.grow import CausalDrafter
 from starspec.integrations.vllm.hub_client import LIKELIEST
 from starspec.models.heads.load import is_head
@@ -77,7 +77,7 @@ def examine_vllm(
     checks.append(_check_said([*greedy, *sampled], runner.info.vocab_size))
     if checks[-1].severity == "fatal":
         return Examination(provenance=provenance, checks=checks)
-    times = StepTimes(time_layers(CausalDrafter(runner), runner.info.vocab_size), verify_s, link_s)
+    times = StepTimes(time_draft_steps(CausalDrafter(runner), runner.info.vocab_size), verify_s, link_s)
     prospects = []
     for sampling, answers in zip(SAMPLINGS, (greedy, sampled), strict=True):
         sample = _sample(sampling.name, asked, [answer.token_ids for answer in answers])

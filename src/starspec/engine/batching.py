@@ -22,7 +22,7 @@ from starspec.models.padded import PaddedRunner
 from starspec.models.runner import BatchRunner
 from starspec.policy.same_length import SameLengthPool
 from starspec.policy.target_batch import Continuous, FixedBatches, PromptsFirst, Scheduler
-from starspec.speculation.verify import TreeVerdict
+from starspec.speculation.verify import VerifyResult
 from starspec.stats import BatchStats
 
 
@@ -66,10 +66,10 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
     return PromptsFirst(scheduler) if batching.prompts == "first" else scheduler
 
 
-def roll_back(verdicts: Sequence[TreeVerdict]) -> list[TreeVerdict]:
+def roll_back(verdicts: Sequence[VerifyResult]) -> list[VerifyResult]:
     """Cut every verdict to the tokens of the shortest, so that a batch stays aligned.
 
     What is cut was right, and is drafted and verified again: the waste of section 2's rollback approach.
     """
     num_tokens = min(len(each.token_ids) for each in verdicts)
-    return [TreeVerdict(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in verdicts]
+    return [VerifyResult(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in verdicts]

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from starspec.config import SpeculativeConfig
-from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestId
 from starspec.policy.length.fixed import LengthPolicy, LengthSnapshot
 from starspec.speculation.budget import DraftBudget
@@ -33,7 +33,7 @@ class Drafts(Protocol):
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         """One tree for each sequence, empty where there is none. Blocks at most until the deadline."""
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         """Tell what was committed; finished sequences are closed."""
 
     def close(self, sequence: TargetSequence) -> None:
@@ -80,7 +80,7 @@ class NoDrafts:
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [EMPTY_TREE] * len(batch)
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         pass
 
     def close(self, sequence: TargetSequence) -> None:
@@ -127,7 +127,7 @@ class NgramDrafts:
             return EMPTY_TREE
         return DraftTree.chain(self._indexes[sequence.request_id].propose(length))
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
             if added.finish is not None:
                 self.close(sequence)

@@ -11,14 +11,14 @@ from starspec.engine.batching import PARTS, make_scheduler
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
 from starspec.engine.round import RoundRunner
-from starspec.engine.sequence import Emitted, Finish, SequenceState, TargetSequence
+from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, Segment
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.wire.messages import Emission, RequestSpec
+from starspec.wire.messages import EngineOutput, RequestSpec
 
 RATE_WINDOW_S = 5.0
 
@@ -124,7 +124,7 @@ class TargetEngine:
         self.drafts.close(sequence)
         self._release(sequence)
 
-    def step(self) -> list[Emission]:
+    def step(self) -> list[EngineOutput]:
         """Admit, forward one prefill chunk, run one round.
 
         Returns: what each sequence of the round gained.
@@ -145,28 +145,28 @@ class TargetEngine:
             return []
         batch = self._in_order_of_rows(plan.decode)
         self._at_work = batch
-        emissions = self._rounds.run(batch)
+        outputs = self._rounds.run(batch)
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
         for sequence in batch:
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
                 self._release(sequence)
-        self._rate(sum(len(each.token_ids) for each in emissions))
-        return emissions
+        self._rate(sum(len(each.token_ids) for each in outputs))
+        return outputs
 
-    def fail_step(self, reason: str) -> list[Emission]:
+    def fail_step(self, reason: str) -> list[EngineOutput]:
         """After an exception in a step: end the requests that it worked on, so that the others can go on.
 
         They are those of the prompt or the round that was at work, or all that hold a row if none was.
         """
-        emissions = []
+        outputs = []
         at_work = [each for each in self._at_work if each.row is not None]
         for sequence in at_work or [each for each in self._sequences.values() if each.row is not None]:
-            emissions.append(sequence.emission(Emitted(finish=Finish("error", reason))))
+            outputs.append(sequence.output(RoundOutput(finish=Finish("error", reason))))
             self.drafts.close(sequence)
             self._release(sequence)
-        return emissions
+        return outputs
 
     def refresh_rate(self) -> None:
         """Bring `tokens_per_s` up to now; call before reporting."""
@@ -197,7 +197,7 @@ class TargetEngine:
             )
         if not all(0 <= token_id < info.vocab_size for token_id in prompt):
             raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
-        if not all(0 <= token_id < info.vocab_size for token_id in spec.law.logit_bias):
+        if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
     def _in_order_of_rows(self, request_ids: Iterable[RequestId]) -> list[TargetSequence]:

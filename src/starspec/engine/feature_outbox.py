@@ -18,21 +18,21 @@ from starspec.wire.messages import Features, Welcome
 MAX_DATA_BYTES: Final = 512 * 1024  # of features in one frame, which may be twice as large
 
 
-class WantedFeatures(NamedTuple):
+class FeatureRequest(NamedTuple):
     """What a hub reads."""
 
     layers: tuple[int, ...] = ()  # hidden states, as Hugging Face counts them; () = it reads none
     window: int = 0  # of so many positions of the past, the last ones
 
     @classmethod
-    def of(cls, welcome: Welcome) -> WantedFeatures:
+    def of(cls, welcome: Welcome) -> FeatureRequest:
         return cls(welcome.feature_layers, welcome.feature_window)
 
 
-class ToldFeatures:
+class FeatureOutbox:
     """Features of one tag's committed positions, kept as far back as its hub may ask."""
 
-    def __init__(self, terms: WantedFeatures) -> None:
+    def __init__(self, terms: FeatureRequest) -> None:
         self.are_wanted = bool(terms.layers)
         self._window = terms.window
         self._tail = FeatureTail(terms.window)

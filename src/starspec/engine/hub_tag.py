@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from starspec.config import SampleMethod
-from starspec.engine.feature_outbox import ToldFeatures
+from starspec.engine.feature_outbox import FeatureOutbox
 from starspec.engine.sequence import SequenceState, TargetSequence
 from starspec.policy.waiting import Waiting
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -21,7 +21,7 @@ class HubTag(Waiting):
 
     sequence: TargetSequence
     session: TagSession
-    features: ToldFeatures
+    features: FeatureOutbox
     draft: DraftTree = EMPTY_TREE  # behind the committed tokens
     asked_s: float = 0.0  # when the awaited proposal was asked for
     untold: list[int] = field(default_factory=list)  # committed since the hub was told of the tag last
@@ -34,7 +34,7 @@ class HubTag(Waiting):
         is_read = self.sequence.state is not SequenceState.PREFILLING
         return not self.features.are_wanted or (num_wanted > 0 and (not is_read or self.features.reach(num_wanted)))
 
-    def settle_if_in_vain(self) -> None:
+    def settle_if_obsolete(self) -> None:
         """Forget a proposal asked for while the prompt was read, if no head reads what the target thought of it.
 
         The hub waits for these features for ever.
@@ -60,7 +60,7 @@ class HubTag(Waiting):
             epoch=self.session.next_epoch,
             token_ids=list(self.sequence.token_ids),
             prompt_len=self.sequence.prompt_len,
-            law=self.sequence.law,
+            sampling=self.sequence.sampling,
             num_draft_tokens=budget.num_draft_tokens,
             shape=TreeShape.of(budget),
             method=method,
@@ -125,7 +125,7 @@ class HubTag(Waiting):
         if self.is_opening:
             self.let_go()
         self.settle()
-        self.patience.note_in_vain(now)
+        self.patience.note_miss(now)
 
     def let_go(self) -> None:
         """The hub does not hold the tag any more; nothing is to come."""

@@ -20,12 +20,12 @@ from typing import Final
 import structlog
 from torch import Tensor
 
-from starspec.client.connection import HubTalk
+from starspec.client.connection import HubConnection
 from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budget
-from starspec.engine.feature_outbox import ToldFeatures, WantedFeatures
+from starspec.engine.feature_outbox import FeatureOutbox, FeatureRequest
 from starspec.engine.hub_tag import HubTag
-from starspec.engine.sequence import Emitted, SequenceState, TargetSequence
+from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.ids import RequestId, Tag
 from starspec.policy.deadline import Deadline
 from starspec.policy.length.fixed import LengthPolicy
@@ -72,14 +72,14 @@ class RemoteDrafts:
         self._tags: dict[Tag, HubTag] = {}
         self._by_request: dict[RequestId, Tag] = {}
         self._tag_numbers = itertools.count(1)
-        self._hub = HubTalk(transport, self, clock)
+        self._hub = HubConnection(transport, self, clock)
         self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
         self._is_declined = False  # the hub had no room for the last tag that it was told of
         self._ask_again_s = 0.0  # then: it asked to hear of no other before
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the round that runs ...
         self._is_plain_round = False  # ... of which nobody has a draft
-        self._feature_terms = WantedFeatures()  # of the hub found last: it may come back
+        self._feature_terms = FeatureRequest()  # of the hub found last: it may come back
 
     @property
     def is_connected(self) -> bool:
@@ -122,14 +122,14 @@ class RemoteDrafts:
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in batch]
         for state in filter(None, states):
-            state.settle_if_in_vain()
+            state.settle_if_obsolete()
         awaited = [state for state in states if state is not None and state.is_awaited]
         num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
         late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(num_steps))
         self._stats.num_late_rounds += bool(late)
         return [self._tree(sequence, state, len(batch)) for sequence, state in zip(batch, states, strict=True)]
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
         now = self._clock()
         if self._hub.patience.is_pausing:
@@ -202,11 +202,11 @@ class RemoteDrafts:
     def _take_terms(self) -> None:
         """Which features this hub reads. Those that were kept for one that read others are of no use."""
         welcome = self._transport.welcome
-        if welcome is None or WantedFeatures.of(welcome) == self._feature_terms:
+        if welcome is None or FeatureRequest.of(welcome) == self._feature_terms:
             return
-        self._feature_terms = WantedFeatures.of(welcome)
+        self._feature_terms = FeatureRequest.of(welcome)
         for state in self._tags.values():
-            state.features = ToldFeatures(self._feature_terms)
+            state.features = FeatureOutbox(self._feature_terms)
 
     def take(self, message: Proposal | Reopen) -> None:
         """As HubListener."""
@@ -260,7 +260,7 @@ class RemoteDrafts:
 
     def _new_tag(self, sequence: TargetSequence) -> HubTag:
         tag = Tag(next(self._tag_numbers))
-        state = HubTag(sequence, TagSession(Role.TARGET, tag), ToldFeatures(self._feature_terms))
+        state = HubTag(sequence, TagSession(Role.TARGET, tag), FeatureOutbox(self._feature_terms))
         self._tags[tag] = state
         self._by_request[sequence.request_id] = tag
         return state

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from starspec.engine.batching import roll_back
 from starspec.engine.drafts import Drafts
-from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.models.runner import BatchRunner, ForwardOutput, Segment
 from starspec.sampling.logprobs import top_logprobs
 from starspec.speculation.tree import DraftTree
-from starspec.speculation.verify import TreeVerdict, verify_trees
+from starspec.speculation.verify import VerifyResult, verify_trees
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.wire.messages import Emission, TokenLogprob
+from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class RoundRunner:
     trace: Tracer | None = None
     is_even: bool = False  # whether all sequences of a batch commit as many tokens as the one that accepted fewest
 
-    def run(self, batch: Sequence[TargetSequence]) -> list[Emission]:
+    def run(self, batch: Sequence[TargetSequence]) -> list[EngineOutput]:
         """One round: every sequence of the batch gains at least one token, or ends.
 
         Effects: the sequences, their cache rows, the statistics; verdicts go to the hub.
@@ -44,7 +44,7 @@ class RoundRunner:
         verdicts = verify_trees(
             trees,
             output.logits,
-            [each.law for each in batch],
+            [each.sampling for each in batch],
             [len(each.token_ids) for each in batch],
             [each.counts for each in batch],
         )
@@ -54,19 +54,19 @@ class RoundRunner:
         verified_s = self.clock()
         self.drafts.report(batch, emitted)
         reported_s = self.clock()
-        emissions = [each.emission(added) for each, added in zip(batch, emitted, strict=True)]
+        outputs = [each.output(added) for each, added in zip(batch, emitted, strict=True)]
         told_s, report_s = self.clock(), reported_s - verified_s
         self._time(started_s, collected_s, verified_s)
         self._time_batch(len(batch), collected_s - started_s + report_s, told_s - collected_s - report_s, moved_s)
-        return emissions
+        return outputs
 
     def _commit(
         self,
         batch: Sequence[TargetSequence],
         trees: Sequence[DraftTree],
-        verdicts: Sequence[TreeVerdict],
+        verdicts: Sequence[VerifyResult],
         output: ForwardOutput,
-    ) -> list[Emitted]:
+    ) -> list[RoundOutput]:
         """Extend every sequence by its verdict; keep the K/V of the root and of the accepted path."""
         emitted, first_row = [], 0
         for sequence, tree, verdict in zip(batch, trees, verdicts, strict=True):
@@ -118,7 +118,7 @@ def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
     return Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
 
 
-def _logprobs(sequence: TargetSequence, verdict: TreeVerdict, logits: Tensor) -> list[TokenLogprob]:
+def _logprobs(sequence: TargetSequence, verdict: VerifyResult, logits: Tensor) -> list[TokenLogprob]:
     """The target's own log-probabilities at the walked positions, if the request asked for them."""
     if sequence.spec.logprobs is None:
         return []

@@ -11,9 +11,9 @@ from torch import Tensor
 from starspec.engine.detokenize import Detokenizer
 from starspec.ids import RequestId
 from starspec.sampling.counts import TokenCounts
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats
-from starspec.wire.messages import Emission, RequestSpec, TokenLogprob
+from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 
 class SequenceState(Enum):
@@ -32,7 +32,7 @@ class Finish:
 
 
 @dataclass(slots=True)
-class Emitted:
+class RoundOutput:
     """What one round added, after truncation."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class TargetSequence:
     ) -> None:
         self.request_id = request_id
         self.spec = spec
-        self.law: TokenLaw = spec.law
+        self.sampling: SamplingSpec = spec.sampling
         self.token_ids = list(spec.prompt_token_ids)
         self.prompt_len = len(spec.prompt_token_ids)
         self.max_len = max_len  # committed tokens at which the answer ends
@@ -73,7 +73,7 @@ class TargetSequence:
         self.first_token_s: float | None = None
         self.num_passed_over = 0  # steps in a row that took others instead: to a row, or to a round
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._end_token_ids = frozenset(spec.law.end_token_ids)
+        self._end_token_ids = frozenset(spec.sampling.end_token_ids)
         self._detokenizer = detokenizer
 
     @property
@@ -85,7 +85,7 @@ class TargetSequence:
         """Tokens that may still be emitted."""
         return self.max_len - len(self.token_ids)
 
-    def extend(self, token_ids: tuple[int, ...], logprobs: list[TokenLogprob]) -> Emitted:
+    def extend(self, token_ids: tuple[int, ...], logprobs: list[TokenLogprob]) -> RoundOutput:
         """Commit the tokens of one verdict, up to and with the one that ends the answer.
 
         Args:
@@ -94,7 +94,7 @@ class TargetSequence:
         Returns: the tokens really added; fewer than given if the answer ended within them.
         Effects: `token_ids`, `counts`, the text, and `state` at the end.
         """
-        emitted = Emitted()
+        emitted = RoundOutput()
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             emitted.token_ids.append(token_id)
@@ -108,7 +108,7 @@ class TargetSequence:
 
     def _finish_after(self, token_id: int) -> Finish | None:
         """Whether the answer ends with this token: end token, then stop string, then length."""
-        may_end = self.num_output_tokens >= self.law.min_tokens
+        may_end = self.num_output_tokens >= self.sampling.min_tokens
         if token_id in self._end_token_ids and may_end:
             if token_id not in self._eos_token_ids:
                 self._detokenizer.add(token_id)
@@ -122,10 +122,10 @@ class TargetSequence:
             return Finish("stop", match.stop)
         return Finish("length") if is_full else None
 
-    def emission(self, emitted: Emitted) -> Emission:
+    def output(self, emitted: RoundOutput) -> EngineOutput:
         """The message that tells the client; the last one carries the statistics."""
         finish = emitted.finish
-        return Emission(
+        return EngineOutput(
             request_id=self.request_id,
             token_ids=emitted.token_ids,
             text=self._detokenizer.take(),

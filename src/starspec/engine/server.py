@@ -22,7 +22,7 @@ from starspec.ids import RequestId, TargetId
 from starspec.wire.messages import (
     Abort,
     Ask,
-    Emission,
+    EngineOutput,
     GatewayToTarget,
     Rejected,
     Submit,
@@ -113,7 +113,7 @@ class TargetServer:
             return
         self._deliver(self._step())
 
-    def _step(self) -> Sequence[Emission]:
+    def _step(self) -> Sequence[EngineOutput]:
         """The one place where an exception of a step is survived: those that it worked on fail, the others go on."""
         try:
             return self._engine.step()
@@ -159,14 +159,14 @@ class TargetServer:
         del self._gateways[peer].requests[theirs]
         self._engine.abort(request_id)
 
-    def _deliver(self, emissions: Sequence[Emission]) -> None:
+    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
         """Send each gateway its emissions in one go."""
         by_peer: dict[bytes, list[TargetToGateway]] = {}
-        for emission in emissions:
-            peer, theirs = self._owners[emission.request_id]
-            by_peer.setdefault(peer, []).append(_renamed(emission, theirs))
-            if emission.finish_reason is not None:
-                del self._owners[emission.request_id]
+        for output in outputs:
+            peer, theirs = self._owners[output.request_id]
+            by_peer.setdefault(peer, []).append(_renamed(output, theirs))
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
                 del self._gateways[peer].requests[theirs]
         for peer, messages in by_peer.items():
             if not self._serving.send(peer, messages):
@@ -176,7 +176,7 @@ class TargetServer:
         limit_s = self._clock() - self._config.lease_s
         for peer, gateway in list(self._gateways.items()):
             if gateway.heard_s < limit_s:
-                given_up = [Emission(theirs, [], "", finish_reason="abort") for theirs in gateway.requests]
+                given_up = [EngineOutput(theirs, [], "", finish_reason="abort") for theirs in gateway.requests]
                 self._serving.send(peer, given_up)  # it may be there after all, and slow
                 self._forget(peer)
 
@@ -206,13 +206,13 @@ class TargetServer:
         )
 
 
-def _renamed(emission: Emission, request_id: RequestId) -> Emission:
-    return Emission(
+def _renamed(output: EngineOutput, request_id: RequestId) -> EngineOutput:
+    return EngineOutput(
         request_id=request_id,
-        token_ids=emission.token_ids,
-        text=emission.text,
-        logprobs=emission.logprobs,
-        finish_reason=emission.finish_reason,
-        stop_reason=emission.stop_reason,
-        stats=emission.stats,
+        token_ids=output.token_ids,
+        text=output.text,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        stats=output.stats,
     )

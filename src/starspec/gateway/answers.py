@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starspec.gateway.replies import FinishReason, RequestMetrics, SpeculativeMetrics, Usage
 from starspec.stats import RequestStats
-from starspec.wire.messages import Emission, TokenLogprob
+from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -28,18 +28,18 @@ class Answer:
         """Whether nothing was emitted yet."""
         return not self.token_ids and self.finish_reason is None
 
-    def add(self, emission: Emission) -> None:
-        self.text += emission.text
-        self.token_ids.extend(emission.token_ids)
-        self.logprobs.extend(emission.logprobs or ())
-        self.finish_reason = finish_reason_of(emission)
-        self.stop_reason = emission.stop_reason
-        self.stats = emission.stats or self.stats
+    def add(self, output: EngineOutput) -> None:
+        self.text += output.text
+        self.token_ids.extend(output.token_ids)
+        self.logprobs.extend(output.logprobs or ())
+        self.finish_reason = finish_reason_of(output)
+        self.stop_reason = output.stop_reason
+        self.stats = output.stats or self.stats
 
 
-def finish_reason_of(emission: Emission) -> FinishReason | None:
+def finish_reason_of(output: EngineOutput) -> FinishReason | None:
     """Of an emission that the router let pass: broken-off answers never come this far."""
-    reason = emission.finish_reason
+    reason = output.finish_reason
     assert reason in (None, "stop", "length")
     return reason
 

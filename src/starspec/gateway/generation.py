@@ -9,16 +9,16 @@ from typing import NamedTuple, Self
 
 from starspec.errors import RequestError, StarspecError
 from starspec.gateway.order import Order
-from starspec.gateway.router import Router, Spoke
+from starspec.gateway.router import RoutedTarget, Router
 from starspec.ids import RequestId
-from starspec.wire.messages import Emission
+from starspec.wire.messages import EngineOutput
 
 
 class Progress(NamedTuple):
     """What one round added to one answer."""
 
     choice: int
-    emission: Emission
+    output: EngineOutput
 
 
 class Generation:
@@ -31,8 +31,8 @@ class Generation:
         self._router = router
         self._order = order
         self._reply_id = reply_id
-        self._placed: list[tuple[Spoke, RequestId]] = []
-        self._events: asyncio.Queue[tuple[int, Emission | StarspecError]] = asyncio.Queue()
+        self._placed: list[tuple[RoutedTarget, RequestId]] = []
+        self._events: asyncio.Queue[tuple[int, EngineOutput | StarspecError]] = asyncio.Queue()
         self._num_unfinished = len(order.specs)
 
     def __enter__(self) -> Self:
@@ -44,10 +44,10 @@ class Generation:
         self._check_size()
         try:
             for index, spec in enumerate(self._order.specs):
-                spoke = self._router.pick(len(spec.prompt_token_ids))
+                routed = self._router.pick(len(spec.prompt_token_ids))
                 request_id = RequestId(f"{self._reply_id}-{index}")
-                self._placed.append((spoke, request_id))
-                spoke.submit(request_id, spec, partial(self._note, index))
+                self._placed.append((routed, request_id))
+                routed.submit(request_id, spec, partial(self._note, index))
         except StarspecError:
             self._abandon()
             raise
@@ -90,9 +90,9 @@ class Generation:
                 param,
             )
 
-    def _note(self, choice: int, event: Emission | StarspecError) -> None:
+    def _note(self, choice: int, event: EngineOutput | StarspecError) -> None:
         self._events.put_nowait((choice, event))
 
     def _abandon(self) -> None:
-        for spoke, request_id in self._placed:
-            spoke.abandon(request_id)
+        for routed, request_id in self._placed:
+            routed.abandon(request_id)

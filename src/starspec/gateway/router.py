@@ -1,6 +1,6 @@
 """Which target answers, and whether it still lives.
 
-A `Spoke` is the gateway's view of one target: its link, its last status, the requests that are open there. The
+A `RoutedTarget` is the gateway's view of one target: its link, its last status, the requests that are open there. The
 `Router` picks the least loaded one. Nothing here waits for a target: sending never blocks, and a target that is gone
 or silent fails the requests that it held, and no others.
 """
@@ -24,7 +24,7 @@ from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Ask,
-    Emission,
+    EngineOutput,
     GatewayToTarget,
     Refused,
     Rejected,
@@ -41,7 +41,7 @@ PAUSE_S: Final = 8.0  # this process slept for longer: what targets said of leas
 
 log = structlog.get_logger()
 
-Sink = Callable[[Emission | StarspecError], None]
+Sink = Callable[[EngineOutput | StarspecError], None]
 """Takes what happens to one request; after an error or a finish reason nothing follows."""
 
 
@@ -70,7 +70,7 @@ class TargetLink(Protocol):
     def close(self) -> None: ...
 
 
-class Spoke:
+class RoutedTarget:
     """One target as this gateway sees it."""
 
     def __init__(self, link: TargetLink, clock: Callable[[], float] = time.monotonic) -> None:
@@ -168,11 +168,11 @@ class Spoke:
                 self._refusal = reason
             case Rejected(request_id=request_id) if request_id in self._open:
                 self._open.pop(request_id)(_refusal(message))
-            case Emission(request_id=request_id) if request_id in self._open:
+            case EngineOutput(request_id=request_id) if request_id in self._open:
                 is_last = message.finish_reason is not None
                 sink = self._open.pop(request_id) if is_last else self._open[request_id]
                 sink(_broken_off(message) or message)
-            case Rejected() | Emission():
+            case Rejected() | EngineOutput():
                 pass  # about a request that was abandoned while this was on its way
             case _:
                 assert_never(message)
@@ -193,13 +193,13 @@ class Router:
     """All targets of this gateway. Use as an async context manager: its tasks live inside."""
 
     def __init__(self, links: Sequence[TargetLink], clock: Callable[[], float] = time.monotonic) -> None:
-        self.spokes = tuple(Spoke(link, clock) for link in links)
+        self.targets = tuple(RoutedTarget(link, clock) for link in links)
         self._num_assigned = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        for spoke in self.spokes:
-            self._tasks += [asyncio.create_task(kept_alive(run)) for run in (spoke.listen, spoke.ask)]
+        for routed in self.targets:
+            self._tasks += [asyncio.create_task(kept_alive(run)) for run in (routed.listen, routed.ask)]
         return self
 
     async def __aexit__(
@@ -208,17 +208,17 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for spoke in self.spokes:
-            spoke.close()
+        for routed in self.targets:
+            routed.close()
 
     @property
     def statuses(self) -> tuple[TargetStatus, ...]:
         """Of the targets that live; those of one name are told apart by their endpoints."""
-        live = [(spoke, spoke.status) for spoke in self.spokes if spoke.is_live and spoke.status is not None]
+        live = [(routed, routed.status) for routed in self.targets if routed.is_live and routed.status is not None]
         num_namesakes = Counter(status.target_id for _, status in live)
         return tuple(
-            status if num_namesakes[status.target_id] == 1 else _renamed(status, spoke.endpoint)
-            for spoke, status in live
+            status if num_namesakes[status.target_id] == 1 else _renamed(status, routed.endpoint)
+            for routed, status in live
         )
 
     @property
@@ -229,30 +229,30 @@ class Router:
     @property
     def max_num_requests(self) -> int | None:
         """How many requests all targets together hold at once; None while one of them is away or does not say."""
-        statuses = [spoke.status for spoke in self.spokes if spoke.is_live]
+        statuses = [routed.status for routed in self.targets if routed.is_live]
         known = [each.max_num_requests for each in statuses if each and each.max_num_requests is not None]
-        return sum(known) if known and len(known) == len(self.spokes) else None
+        return sum(known) if known and len(known) == len(self.targets) else None
 
-    def pick(self, prompt_len: int) -> Spoke:
+    def pick(self, prompt_len: int) -> RoutedTarget:
         """The least loaded target that takes requests and whose context holds the prompt; of equals, the longest idle.
 
         Raises: CapacityError if there is none.
         """
-        fit = [spoke for spoke in self.spokes if spoke.is_live and _takes(spoke, prompt_len)]
+        fit = [routed for routed in self.targets if routed.is_live and _takes(routed, prompt_len)]
         if not fit:
             raise CapacityError("no target is connected that could take this request")
-        spoke = min(fit, key=lambda each: (each.load, each.last_assigned))
+        routed = min(fit, key=lambda each: (each.load, each.last_assigned))
         self._num_assigned += 1
-        spoke.last_assigned = self._num_assigned
-        return spoke
+        routed.last_assigned = self._num_assigned
+        return routed
 
 
 def _renamed(status: TargetStatus, endpoint: str) -> TargetStatus:
     return msgspec.structs.replace(status, target_id=TargetId(f"{status.target_id} at {endpoint}"))
 
 
-def _takes(spoke: Spoke, prompt_len: int) -> bool:
-    status = spoke.status
+def _takes(routed: RoutedTarget, prompt_len: int) -> bool:
+    status = routed.status
     return status is not None and not status.is_stopping and prompt_len < status.max_model_len
 
 
@@ -263,10 +263,10 @@ def _refusal(rejected: Rejected) -> StarspecError:
     return RequestError(rejected.message, rejected.param, rejected.status)
 
 
-def _broken_off(emission: Emission) -> StarspecError | None:
+def _broken_off(output: EngineOutput) -> StarspecError | None:
     """The error that a last emission stands for, if it ended neither by stop nor by length."""
-    if emission.finish_reason == "abort":
+    if output.finish_reason == "abort":
         return CapacityError("the target gave this request up; it may be shutting down")
-    if emission.finish_reason == "error":
+    if output.finish_reason == "error":
         return OurBug("the target failed on this request; its log says more")
     return None

@@ -23,7 +23,7 @@ from starspec.gateway.replies import (
     Usage,
 )
 from starspec.gateway.token_text import TokenText
-from starspec.wire.messages import Emission
+from starspec.wire.messages import EngineOutput
 
 
 class Shape(Protocol):
@@ -36,7 +36,7 @@ class Shape(Protocol):
         """What a stream says of an answer before its first text."""
         ...
 
-    def part(self, answer: Answer, emission: Emission) -> AnyChoice | None:
+    def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
         """What a stream says of one emission, which `answer` already holds; None if there is nothing to say."""
         ...
 
@@ -58,21 +58,21 @@ class CompletionShape:
     def opening(self, answer: Answer) -> AnyChoice | None:  # noqa: ARG002 (the form has none)
         return None
 
-    def part(self, answer: Answer, emission: Emission) -> AnyChoice | None:
-        if _says_nothing(emission, self._options):
+    def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
+        if _says_nothing(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
             offset = self._offsets.get(answer.index, 0)
-            logprobs, self._offsets[answer.index] = completion_logprobs(emission.logprobs or [], self._tokens, offset)
+            logprobs, self._offsets[answer.index] = completion_logprobs(output.logprobs or [], self._tokens, offset)
         return CompletionChoice(
             index=answer.index,
-            text=emission.text,
+            text=output.text,
             logprobs=logprobs,
-            finish_reason=finish_reason_of(emission),
-            stop_reason=emission.stop_reason,
-            token_ids=_token_ids(emission.token_ids, self._options),
-            prompt_token_ids=_prompt_token_ids(answer, emission, self._options),
+            finish_reason=finish_reason_of(output),
+            stop_reason=output.stop_reason,
+            token_ids=_token_ids(output.token_ids, self._options),
+            prompt_token_ids=_prompt_token_ids(answer, output, self._options),
         )
 
     def whole(self, answer: Answer) -> AnyChoice:
@@ -107,19 +107,19 @@ class ChatShape:
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
         )
 
-    def part(self, answer: Answer, emission: Emission) -> AnyChoice | None:
-        if _says_nothing(emission, self._options):
+    def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
+        if _says_nothing(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            logprobs = chat_logprobs(emission.logprobs or [], self._tokens, self._options.num_top_logprobs)
+            logprobs = chat_logprobs(output.logprobs or [], self._tokens, self._options.num_top_logprobs)
         return ChatDeltaChoice(
             index=answer.index,
-            delta=Delta(content=emission.text) if emission.text else Delta(),
+            delta=Delta(content=output.text) if output.text else Delta(),
             logprobs=logprobs,
-            finish_reason=finish_reason_of(emission),
-            stop_reason=emission.stop_reason,
-            token_ids=_token_ids(emission.token_ids, self._options),
+            finish_reason=finish_reason_of(output),
+            stop_reason=output.stop_reason,
+            token_ids=_token_ids(output.token_ids, self._options),
         )
 
     def whole(self, answer: Answer) -> AnyChoice:
@@ -177,17 +177,17 @@ class Envelope:
         )
 
 
-def _says_nothing(emission: Emission, options: ReplyOptions) -> bool:
+def _says_nothing(output: EngineOutput, options: ReplyOptions) -> bool:
     """Tokens whose text is held back, or special ones, make no chunk unless the client asked for tokens."""
     wants_tokens = options.num_top_logprobs is not None or options.has_token_ids
-    return not emission.text and emission.finish_reason is None and not wants_tokens
+    return not output.text and output.finish_reason is None and not wants_tokens
 
 
 def _token_ids(token_ids: list[int], options: ReplyOptions) -> list[int] | UnsetType:
     return token_ids if options.has_token_ids else UNSET
 
 
-def _prompt_token_ids(answer: Answer, emission: Emission, options: ReplyOptions) -> list[int] | UnsetType:
+def _prompt_token_ids(answer: Answer, output: EngineOutput, options: ReplyOptions) -> list[int] | UnsetType:
     """Told once, with an answer's first tokens."""
-    is_first = len(answer.token_ids) == len(emission.token_ids)
+    is_first = len(answer.token_ids) == len(output.token_ids)
     return answer.prompt_token_ids if options.has_token_ids and is_first else UNSET

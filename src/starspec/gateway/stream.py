@@ -94,18 +94,18 @@ class Delivery:
         self.stopwatch.progress(self._order.num_prompt_tokens)
         answer = self._answers[progress.choice]
         is_first = answer.is_fresh
-        answer.add(progress.emission)
+        answer.add(progress.output)
         if self.generation.is_finished:
             self.stopwatch.finish()
         return progress, is_first
 
     def _chunks(self, noted: tuple[Progress, bool]) -> list[Reply]:
-        (choice, emission), is_first = noted
+        (choice, output), is_first = noted
         answer, shape = self._answers[choice], self._envelope.shape
         chunks = []
         if is_first and (opening := shape.opening(answer)) is not None:
             chunks.append(self._envelope.chunk([opening], self._usage_so_far()))
-        if (part := shape.part(answer, emission)) is not None:
+        if (part := shape.part(answer, output)) is not None:
             chunks.append(self._envelope.chunk([part], self._usage_so_far(), self._closing_metrics()))
         return chunks
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from starspec.engine.drafts import Drafts
-from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.speculation.tree import DraftTree
 
 
@@ -30,7 +30,7 @@ class DraftsAround:
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return self._drafts.collect(batch)
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         self._drafts.report(batch, emitted)
 
     def close(self, sequence: TargetSequence) -> None:

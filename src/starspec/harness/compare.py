@@ -12,7 +12,7 @@ from torch import Tensor
 from starspec.harness.decode import Answer, Job
 from starspec.sampling.adjust import adjust
 from starspec.sampling.noise import gumbel, stream_key
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.sampling.support import support
 
 NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
@@ -135,7 +135,7 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
     return None if len(expected) == len(found) else min(len(expected), len(found))
 
 
-def decision_gap(logits: Tensor, law: TokenLaw, position: int) -> float:
+def decision_gap(logits: Tensor, sampling: SamplingSpec, position: int) -> float:
     """By how much, in logits, the drawn token beat the next one: what it would take to change the token.
 
     Args:
@@ -145,45 +145,45 @@ def decision_gap(logits: Tensor, law: TokenLaw, position: int) -> float:
     Returns: infinity if no other token could be drawn. For a sampled law the runner-up is looked for among the
         likeliest tokens only.
     """
-    adjusted = adjust(logits, law, position, None)
-    if law.is_greedy:
+    adjusted = adjust(logits, sampling, position, None)
+    if sampling.is_greedy:
         best = adjusted.topk(2).values
         return float(best[0] - best[1])
     likely = adjusted.topk(min(NUM_CONTENDERS, len(adjusted))).indices
-    scaled = (adjusted - adjusted.max()) / law.temperature
-    tokens = support(scaled, law)
+    scaled = (adjusted - adjusted.max()) / sampling.temperature
+    tokens = support(scaled, sampling)
     inside = torch.isin(tokens.token_ids, likely)
-    scores = tokens.scaled[inside] + gumbel(stream_key(law.seed, position), tokens.token_ids[inside])
+    scores = tokens.scaled[inside] + gumbel(stream_key(sampling.seed, position), tokens.token_ids[inside])
     if len(scores) < 2:
         return float("inf")
     best = scores.topk(2).values
-    return float(best[0] - best[1]) * law.temperature
+    return float(best[0] - best[1]) * sampling.temperature
 
 
-def is_near_tie(logits: Tensor, law: TokenLaw, position: int) -> bool:
+def is_near_tie(logits: Tensor, sampling: SamplingSpec, position: int) -> bool:
     """Whether a few rounding steps could change the drawn token: what kernels that round differently may do.
 
     Args: as decision_gap.
     """
-    return decision_gap(logits, law, position) <= near_tie_gap(logits)
+    return decision_gap(logits, sampling, position) <= near_tie_gap(logits)
 
 
-def gap_to(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
+def gap_to(logits: Tensor, sampling: SamplingSpec, position: int, token_id: int) -> float:
     """By how much, in logits, the drawn token beat this one.
 
     Args: as decision_gap.
     Returns: infinity for a token that could not be drawn.
     """
-    adjusted = adjust(logits, law, position, None)
-    if law.is_greedy:
+    adjusted = adjust(logits, sampling, position, None)
+    if sampling.is_greedy:
         return float(adjusted.max() - adjusted[token_id])
-    tokens = support((adjusted - adjusted.max()) / law.temperature, law)
-    scores = tokens.scaled + gumbel(stream_key(law.seed, position), tokens.token_ids)
+    tokens = support((adjusted - adjusted.max()) / sampling.temperature, sampling)
+    scores = tokens.scaled + gumbel(stream_key(sampling.seed, position), tokens.token_ids)
     own = scores[tokens.token_ids == token_id]
-    return float(scores.max() - own[0]) * law.temperature if len(own) else float("inf")
+    return float(scores.max() - own[0]) * sampling.temperature if len(own) else float("inf")
 
 
-def rounding_to_draw(logits: Tensor, law: TokenLaw, position: int, token_id: int) -> float:
+def rounding_to_draw(logits: Tensor, sampling: SamplingSpec, position: int, token_id: int) -> float:
     """By how much, in logits, rounding has to move what decides for this token to be drawn; 0 for the one that is.
 
     It has to lift the token by its gap to each that is ahead of it, noise included. Where a law has filters it can also
@@ -191,14 +191,14 @@ def rounding_to_draw(logits: Tensor, law: TokenLaw, position: int, token_id: int
 
     Args: as decision_gap.
     """
-    if not law.has_filters:
-        return gap_to(logits, law, position, token_id)
-    adjusted = adjust(logits, law, position, None)
-    scaled = (adjusted - adjusted.max()) / law.temperature
-    kept = support(scaled, law).token_ids
+    if not sampling.has_filters:
+        return gap_to(logits, sampling, position, token_id)
+    adjusted = adjust(logits, sampling, position, None)
+    scaled = (adjusted - adjusted.max()) / sampling.temperature
+    kept = support(scaled, sampling).token_ids
     inside_by = adjusted - adjusted[kept].min()
     rivals = torch.cat([kept, kept.new_tensor([token_id])])
-    scores = (scaled[rivals] + gumbel(stream_key(law.seed, position), rivals)) * law.temperature
+    scores = (scaled[rivals] + gumbel(stream_key(sampling.seed, position), rivals)) * sampling.temperature
     to_pass = torch.minimum(scores[:-1] - scores[-1], inside_by[kept].to(scores.dtype))
     return max(0.0, float(to_pass.max()), -float(inside_by[token_id]))
 
@@ -228,7 +228,7 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
         if expected is not None and found is not None:
             position = len(job.prompt_token_ids) + at
             # of both: where these logits were computed anew it may be the other token that they prefer
-            rounding = max(rounding_to_draw(logits, job.law, position, each) for each in (expected, found))
+            rounding = max(rounding_to_draw(logits, job.sampling, position, each) for each in (expected, found))
             is_tie = rounding <= bound
             gap = float(logits[expected].double() - logits[found].double())
     return Divergence(job.name, at, expected, found, gap, rounding, bound, is_tie)

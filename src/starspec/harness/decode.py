@@ -12,7 +12,7 @@ from starspec.engine.engine import TargetEngine
 from starspec.errors import OurBug
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats, TargetStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import RequestSpec
@@ -27,7 +27,7 @@ class Job:
 
     name: str
     prompt_token_ids: tuple[int, ...]
-    law: TokenLaw
+    sampling: SamplingSpec
     max_tokens: int
     num_draft_tokens: int | None = None  # None: as the drafts are configured
 
@@ -35,7 +35,7 @@ class Job:
     def spec(self) -> RequestSpec:
         return RequestSpec(
             prompt_token_ids=list(self.prompt_token_ids),
-            law=self.law,
+            sampling=self.sampling,
             max_tokens=self.max_tokens,
             num_draft_tokens=self.num_draft_tokens,
         )
@@ -106,11 +106,11 @@ def decode(
             engine.submit(request_id, jobs[names[request_id]].spec)
         del waiting[:num_joining]
         num_active += num_joining
-        for emission in engine.step():
-            answer = answers[names[emission.request_id]]
-            answer.token_ids += emission.token_ids
-            if emission.finish_reason is not None:
-                answer.finish_reason, answer.stats = emission.finish_reason, emission.stats or answer.stats
+        for output in engine.step():
+            answer = answers[names[output.request_id]]
+            answer.token_ids += output.token_ids
+            if output.finish_reason is not None:
+                answer.finish_reason, answer.stats = output.finish_reason, output.stats or answer.stats
                 num_active -= 1
                 on_end()
     return answers

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from starspec.cache.sequence_rows import SequenceRows
 from starspec.engine.drafts import Drafts
-from starspec.engine.sequence import Emitted, TargetSequence
+from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.harness.around import DraftsAround
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
@@ -42,7 +42,7 @@ class DecisionRecorder:
     def note_trees(self, trees: list[DraftTree]) -> None:
         self._trees = trees
 
-    def note_emitted(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def note_emitted(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         """Keep the rows that the verdicts came from. The batch's rows lie in the logits in its order."""
         assert self._logits is not None
         first = 0
@@ -92,6 +92,6 @@ class _WatchedDrafts(DraftsAround):
         self._recorder.note_trees(trees)
         return trees
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         self._recorder.note_emitted(batch, emitted)
         super().report(batch, emitted)

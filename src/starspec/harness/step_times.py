@@ -1,4 +1,4 @@
-"""How long a target's steps and its drafter's layers take, for one sequence, in turns."""
+"""How long a target's steps and its drafter's draft steps take, for one sequence, in turns."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from statistics import median
 
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.hub.drafter import Drafter, Growth
-from starspec.hub.sequence import DraftLimits, DraftSession
-from starspec.ids import Epoch, SessionId, Tag
+from starspec.hub.sequence import DraftLimits, DraftSequence
+from starspec.ids import Epoch, LinkId, Tag
 from starspec.models.runner import BatchRunner, Segment
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.run_ahead import AheadChoice
 from starspec.sampling.argmax import argmaxes
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Open
 from starspec.wire.session import Role, TagSession
 
 PREFIX_LEN = 128  # committed tokens of the timed sequence, or fewer if one of the two holds fewer
-CHAIN_LEN = 4  # timed layers of one chain: a layer's bookkeeping grows with the depth, and real chains are short
+CHAIN_LEN = (
+    4  # timed draft steps of one chain: a draft step's bookkeeping grows with the depth, and real chains are short
+)
 TOKEN_ID = 1  # whatever it means
 
 
@@ -30,7 +32,9 @@ TOKEN_ID = 1  # whatever it means
 class StepSeconds:
     """Medians."""
 
-    draft_s: float  # t_s: one layer of one session, one node in it; a drafter's whole work, choice and tree included
+    draft_s: (
+        float  # t_s: one draft step of one sequence, one node in it; a drafter's whole work, choice and tree included
+    )
     target_s: list[float]  # [tokens - 1] -> a forward over so many tokens of one sequence, with the choice of the next
     giving_s: float  # one token, with the hidden states that the drafter reads
 
@@ -53,7 +57,7 @@ def time_steps(
     max_tokens: int = 1,
     num_chains: int = 2,
 ) -> StepSeconds:
-    """Time the drafter's layers, and the target's forwards over 1 .. `max_tokens` tokens.
+    """Time the drafter's draft steps, and the target's forwards over 1 .. `max_tokens` tokens.
 
     All of them take turns, so that a slow moment of the machine does not hit one of them alone. A first chain warms up.
 
@@ -64,21 +68,21 @@ def time_steps(
     """
     num_free = min(target.info.max_model_len - max_tokens, drafter.max_len - CHAIN_LEN - 1) - 1
     prefix = [TOKEN_ID] * min(PREFIX_LEN, num_free)
-    session = _session(prefix, drafter, target.info.vocab_size)
+    sequence = _sequence(prefix, drafter, target.info.vocab_size)
     row = target.cache.lease()
     try:
         features = target.forward([Segment(row, prefix, num_logits=0)], feature_layers).features
         target.cache.append(row, len(prefix))
         if features is not None:
-            session.features.add(0, features)
+            sequence.features.add(0, features)
         steps = [
-            partial(_layer, drafter, session),
+            partial(_layer, drafter, sequence),
             partial(_step, target, row, 1, feature_layers),
             *(partial(_step, target, row, num + 1) for num in range(max_tokens)),
         ]
         times: list[list[float]] = [[] for _ in steps]
         for chain in range(1 + num_chains):
-            _root(drafter, session)
+            _root(drafter, sequence)
             for turns, step in [pair for _ in range(CHAIN_LEN) for pair in zip(times, steps, strict=True)]:
                 elapsed_s = _seconds_of(step)
                 if chain > 0:
@@ -86,50 +90,50 @@ def time_steps(
         draft_s, giving_s, *target_s = (median(turns) for turns in times)
         return StepSeconds(draft_s, target_s, giving_s)
     finally:
-        drafter.free(session)
+        drafter.free(sequence)
         target.cache.free(row)
 
 
-def time_layers(drafter: Drafter, vocab_size: int, *, num_chains: int = 2) -> float:
-    """t_s of a drafter whose target is elsewhere, as in `time_steps`: the median of its layers.
+def time_draft_steps(drafter: Drafter, vocab_size: int, *, num_chains: int = 2) -> float:
+    """t_s of a drafter whose target is elsewhere, as in `time_steps`: the median of its draft steps.
 
     Args:
         vocab_size: of the target.
     Effects: leases and frees a row.
     """
     prefix = [TOKEN_ID] * min(PREFIX_LEN, drafter.max_len - CHAIN_LEN - 2)
-    session, times = _session(prefix, drafter, vocab_size), []
+    sequence, times = _sequence(prefix, drafter, vocab_size), []
     try:
         for chain in range(1 + num_chains):
-            _root(drafter, session)
-            turns = [_seconds_of(partial(_layer, drafter, session)) for _ in range(CHAIN_LEN)]
+            _root(drafter, sequence)
+            turns = [_seconds_of(partial(_layer, drafter, sequence)) for _ in range(CHAIN_LEN)]
             times += turns if chain > 0 else []
         return median(times)
     finally:
-        drafter.free(session)
+        drafter.free(sequence)
 
 
-def _session(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> DraftSession:
+def _sequence(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> DraftSequence:
     """A tag that is asked for one chain."""
-    tag, law, chain = Tag(1), TokenLaw(temperature=0.0), DraftBudget.chain(CHAIN_LEN + 1)
-    opened = Open(tag, Epoch(1), list(prefix), len(prefix), law, chain.num_draft_tokens)
+    tag, sampling, chain = Tag(1), SamplingSpec(temperature=0.0), DraftBudget.chain(CHAIN_LEN + 1)
+    opened = Open(tag, Epoch(1), list(prefix), len(prefix), sampling, chain.num_draft_tokens)
     limits = DraftLimits(drafter.max_len, drafter.vocab_size, MAX_DRAFT_TOKENS, vocab_size, len(prefix))
-    session = DraftSession(
-        TagKey(SessionId("timed"), tag), opened, TagSession(Role.HUB, tag), limits, 0.0, AheadChoice("off")
+    sequence = DraftSequence(
+        TagKey(LinkId("timed"), tag), opened, TagSession(Role.HUB, tag), limits, 0.0, AheadChoice("off")
     )
-    session.ask(chain, 0.0)
-    return session
+    sequence.ask(chain, 0.0)
+    return sequence
 
 
-def _root(drafter: Drafter, session: DraftSession) -> None:
+def _root(drafter: Drafter, sequence: DraftSequence) -> None:
     """Begin the chain anew: read the committed tokens, and know the first draft token."""
-    drafter.free(session)
-    drafter.lease(session)
-    drafter.grow([Growth(session, drafter.num_missing(session))])
+    drafter.free(sequence)
+    drafter.lease(sequence)
+    drafter.grow([Growth(sequence, drafter.num_missing(sequence))])
 
 
-def _layer(drafter: Drafter, session: DraftSession) -> None:
-    drafter.grow([Growth(session, 1)])
+def _layer(drafter: Drafter, sequence: DraftSequence) -> None:
+    drafter.grow([Growth(sequence, 1)])
 
 
 def _step(target: BatchRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:

@@ -19,7 +19,7 @@ from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats, BatchStats, TargetStats
 
 
@@ -87,12 +87,17 @@ class Workbench:
     def jobs(self, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int = 0) -> list[Job]:
         """One request a prompt, each with a seed of its own."""
         return [
-            Job(prompt.name, tuple(prompt_token_ids(self.tokenizer, prompt)), self.law(sampling, seed), max_tokens)
+            Job(
+                prompt.name,
+                tuple(prompt_token_ids(self.tokenizer, prompt)),
+                self.sampling_spec(sampling, seed),
+                max_tokens,
+            )
             for seed, prompt in enumerate(prompts, start=first_seed)
         ]
 
-    def law(self, sampling: Sampling, seed: int) -> TokenLaw:
-        return TokenLaw(
+    def sampling_spec(self, sampling: Sampling, seed: int) -> SamplingSpec:
+        return SamplingSpec(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=seed,

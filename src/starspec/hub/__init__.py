@@ -1,1 +1,1 @@
-"""The hub: sessions of many targets, grown together, one batched draft forward a layer."""
+"""The hub: sequences of many targets, grown together, one batched draft forward a draft step."""

@@ -29,7 +29,7 @@ class LoadedDrafter:
 
     drafter: Drafter
     vocab_fingerprint: str | None  # None: any vocabulary will do
-    num_rows: int  # sessions that can grow at once
+    num_rows: int  # sequences that can grow at once
     num_cache_bytes: int  # when every slot of every row is in use
     features: FeatureTerms | None = None  # what it reads of the target besides token ids
 
@@ -42,7 +42,7 @@ def load_drafter(
     Args:
         model: the draft model or head and how it runs; unused by method 'ngram'.
         target: the model that an EAGLE head drafts for; unused by others.
-        num_ngram_rows: sessions whose n-gram index is kept; unused by others.
+        num_ngram_rows: sequences whose n-gram index is kept; unused by others.
     Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported.
     """
     match speculative.method:

@@ -6,25 +6,27 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from starspec.hub.growing_tree import Survivors
-from starspec.hub.sequence import DraftSession
+from starspec.hub.sequence import DraftSequence
 from starspec.wire.messages import Features
 
 
 class Growth(NamedTuple):
-    """A session's part of a layer: the first `num_tokens` of those that it misses, or nodes that it may soon miss."""
+    """A sequence's part of a draft step: the first `num_tokens` of those that it misses, or nodes that it may soon
+    miss.
+    """
 
-    session: DraftSession
+    sequence: DraftSequence
     num_tokens: int
     prepared: Sequence[int] = ()  # these nodes; no proposal is owed
 
 
-def in_order_of_rows(layer: Sequence[Growth]) -> list[Growth]:
-    """The growths in the order of their sessions' cache rows: what lies side by side in both is read together."""
-    return sorted(layer, key=lambda growth: -1 if growth.session.row is None else growth.session.row)
+def in_order_of_rows(draft_step: Sequence[Growth]) -> list[Growth]:
+    """The growths in the order of their sequences' cache rows: what lies side by side in both is read together."""
+    return sorted(draft_step, key=lambda growth: -1 if growth.sequence.row is None else growth.sequence.row)
 
 
 class Drafter(Protocol):
-    """What turns sequences into draft tokens. Sessions lease its rows, where it keeps what it knows of them."""
+    """What turns sequences into draft tokens. Sequences lease its rows, where it keeps what it knows of them."""
 
     @property
     def name(self) -> str: ...
@@ -44,9 +46,9 @@ class Drafter(Protocol):
 
     @property
     def can_share_prefixes(self) -> bool:
-        """Whether what a row holds follows from token ids alone, so that another session may begin with it.
+        """Whether what a row holds follows from token ids alone, so that another sequence may begin with it.
 
-        If not, sessions have no `prefix_names`.
+        If not, sequences have no `prefix_names`.
         """
         ...
 
@@ -55,48 +57,50 @@ class Drafter(Protocol):
         """Tokens so far that were not read, because a row held them already."""
         ...
 
-    def lease(self, session: DraftSession) -> None:
-        """Give the session a row, which may hold first tokens of it. Raises: NoFreeRow. Effects: `session.row`."""
+    def lease(self, sequence: DraftSequence) -> None:
+        """Give the sequence a row, which may hold first tokens of it. Raises: NoFreeRow. Effects: `sequence.row`."""
         ...
 
-    def free(self, session: DraftSession) -> None:
-        """Take the session's row away, if it has one. Effects: `session.row`, and what is known by it; tokens stay."""
-        ...
-
-    def learn(self, session: DraftSession, message: Features) -> None:
-        """Take in what the target thought. Raises: PeerProtocolError, changing nothing, if this is of no use."""
-        ...
-
-    def can_grow(self, session: DraftSession) -> bool:
-        """Whether all is here that the next layer is made of; until then the session waits for its target."""
-        ...
-
-    def num_missing(self, session: DraftSession) -> int:
-        """Tokens that must be read before the next layer of the tree is known, at least 1."""
-        ...
-
-    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
-        """Read tokens of several sessions at once; the tree of each that then misses none grows by a layer.
-
-        Args:
-            layer: sessions that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
-                nodes of the tree.
-            is_in_vain: whether, by now, nothing of the layer is of use any more; for nodes that are prepared.
-        Raises: ForwardGivenUp once it is in vain.
-        Effects: the sessions' trees and rows; none of them if it raises.
+    def free(self, sequence: DraftSequence) -> None:
+        """Take the sequence's row away, if it has one. Effects: `sequence.row`, and what is known by it; tokens
+        stay.
         """
         ...
 
-    def num_preparable(self, session: DraftSession) -> int:
+    def learn(self, sequence: DraftSequence, message: Features) -> None:
+        """Take in what the target thought. Raises: PeerProtocolError, changing nothing, if this is of no use."""
+        ...
+
+    def can_grow(self, sequence: DraftSequence) -> bool:
+        """Whether all is here that the next draft step is made of; until then the sequence waits for its target."""
+        ...
+
+    def num_missing(self, sequence: DraftSequence) -> int:
+        """Tokens that must be read before the next draft step of the tree is known, at least 1."""
+        ...
+
+    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:
+        """Read tokens of several sequences at once; the tree of each that then misses none grows by a draft step.
+
+        Args:
+            draft step: sequences that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
+                nodes of the tree.
+            is_obsolete: whether, by now, nothing of the draft step is of use any more; for nodes that are prepared.
+        Raises: ForwardAborted once it is in vain.
+        Effects: the sequences' trees and rows; none of them if it raises.
+        """
+        ...
+
+    def num_preparable(self, sequence: DraftSequence) -> int:
         """Nodes that may be forwarded now for the proposal after the one in verification; 0 if that is never of use."""
         ...
 
-    def note_request(self, session: DraftSession) -> None:
-        """The session is owed another proposal now, or none. Effects: row and tree, if they are of no use for it."""
+    def note_request(self, sequence: DraftSequence) -> None:
+        """The sequence is owed another proposal now, or none. Effects: row and tree, if they are of no use for it."""
         ...
 
-    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:
-        """The session has committed the tokens of a verdict; these are its last ones.
+    def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:
+        """The sequence has committed the tokens of a verdict; these are its last ones.
 
         Args:
             survivors: what of the tree's K/V is still true.
@@ -104,6 +108,6 @@ class Drafter(Protocol):
         """
         ...
 
-    def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
-        """Raises: OurBug unless exactly these sessions' rows are leased, and fit them."""
+    def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
+        """Raises: OurBug unless exactly these sequences' rows are leased, and fit them."""
         ...

@@ -1,4 +1,4 @@
-"""How sessions grow by a layer: one batched forward, one more layer of the tree of each that asked."""
+"""How sequences grow by a draft step: one batched forward, one more draft step of the tree of each that asked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.errors import OurBug, PeerProtocolError
-from starspec.hub.children import Point, guess_children
+from starspec.hub.children import Point, draft_children
 from starspec.hub.drafter import Growth, in_order_of_rows
 from starspec.hub.growing_tree import Survivors
 from starspec.hub.prefix_sharing import PrefixSharing
-from starspec.hub.sequence import DraftSession
+from starspec.hub.sequence import DraftSequence
 from starspec.models.runner import ModelRunner, Segment
 from starspec.wire.messages import Features
 
@@ -50,97 +50,99 @@ class CausalDrafter:
     def num_shared_tokens(self) -> int:
         return self._sharing.num_tokens
 
-    def lease(self, session: DraftSession) -> None:
-        session.row = self._sharing.lease(session)
+    def lease(self, sequence: DraftSequence) -> None:
+        sequence.row = self._sharing.lease(sequence)
 
-    def free(self, session: DraftSession) -> None:
-        if session.row is not None:
-            self._cache.free(session.row)
-            session.row = None
-            session.tree.clear()
+    def free(self, sequence: DraftSequence) -> None:
+        if sequence.row is not None:
+            self._cache.free(sequence.row)
+            sequence.row = None
+            sequence.tree.clear()
 
-    def learn(self, session: DraftSession, message: Features) -> None:  # noqa: ARG002
+    def learn(self, sequence: DraftSequence, message: Features) -> None:  # noqa: ARG002
         raise PeerProtocolError("this draft reads no features")
 
-    def can_grow(self, session: DraftSession) -> bool:  # noqa: ARG002
+    def can_grow(self, sequence: DraftSequence) -> bool:  # noqa: ARG002
         return True
 
-    def num_missing(self, session: DraftSession) -> int:
-        num_uncommitted = self._num_uncommitted(session)
+    def num_missing(self, sequence: DraftSequence) -> int:
+        num_uncommitted = self._num_uncommitted(sequence)
         if num_uncommitted > PREFIX_BLOCK:
-            num_uncommitted = min(num_uncommitted, len(session.token_ids) - self._sharing.num_held(session))
-        return num_uncommitted or len(session.to_forward) or 1
+            num_uncommitted = min(num_uncommitted, len(sequence.token_ids) - self._sharing.num_held(sequence))
+        return num_uncommitted or len(sequence.to_forward) or 1
 
-    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:
-        for growth in layer:
-            self._sharing.catch_up(growth.session)
-        layer = in_order_of_rows(layer)
-        to_forward = [growth.prepared or growth.session.to_forward for growth in layer]
-        segments = [self._segment(growth, nodes) for growth, nodes in zip(layer, to_forward, strict=True)]
-        logits = self._runner.forward(segments, is_in_vain=is_in_vain).logits  # [nodes whose children become known, V]
-        growing = zip(layer, segments, to_forward, strict=True)
+    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:
+        for growth in draft_step:
+            self._sharing.catch_up(growth.sequence)
+        draft_step = in_order_of_rows(draft_step)
+        to_forward = [growth.prepared or growth.sequence.to_forward for growth in draft_step]
+        segments = [self._segment(growth, nodes) for growth, nodes in zip(draft_step, to_forward, strict=True)]
+        logits = self._runner.forward(
+            segments, is_obsolete=is_obsolete
+        ).logits  # [nodes whose children become known, V]
+        growing = zip(draft_step, segments, to_forward, strict=True)
         points = [
-            Point(growth.session, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes
+            Point(growth.sequence, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes
         ]
-        children = guess_children(points, logits)
-        for growth, segment in zip(layer, segments, strict=True):
+        children = draft_children(points, logits)
+        for growth, segment in zip(draft_step, segments, strict=True):
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
-                self._sharing.note(growth.session)
-        for (session, node), known in zip(points, children, strict=True):
-            session.tree.expand(node, known, session.opinion)
+                self._sharing.note(growth.sequence)
+        for (sequence, node), known in zip(points, children, strict=True):
+            sequence.tree.expand(node, known, sequence.top_k_spec)
 
-    def num_preparable(self, session: DraftSession) -> int:
-        if session.row is None or not session.tree.is_rooted:
+    def num_preparable(self, sequence: DraftSequence) -> int:
+        if sequence.row is None or not sequence.tree.is_rooted:
             return 0
-        num_used = self._cache.lengths[session.row] + len(session.tree.forwarded)
+        num_used = self._cache.lengths[sequence.row] + len(sequence.tree.forwarded)
         return max(0, self._cache.max_len - MAX_DRAFT_TOKENS - num_used)
 
-    def note_request(self, session: DraftSession) -> None:
-        if session.is_asked_otherwise:
-            self._restart(session)
+    def note_request(self, sequence: DraftSequence) -> None:
+        if sequence.is_asked_otherwise:
+            self._restart(sequence)
 
-    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
-        if session.row is None:
+    def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
+        if sequence.row is None:
             return
-        self._cache.commit(session.row, survivors.path, survivors.kept)
-        self._sharing.note(session)
-        num_slots = self._cache.lengths[session.row] + len(survivors.kept) + MAX_DRAFT_TOKENS
+        self._cache.commit(sequence.row, survivors.path, survivors.kept)
+        self._sharing.note(sequence)
+        num_slots = self._cache.lengths[sequence.row] + len(survivors.kept) + MAX_DRAFT_TOKENS
         if survivors.kept and num_slots > self._cache.max_len:
-            self._restart(session)  # what is to be grown might not fit behind what was kept
+            self._restart(sequence)  # what is to be grown might not fit behind what was kept
 
-    def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
-        sessions = list(sessions)
+    def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
+        sequences = list(sequences)
         self._cache.check_integrity()
-        self._sharing.check_integrity(sessions)
-        holders = {session.row: session for session in sessions if session.row is not None}
+        self._sharing.check_integrity(sequences)
+        holders = {sequence.row: sequence for sequence in sequences if sequence.row is not None}
         if holders.keys() != self._cache.rows.leased:
-            raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sessions hold {sorted(holders)}")
-        for row, session in holders.items():
-            num_uncommitted = self._num_uncommitted(session)
-            if num_uncommitted < 0 or (num_uncommitted == 0) != session.tree.is_rooted:
-                raise OurBug(f"row {row} misses {num_uncommitted} tokens of a session whose tree is {session.tree}")
+            raise OurBug(f"rows {sorted(self._cache.rows.leased)} are leased, sequences hold {sorted(holders)}")
+        for row, sequence in holders.items():
+            num_uncommitted = self._num_uncommitted(sequence)
+            if num_uncommitted < 0 or (num_uncommitted == 0) != sequence.tree.is_rooted:
+                raise OurBug(f"row {row} misses {num_uncommitted} tokens of a sequence whose tree is {sequence.tree}")
 
-    def _num_uncommitted(self, session: DraftSession) -> int:
+    def _num_uncommitted(self, sequence: DraftSequence) -> int:
         """Committed tokens of which no K/V is held."""
-        return len(session.token_ids) - (0 if session.row is None else self._cache.lengths[session.row])
+        return len(sequence.token_ids) - (0 if sequence.row is None else self._cache.lengths[sequence.row])
 
     def _segment(self, growth: Growth, nodes: Sequence[int]) -> Segment:
-        session, num_tokens = growth.session, growth.num_tokens
-        if session.row is None:
-            raise OurBug(f"session {session.key} is to grow without a row")
-        start, stop = self._cache.lengths[session.row], self._cache.lengths[session.row] + num_tokens
-        if start < len(session.token_ids):
-            is_last = stop == len(session.token_ids)
-            return Segment(session.row, session.token_ids[start:stop], num_logits=int(is_last))
-        token_ids, parents = session.tree.segment(nodes)
-        num_forwarded = len(session.tree.forwarded)
-        return Segment(session.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
+        sequence, num_tokens = growth.sequence, growth.num_tokens
+        if sequence.row is None:
+            raise OurBug(f"sequence {sequence.key} is to grow without a row")
+        start, stop = self._cache.lengths[sequence.row], self._cache.lengths[sequence.row] + num_tokens
+        if start < len(sequence.token_ids):
+            is_last = stop == len(sequence.token_ids)
+            return Segment(sequence.row, sequence.token_ids[start:stop], num_logits=int(is_last))
+        token_ids, parents = sequence.tree.segment(nodes)
+        num_forwarded = len(sequence.tree.forwarded)
+        return Segment(sequence.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
 
-    def _restart(self, session: DraftSession) -> None:
+    def _restart(self, sequence: DraftSequence) -> None:
         """Forget the tree; the root's logits are gone, so its last token is to be forwarded anew."""
-        session.tree.clear()
-        if session.row is not None:
-            length = min(self._cache.lengths[session.row], len(session.token_ids) - 1)
-            self._cache.truncate(session.row, length)
-            self._sharing.note(session)
+        sequence.tree.clear()
+        if sequence.row is not None:
+            length = min(self._cache.lengths[sequence.row], len(sequence.token_ids) - 1)
+            self._cache.truncate(sequence.row, length)
+            self._sharing.note(sequence)

@@ -1,4 +1,4 @@
-"""The tree that one session grows, layer by layer: EAGLE-2's rule, and what a verdict leaves of it."""
+"""The tree that one sequence grows, level by level: EAGLE-2's rule, and what a verdict leaves of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from starspec.errors import OurBug
 from starspec.hub.walks import Outcome, Outlook, Walk
-from starspec.speculation.budget import DraftBudget, Opinion
+from starspec.speculation.budget import DraftBudget, TopKSpec
 from starspec.speculation.node_draft import NodeDraft
 from starspec.speculation.tree import ROOT, DraftTree
 
 
-class Guess(NamedTuple):
+class DraftToken(NamedTuple):
     """One child of a node, in the drafter's opinion."""
 
     token_id: int
@@ -25,7 +25,7 @@ class Guess(NamedTuple):
 class Children(NamedTuple):
     """What is to grow below one node."""
 
-    guesses: list[Guess]  # likeliest first, or in the order in which they were drawn
+    tokens: list[DraftToken]  # likeliest first, or in the order in which they were drawn
     draft: NodeDraft | None = None  # what they were drawn from; None: they are guesses
 
 
@@ -40,7 +40,7 @@ class GrowingTree:
     """Nodes below the last committed token, in the order in which they were guessed.
 
         guessed            a b │ c d e f │ ...        parents of c, d: a; of e, f: b
-        forwarded              a b   c e   ...        the `top_k` likeliest of each layer, in the order of their slots;
+        forwarded              a b   c e   ...        the `top_k` likeliest of each level, in the order of their slots;
                                                       but none whose children would be too unlikely to be proposed
 
     A node is *expanded* (its children are known) when it has been forwarded, and its K/V then lies in the slots behind
@@ -62,7 +62,7 @@ class GrowingTree:
         """Back to a root of which nothing is known."""
         self.token_ids: list[int] = []
         self.forwarded: list[int] = []
-        self.opinion: Opinion | None = None  # what the draft was asked about each expanded node, if there is one
+        self.top_k_spec: TopKSpec | None = None  # what the draft was asked about each expanded node, if there is one
         self._parents: list[int] = []
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
@@ -73,7 +73,7 @@ class GrowingTree:
     def copy(self) -> GrowingTree:
         """Another one that grows on its own."""
         other = GrowingTree(self._end_token_ids, is_drawn=self._is_drawn)
-        other.token_ids, other.forwarded, other.opinion = [*self.token_ids], [*self.forwarded], self.opinion
+        other.token_ids, other.forwarded, other.top_k_spec = [*self.token_ids], [*self.forwarded], self.top_k_spec
         other._parents, other._log_confidences = [*self._parents], [*self._log_confidences]
         other._children = {node: [*children] for node, children in self._children.items()}
         other._drafts = dict(self._drafts)
@@ -95,7 +95,7 @@ class GrowingTree:
 
     def to_forward(self, budget: DraftBudget) -> list[int]:
         """Nodes whose children must be known next; [ROOT] at first, [] when the proposal cannot change any more."""
-        if self._missing is None or self._missing[0] is not budget:  # asked several times a layer
+        if self._missing is None or self._missing[0] is not budget:  # asked several times a level
             self._missing = budget, self._go_on(self._from_root(budget))
         return self._missing[1]
 
@@ -116,19 +116,19 @@ class GrowingTree:
             node = self._parents[node]
         return tokens[::-1]
 
-    def expand(self, node: int, children: Children, opinion: Opinion) -> None:
-        """Make the children of a node known: the draft's answer to `opinion`. Raises: OurBug if they are."""
+    def expand(self, node: int, children: Children, top_k_spec: TopKSpec) -> None:
+        """Make the children of a node known: the draft's answer to `top_k_spec`. Raises: OurBug if they are."""
         if node in self._children:
             raise OurBug(f"node {node} is expanded twice")
         known = self._children[node] = list[int]()
-        for token_id, log_confidence in children.guesses:
+        for token_id, log_confidence in children.tokens:
             known.append(len(self.token_ids))
             self.token_ids.append(token_id)
             self._log_confidences.append(log_confidence)
             self._parents.append(node)
         if children.draft is not None:
             self._drafts[node] = children.draft
-        self.opinion = opinion
+        self.top_k_spec = top_k_spec
         if node != ROOT:
             self.forwarded.append(node)
         self._missing = None
@@ -171,14 +171,14 @@ class GrowingTree:
         """Nodes whose children the proposal after this one may need: what it misses, likeliest outcomes first.
 
         A verdict ends at ROOT or at a proposed node, with one more token. If that is a node here, it will be the new
-        root, and the next proposal grows below it. How deep in that proposal a node lies does not matter: each layer
+        root, and the next proposal grows below it. How deep in that proposal a node lies does not matter: each level
         that is there already saves the same time, if the verdict leads to it.
 
             proposed    a ── b ── c            b is accepted, c is not: the target said e.
                         │    └─── e ── f       Then f is worth as much as e: what the path to e is likely.
                         └─── d
 
-        This runs for each session before each layer that runs ahead, and a request may wait for it. So it looks at
+        This runs for each sequence before each level that runs ahead, and a request may wait for it. So it looks at
         no more outcomes than it takes nodes of, walks on below them from where it was, and drops what is complete.
 
         Args:
@@ -202,7 +202,7 @@ class GrowingTree:
             if not missing:
                 del outcomes[place]
                 continue
-            chosen += [(outcome.depth + walk.num_layers, node) for node in missing]
+            chosen += [(outcome.depth + walk.num_steps, node) for node in missing]
             place += 1
         return [node for _, node in sorted(chosen[:num_nodes], key=itemgetter(0))]
 
@@ -253,7 +253,7 @@ class GrowingTree:
         return walk
 
     def _grown(self, budget: DraftBudget) -> Mapping[int, float]:
-        """Nodes of EAGLE-2's layers from the root as far as they are known, with their log-confidences."""
+        """Nodes of EAGLE-2's levels from the root as far as they are known, with their log-confidences."""
         walk = self._from_root(budget)
         self._go_on(walk)
         return walk.scores
@@ -288,29 +288,29 @@ class GrowingTree:
             node = self._parents[node]
 
     def _go_on(self, walk: Walk) -> list[int]:
-        """Walk as far as layers are known. Returns: nodes that must be expanded to go further; [] at the end."""
-        next_layer = self._next_layer if walk.budget.opinion.is_rated else self._next_of_chain
-        while walk.to_expand and walk.num_layers < walk.budget.num_steps:
+        """Walk as far as levels are known. Returns: nodes that must be expanded to go further; [] at the end."""
+        next_level = self._next_level if walk.budget.top_k_spec.needs_logprobs else self._next_of_chain
+        while walk.to_expand and walk.num_steps < walk.budget.num_steps:
             unknown = [node for node in walk.to_expand if node not in self._children]
             if unknown:
                 return unknown
-            walk.to_expand = next_layer(walk)
-            walk.num_layers += 1
+            walk.to_expand = next_level(walk)
+            walk.num_steps += 1
         return []
 
-    def _next_layer(self, walk: Walk) -> list[int]:
+    def _next_level(self, walk: Walk) -> list[int]:
         """EAGLE-2's rule, less what is too unlikely to be reached, and what it expands in vain.
 
         Nothing is likelier than its ancestors. So a node that is not among the likeliest `num_draft_tokens` of the
-        layers so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
-        the drafter is at a loss it is complete after fewer layers. (It counts for what the layer is worth all the
+        levels so far has no descendant among those of all, and is not expanded: the proposal is the same, and where
+        the drafter is at a loss it is complete after fewer levels. (It counts for what the level is worth all the
         same: else the proposal would be another.)
         """
         budget, scores = walk.budget, walk.scores
-        layer = [child for node in walk.to_expand for child in self._children[node][: budget.top_k]]
-        for child in layer:
+        level = [child for node in walk.to_expand for child in self._children[node][: budget.top_k]]
+        for child in level:
             scores[child] = scores.get(self._parents[child], 0.0) + self._log_confidences[child]
-        open_ended = [node for node in layer if self.token_ids[node] not in self._end_token_ids]
+        open_ended = [node for node in level if self.token_ids[node] not in self._end_token_ids]
         best = sorted(open_ended, key=scores.__getitem__, reverse=True)[: budget.top_k]
         hopeful = [node for node in best if exp(scores[node]) >= self._p_expanded(budget)]
         if sum(exp(scores[node]) for node in hopeful) < budget.p_min:
@@ -321,14 +321,14 @@ class GrowingTree:
     def _p_expanded(self, budget: DraftBudget) -> float:
         """Of the path to a node that is expanded.
 
-        A drawn node is asked for all of `p_min`. Were a layer worth what its nodes are together, what was drawn below
-        an unlikely one could bring the layer about, and with it likelier nodes in its place: whether it is proposed
+        A drawn node is asked for all of `p_min`. Were a level worth what its nodes are together, what was drawn below
+        an unlikely one could bring the level about, and with it likelier nodes in its place: whether it is proposed
         would depend on what was drawn below it, and what is rejected there would be tested too seldom.
         """
         return budget.p_min if self._is_drawn else budget.p_expanded
 
     def _next_of_chain(self, walk: Walk) -> list[int]:
-        """The same for the commonest tree: this runs for each session between two layers."""
+        """The same for the commonest tree: this runs for each sequence between two levels."""
         likeliest = self._children[walk.to_expand[0]][:1]
         for child in likeliest:
             walk.scores[child] = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 
@@ -35,7 +35,7 @@ def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
 
     Args:
         num_targets: targets served now, the asking one not among them.
-    Returns: a Welcome whose `session_id` and `port` the transport fills in, or a refusal that says what to change.
+    Returns: a Welcome whose `link_id` and `port` the transport fills in, or a refusal that says what to change.
     """
     return (
         _refuse_version(hello)
@@ -50,7 +50,7 @@ def _welcome(terms: HubTerms) -> Welcome:
     layers, window = (terms.features.layers, terms.features.window) if terms.features else ((), 0)
     return Welcome(
         PROTOCOL_VERSION,
-        SessionId(""),
+        LinkId(""),
         0,
         terms.draft_name,
         terms.max_draft_tokens,

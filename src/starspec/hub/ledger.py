@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from starspec.ids import SessionId
-from starspec.policy.draft_batch import Layer
+from starspec.ids import LinkId
+from starspec.policy.draft_batch import DraftStep
 from starspec.policy.fairness import jains_index
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
@@ -62,16 +62,16 @@ class _Proposed(NamedTuple):
     """Draft tokens that targets got within one slot of time."""
 
     start_s: float
-    num_tokens: Counter[SessionId]
+    num_tokens: Counter[LinkId]
 
 
 class Ledger:
-    """Adds up layers, idle gaps and proposals. Times come from outside, in seconds on one clock.
+    """Adds up draft steps, idle gaps and proposals. Times come from outside, in seconds on one clock.
 
     Args:
         stats: what is kept up to date; `load`, `proposals_per_s`, `idle_s` and `fairness` by `refresh` only.
         started_s: the time now.
-        trace: also gets every layer and every idle gap, if given.
+        trace: also gets every draft step and every idle gap, if given.
     """
 
     def __init__(self, stats: HubStats, started_s: float, trace: Tracer | None = None) -> None:
@@ -84,29 +84,29 @@ class Ledger:
         self._idle_s = 0.0  # of gaps that are over
         self._idle_since_s: float | None = None
 
-    def add_layer(self, start_s: float, end_s: float, layer: Layer) -> None:
-        """Count one batched forward. Layers with prefill in them are no sample of t_s."""
+    def add_step(self, start_s: float, end_s: float, draft_step: DraftStep) -> None:
+        """Count one batched forward. Draft steps with prefill in them are no sample of t_s."""
         self._stats.busy_s += end_s - start_s
-        self._stats.num_layers += 1
-        self._stats.num_evictions += len(layer.evicted)
-        self._stats.num_prompt_tokens += layer.num_prompt_tokens
-        self._stats.sessions_per_layer.add(len(layer.portions))
-        if not layer.has_prefill:
+        self._stats.num_draft_steps += 1
+        self._stats.num_evictions += len(draft_step.evicted)
+        self._stats.num_prompt_tokens += draft_step.num_prompt_tokens
+        self._stats.sequences_per_step.add(len(draft_step.portions))
+        if not draft_step.has_prefill:
             self._stats.t_s.add(end_s - start_s)
         self._busy.add(_Span(start_s, end_s))
         if self._trace:
-            num_tokens = sum(portion.num_tokens for portion in layer.portions)
-            name = "prefill" if layer.has_prefill else "draft layer"
-            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=len(layer.portions), tokens=num_tokens)
+            num_tokens = sum(portion.num_tokens for portion in draft_step.portions)
+            name = "prefill" if draft_step.has_prefill else "draft step"
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sequences=len(draft_step.portions), tokens=num_tokens)
 
-    def add_ahead(self, start_s: float, end_s: float, num_sessions: int, num_nodes: int) -> None:
+    def add_ahead(self, start_s: float, end_s: float, num_sequences: int, num_nodes: int) -> None:
         """Count one batched forward that nobody waited for; without a node if it was given up."""
         self._stats.ahead_s += end_s - start_s
         self._stats.num_ahead_nodes += num_nodes
         self._busy.add(_Span(start_s, end_s))
         if self._trace:
             name = "run ahead" if num_nodes else "given up"
-            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sessions=num_sessions, tokens=num_nodes)
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sequences=num_sequences, tokens=num_nodes)
 
     def add_wasted(self, num_nodes: int) -> None:
         """Count nodes that were forwarded ahead in vain."""
@@ -117,7 +117,7 @@ class Ledger:
         self._stats.num_outcomes += 1
         self._stats.num_hits += is_hit
 
-    def add_proposal(self, now: float, target: SessionId, num_draft_tokens: int) -> None:
+    def add_proposal(self, now: float, target: LinkId, num_draft_tokens: int) -> None:
         """Count one proposal sent. Those without a token are no draft round, so not in R_q."""
         self._stats.num_proposals += 1
         self._stats.num_draft_tokens += num_draft_tokens
@@ -126,7 +126,7 @@ class Ledger:
             self._add_to_slot(now, target, num_draft_tokens)
 
     def add_service(self, queue_s: float, service_s: float, has_prefill: bool) -> None:
-        """Count the layers behind one proposal. With prefill among them they took longer than S(d) = d t_s."""
+        """Count the draft steps behind one proposal. With prefill among them they took longer than S(d) = d t_s."""
         self._stats.queue.add(queue_s)
         if not has_prefill:
             self._stats.service.add(service_s)
@@ -138,11 +138,11 @@ class Ledger:
         elif not is_idle and self._idle_since_s is not None:
             gap = _Span(self._idle_since_s, now)
             self._idle_since_s = None
-            if gap.end_s > gap.start_s:  # a request may have come while a layer ran, before the gap began
+            if gap.end_s > gap.start_s:  # a request may have come while a draft step ran, before the gap began
                 self._add_idle(gap)
 
     def refresh(
-        self, now: float, weights: Mapping[SessionId, float] | None = None, waiting: Iterable[SessionId] = ()
+        self, now: float, weights: Mapping[LinkId, float] | None = None, waiting: Iterable[LinkId] = ()
     ) -> None:
         """Bring the statistics of the last seconds, and the idle time, up to now.
 
@@ -162,14 +162,14 @@ class Ledger:
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
         self._stats.fairness = self._fairness(since_s, weights or {}, waiting)
 
-    def _fairness(self, since_s: float, weights: Mapping[SessionId, float], waiting: Iterable[SessionId]) -> float:
-        got: Counter[SessionId] = Counter(dict.fromkeys(waiting, 0))
+    def _fairness(self, since_s: float, weights: Mapping[LinkId, float], waiting: Iterable[LinkId]) -> float:
+        got: Counter[LinkId] = Counter(dict.fromkeys(waiting, 0))
         for slot in self._slots:
             if slot.start_s > since_s:
                 got.update(slot.num_tokens)
         return jains_index(got[target] / weight for target, weight in weights.items() if target in got)
 
-    def _add_to_slot(self, now: float, target: SessionId, num_draft_tokens: int) -> None:
+    def _add_to_slot(self, now: float, target: LinkId, num_draft_tokens: int) -> None:
         if not self._slots or now >= self._slots[-1].start_s + SLOT_S:
             self._slots.append(_Proposed(now, Counter()))
             while self._slots[0].start_s <= now - WINDOW_S:

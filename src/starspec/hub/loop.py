@@ -1,4 +1,6 @@
-"""The inference loop of StarSD 4.1: drain arrivals, draft one layer, hand over what is ready; over any transport."""
+"""The inference loop of StarSD 4.1: drain arrivals, draft one draft step, hand over what is ready; over any
+transport.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from starspec.hub.hub import DraftHub, Reply
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.wire.messages import Close, Fault, Features, HubStatus, HubToTarget, Open, Verdict
 from starspec.wire.transports.base import Arrival, HubTransport, Joined, Left
 
@@ -26,7 +28,7 @@ class HubLoop:
         self._hub = hub
         self._transport = transport
         self._clock = clock
-        self._early: list[Arrival] = []  # came while a layer ran ahead
+        self._early: list[Arrival] = []  # came while a draft step ran ahead
 
     def turn(self, idle_wait_s: float = 0.0) -> bool:
         """Take in what has arrived, then one step of the hub.
@@ -50,8 +52,8 @@ class HubLoop:
             try:
                 replies = self._hub.step(self._clock(), self._look_and_answer)
             except Exception:
-                log.exception("a draft layer failed; its tags are dropped, their targets are asked to open them anew")
-                self._hub.abandon_layer(self._clock())
+                log.exception("a draft step failed; its tags are dropped, their targets are asked to open them anew")
+                self._hub.abandon_step(self._clock())
             else:
                 self._deliver(replies)
         return bool(arrivals) or had_work
@@ -65,47 +67,47 @@ class HubLoop:
         return status
 
     def _look_and_answer(self) -> bool:
-        """While a layer runs ahead: look who has come, and answer verdicts whose proposals are there.
+        """While a draft step runs ahead: look who has come, and answer verdicts whose proposals are there.
 
-        Returns: whether the layer is of no use any more.
+        Returns: whether the draft step is of no use any more.
         """
         news = self._transport.receive(0.0)
         self._early += news
         self._deliver([reply for arrival in news for reply in self._answer_ahead(arrival)])
-        messages = [(each.session_id, each.message) for each in self._early]
-        return bool(news) and self._hub.is_in_vain(
+        messages = [(each.link_id, each.message) for each in self._early]
+        return bool(news) and self._hub.is_obsolete(
             (name, message) for name, message in messages if not isinstance(message, Joined | Left)
         )
 
     def _answer_ahead(self, arrival: Arrival) -> Sequence[Reply]:
-        """The answer to a verdict, if it is there. What fails here must not end the layer: others are in it."""
+        """The answer to a verdict, if it is there. What fails here must not end the draft step: others are in it."""
         if not isinstance(arrival.message, Verdict):
             return []
         try:
-            return self._hub.answer_ahead(arrival.session_id, arrival.message, arrival.arrived_at, self._clock())
+            return self._hub.answer_ahead(arrival.link_id, arrival.message, arrival.arrived_at, self._clock())
         except Exception:
-            log.exception("a verdict could not be answered while a layer ran; it is handled after the layer")
+            log.exception("a verdict could not be answered while a draft step ran; it is handled after the draft step")
             return []
 
     def _handle(self, arrival: Arrival) -> None:
         match arrival.message:
             case Joined(hello=hello):
-                self._hub.join(arrival.session_id, arrival.target_id, hello.vocab_size)
+                self._hub.join(arrival.link_id, arrival.target_id, hello.vocab_size)
             case Left():
-                self._hub.leave(arrival.session_id, arrival.arrived_at)
+                self._hub.leave(arrival.link_id, arrival.arrived_at)
             case Fault(reason=reason):
                 log.warning("target dropped a message of ours", target=arrival.target_id, reason=reason)
             case message:
-                self._hub.handle(arrival.session_id, message, arrival.arrived_at)
+                self._hub.handle(arrival.link_id, message, arrival.arrived_at)
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         """Send all targets their replies in one go."""
-        by_session: dict[SessionId, list[HubToTarget]] = {}
-        for session_id, message in replies:
-            by_session.setdefault(session_id, []).append(message)
-        if by_session:
-            self._transport.send(by_session)
+        by_sequence: dict[LinkId, list[HubToTarget]] = {}
+        for link_id, message in replies:
+            by_sequence.setdefault(link_id, []).append(message)
+        if by_sequence:
+            self._transport.send(by_sequence)
 
     def _give_up(self, arrival: Arrival) -> None:
         if isinstance(arrival.message, Open | Features | Verdict | Close):
-            self._hub.lose(arrival.session_id, arrival.message.tag, self._clock())
+            self._hub.lose(arrival.link_id, arrival.message.tag, self._clock())

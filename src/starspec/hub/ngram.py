@@ -8,7 +8,7 @@ from starspec.cache.rows import RowPool
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.hub.drafter import Growth
 from starspec.hub.growing_tree import Survivors
-from starspec.hub.sequence import DraftSession
+from starspec.hub.sequence import DraftSequence
 from starspec.speculation.ngram import NgramIndex
 from starspec.wire.messages import Features
 
@@ -16,11 +16,11 @@ ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
 
 
 class NgramDrafter:
-    """Drafts a whole chain at once from the session's own tokens.
+    """Drafts a whole chain at once from the sequence's own tokens.
 
     Args:
         min_ngram, max_ngram: shortest and longest run of tokens that is looked up.
-        num_rows: sessions whose indexes are held at once; others are indexed anew when they ask.
+        num_rows: sequences whose indexes are held at once; others are indexed anew when they ask.
     """
 
     name = "ngram"
@@ -33,58 +33,58 @@ class NgramDrafter:
         self._min_ngram = min_ngram
         self._max_ngram = max_ngram
         self._rows = RowPool(num_rows)
-        self._indexes: dict[int, NgramIndex] = {}  # row -> the committed tokens of its session
+        self._indexes: dict[int, NgramIndex] = {}  # row -> the committed tokens of its sequence
 
     @property
     def num_free_rows(self) -> int:
         return self._rows.num_free
 
-    def lease(self, session: DraftSession) -> None:
-        session.row = self._rows.lease()
-        self._indexes[session.row] = NgramIndex(self._min_ngram, self._max_ngram, session.token_ids)
+    def lease(self, sequence: DraftSequence) -> None:
+        sequence.row = self._rows.lease()
+        self._indexes[sequence.row] = NgramIndex(self._min_ngram, self._max_ngram, sequence.token_ids)
 
-    def free(self, session: DraftSession) -> None:
-        if session.row is not None:
-            self._rows.free(session.row)
-            del self._indexes[session.row]
-            session.row = None
+    def free(self, sequence: DraftSequence) -> None:
+        if sequence.row is not None:
+            self._rows.free(sequence.row)
+            del self._indexes[sequence.row]
+            sequence.row = None
 
-    def learn(self, session: DraftSession, message: Features) -> None:  # noqa: ARG002
+    def learn(self, sequence: DraftSequence, message: Features) -> None:  # noqa: ARG002
         raise PeerProtocolError("prompt lookup reads no features")
 
-    def can_grow(self, session: DraftSession) -> bool:  # noqa: ARG002
+    def can_grow(self, sequence: DraftSequence) -> bool:  # noqa: ARG002
         return True
 
-    def num_missing(self, session: DraftSession) -> int:  # noqa: ARG002  every lookup is one step
+    def num_missing(self, sequence: DraftSequence) -> int:  # noqa: ARG002  every lookup is one step
         return 1
 
-    def grow(self, layer: Sequence[Growth], is_in_vain: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
-        for session in (growth.session for growth in layer):
-            guessed = self._index(session).propose(session.budget.num_steps)
-            ends = [place for place, token_id in enumerate(guessed) if token_id in session.law.end_token_ids]
-            session.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
-            session.is_exhausted = True
+    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+        for sequence in (growth.sequence for growth in draft_step):
+            guessed = self._index(sequence).propose(sequence.budget.num_steps)
+            ends = [place for place, token_id in enumerate(guessed) if token_id in sequence.sampling.end_token_ids]
+            sequence.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
+            sequence.is_exhausted = True
 
-    def num_preparable(self, session: DraftSession) -> int:  # noqa: ARG002  a lookup takes no time
+    def num_preparable(self, sequence: DraftSequence) -> int:  # noqa: ARG002  a lookup takes no time
         return 0
 
-    def note_request(self, session: DraftSession) -> None:
-        session.is_exhausted = False
+    def note_request(self, sequence: DraftSequence) -> None:
+        sequence.is_exhausted = False
 
-    def note_commit(self, session: DraftSession, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
-        session.tree.clear()  # with more tokens to look up there may be a better guess
-        if session.row is not None:
-            self._index(session).append(token_ids)
+    def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
+        sequence.tree.clear()  # with more tokens to look up there may be a better guess
+        if sequence.row is not None:
+            self._index(sequence).append(token_ids)
 
-    def check_integrity(self, sessions: Iterable[DraftSession]) -> None:
+    def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
         self._rows.check_integrity()
-        lengths = {session.row: len(session.token_ids) for session in sessions if session.row is not None}
+        lengths = {sequence.row: len(sequence.token_ids) for sequence in sequences if sequence.row is not None}
         if lengths != {row: len(index) for row, index in self._indexes.items()}:
-            raise OurBug(f"indexes {self._indexes.keys()} are not those of the sessions in rows {lengths.keys()}")
+            raise OurBug(f"indexes {self._indexes.keys()} are not those of the sequences in rows {lengths.keys()}")
         if lengths.keys() != self._rows.leased:
-            raise OurBug(f"rows {sorted(self._rows.leased)} are leased, sessions hold {sorted(lengths)}")
+            raise OurBug(f"rows {sorted(self._rows.leased)} are leased, sequences hold {sorted(lengths)}")
 
-    def _index(self, session: DraftSession) -> NgramIndex:
-        if session.row is None:
-            raise OurBug(f"session {session.key} is to be looked up without a row")
-        return self._indexes[session.row]
+    def _index(self, sequence: DraftSequence) -> NgramIndex:
+        if sequence.row is None:
+            raise OurBug(f"sequence {sequence.key} is to be looked up without a row")
+        return self._indexes[sequence.row]

@@ -15,19 +15,19 @@ from starspec.policy.draft_batch import TagKey
 from starspec.policy.pace import Pace
 from starspec.policy.run_ahead import AheadChoice
 from starspec.sampling.counts import TokenCounts
-from starspec.speculation.budget import NO_DRAFT, DraftBudget, Opinion
+from starspec.speculation.budget import NO_DRAFT, DraftBudget, TopKSpec
 from starspec.speculation.drawing import dice_after
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.wire.messages import Open, Proposal, Verdict
 from starspec.wire.session import TagSession, TagState
 
-NEARLY = 0.5  # of a layer: what has run for longer is waited for (benchmarks/async/chain_rule.py)
+NEARLY = 0.5  # of a draft step: what has run for longer is waited for (benchmarks/async/chain_rule.py)
 NUM_OUTCOMES = 4  # guesses of each token, to prepare outcomes: with a fifth, so few verdicts more are prepared for
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """What a drafter can take: sessions beyond it are answered with fewer draft tokens, at last with none."""
+    """What a drafter can take: sequences beyond it are answered with fewer draft tokens, at last with none."""
 
     max_len: int  # tokens of a sequence, drafts included
     vocab_size: int  # token ids below this can be read
@@ -45,9 +45,9 @@ class DraftRequest:
     arrived_s: float
     began_s: float | None = None  # its round: when the proposal before was made; None if there was none to verify
     overtakes: bool = False  # the proposal before was asked for and not waited for: this round begins with asking
-    started_s: float | None = None  # start of its first layer
-    has_prefill: bool = False  # a layer of its service had a prompt in it, its own or another's
-    num_layers: int = 0  # of its service
+    started_s: float | None = None  # start of its first draft step
+    has_prefill: bool = False  # a draft step of its service had a prompt in it, its own or another's
+    num_steps: int = 0  # of its service
     is_urgent: bool = False  # the target is behind its latency objective
 
     def times(self, now: float) -> tuple[float, float]:
@@ -84,7 +84,7 @@ class InVerification(NamedTuple):
         return self.tree.num_draft_tokens > 0 and (node, last) not in self.tree.children
 
 
-class Promise(NamedTuple):
+class EarlyProposal(NamedTuple):
     """A proposal that was handed over before the verdict that it answers is taken in."""
 
     proposal: Proposal
@@ -92,7 +92,7 @@ class Promise(NamedTuple):
     num_forwarded: int  # nodes of the tree below its root, then
 
 
-class DraftSession:
+class DraftSequence:
     """One tag's sequence: committed tokens, then the tree that grows from the last of them.
 
         committed            tree
@@ -106,31 +106,31 @@ class DraftSession:
         self,
         key: TagKey,
         opened: Open,
-        link: TagSession,
+        session: TagSession,
         limits: DraftLimits,
         now: float,
         ahead: AheadChoice,
     ) -> None:
         self.key = key
-        self.link = link
-        self.law = opened.law
+        self.session = session
+        self.sampling = opened.sampling
         self._method = opened.method
-        self.is_plain_argmax = opened.law.is_plain_argmax
-        self.is_drawn = opened.method == "rejection" and not opened.law.is_greedy  # children are, and not guessed
+        self.is_plain_argmax = opened.sampling.is_plain_argmax
+        self.is_drawn = opened.method == "rejection" and not opened.sampling.is_greedy  # children are, and not guessed
         self.token_ids = list(opened.token_ids)
-        self.tree = GrowingTree(opened.law.end_token_ids, is_drawn=self.is_drawn)
+        self.tree = GrowingTree(opened.sampling.end_token_ids, is_drawn=self.is_drawn)
         self.features = FeatureTail(limits.feature_window)
         self.row: int | None = None
         self.is_read = False  # its row has held, at some time, all that had been committed
         self.request: DraftRequest | None = None
         self.in_verification: InVerification | None = None
-        self.promise: Promise | None = None
+        self.early_proposal: EarlyProposal | None = None
         self.pace = Pace()
         self.ahead_choice = ahead
         self.is_rationed = False  # the target has had its share: the next proposal is to be empty
         self.num_kept_ahead = 0  # nodes forwarded ahead that the last verdict left true
         self.num_wasted = 0  # nodes forwarded ahead that the last verdict ruled out, or that went with the row
-        self.opinion = NO_DRAFT.opinion  # what is asked about each node
+        self.top_k_spec = NO_DRAFT.top_k_spec  # what is asked about each node
         self.last_used_s = now
         self.is_exhausted = False  # the drafter knows nothing to add to the tree
         self._limits = limits
@@ -138,8 +138,8 @@ class DraftSession:
         self._prefixes = PrefixNames(limits.prefix_salt)
         self._is_readable = max(opened.token_ids) < limits.vocab_size
         self._counts: TokenCounts | None = None
-        self._dice = dice_after(opened.law.seed, self.token_ids[opened.prompt_len :]) if self.is_drawn else 0
-        if opened.law.needs_counts or opened.law.min_tokens:
+        self._dice = dice_after(opened.sampling.seed, self.token_ids[opened.prompt_len :]) if self.is_drawn else 0
+        if opened.sampling.needs_counts or opened.sampling.min_tokens:
             prompt_len = opened.prompt_len
             self._counts = TokenCounts(self.token_ids[:prompt_len], self.token_ids[prompt_len:])
 
@@ -157,7 +157,7 @@ class DraftSession:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a layer was drafted for what it waits for."""
+        """Whether a draft step was drafted for what it waits for."""
         return self.request is not None and self.request.started_s is not None
 
     @property
@@ -224,7 +224,7 @@ class DraftSession:
 
     def is_continued_by(self, message: Open) -> bool:
         """Whether a new Open only adds tokens to what is held already."""
-        if (message.law, message.method) != (self.law, self._method):
+        if (message.sampling, message.method) != (self.sampling, self._method):
             return False
         return message.token_ids[: len(self.token_ids)] == self.token_ids
 
@@ -236,7 +236,7 @@ class DraftSession:
     @property
     def is_asked_otherwise(self) -> bool:
         """Whether the tree has grown by another opinion than the one that is asked for now."""
-        return self.request is not None and self.tree.is_rooted and self.tree.opinion != self.opinion
+        return self.request is not None and self.tree.is_rooted and self.tree.top_k_spec != self.top_k_spec
 
     def ask(self, budget: DraftBudget, now: float, *, overtakes: bool = False) -> None:
         """Owe a proposal from now on, or none. Replaces what was owed before.
@@ -254,18 +254,18 @@ class DraftSession:
             self.request = DraftRequest(fitting, now, began_s, overtakes)
         self.in_verification = None
         if self.request is not None:
-            self.opinion = self._opinion(fitting)
+            self.top_k_spec = self._top_k_spec(fitting)
         self.last_used_s = now
 
-    def is_ready(self, now: float, layer_s: float, return_s: float | None, begun_s: float = 0.0) -> bool:
+    def is_ready(self, now: float, step_s: float, return_s: float | None, begun_s: float = 0.0) -> bool:
         """Whether to hand over now what is owed.
 
         A chain that runs ahead is not waited for (AMUSD, Algorithm 1), but for a token that is nearly there.
 
         Args:
-            layer_s: t_s.
+            step_s: t_s.
             return_s: Z of the target; None = not known.
-            begun_s: for so long a layer has been running that adds to it.
+            begun_s: for so long a draft step has been running that adds to it.
         """
         if self.request is None:
             return False
@@ -275,39 +275,40 @@ class DraftSession:
         if not num_known:
             return False
         if self.ahead_choice.mode == "chain":
-            return begun_s <= NEARLY * layer_s
+            return begun_s <= NEARLY * step_s
         away_s = None if return_s is None else return_s + now - self.request.arrived_s
-        return away_s is not None and not self.pace.pays_to_wait(num_known, max(0.0, layer_s - begun_s), away_s)
+        return away_s is not None and not self.pace.pays_to_wait(num_known, max(0.0, step_s - begun_s), away_s)
 
     def begin(self, now: float, has_prefill: bool) -> None:
-        """A layer for the proposal that is owed starts now, with a prompt in it or without."""
+        """A draft step for the proposal that is owed starts now, with a prompt in it or without."""
         if self.request is not None:
             self.request.started_s = now if self.request.started_s is None else self.request.started_s
             self.request.has_prefill |= has_prefill
-            self.request.num_layers += 1
+            self.request.num_steps += 1
 
     def settle(self, proposal: DraftTree, now: float) -> None:
         """The proposal that was owed is made; or was, if it was promised."""
         if self.request is not None:
             budget, num_forwarded = self.request.budget, len(self.tree.forwarded)
             nodes = self.tree.proposed(budget)
-            if self.promise is not None:  # what has grown since then runs ahead
-                num_forwarded, nodes = self.promise.num_forwarded, nodes[: proposal.num_draft_tokens]
+            if self.early_proposal is not None:  # what has grown since then runs ahead
+                num_forwarded, nodes = self.early_proposal.num_forwarded, nodes[: proposal.num_draft_tokens]
             self.in_verification = InVerification(budget, proposal, nodes, num_forwarded, now)
-        self.request = self.promise = None
+        self.request = self.early_proposal = None
         self.last_used_s = now
 
-    def foresee(self, verdict: Verdict, now: float) -> DraftSession:
-        """This session as it will be once the verdict is taken in: a copy, of which nothing can be drafted.
+    def after_verdict(self, verdict: Verdict, now: float) -> DraftSequence:
+        """This sequence as it will be once the verdict is taken in: a copy, of which nothing can be drafted.
 
-        What a drafter forgets then is still in it: of those whose trees do not outlive a verdict, no layer runs ahead.
+        What a drafter forgets then is still in it: of those whose trees do not outlive a verdict, no draft step runs
+        ahead.
         """
-        foreseen = copy(self)
-        foreseen.tree, foreseen.token_ids = self.tree.copy(), [*self.token_ids]
-        foreseen._counts = None  # only drafting reads them
-        foreseen.reroot(verdict.token_ids)
-        foreseen.ask(verdict.budget, now)
-        return foreseen
+        expected_order = copy(self)
+        expected_order.tree, expected_order.token_ids = self.tree.copy(), [*self.token_ids]
+        expected_order._counts = None  # only drafting reads them
+        expected_order.reroot(verdict.token_ids)
+        expected_order.ask(verdict.budget, now)
+        return expected_order
 
     def reroot(self, token_ids: list[int]) -> Survivors:
         """Commit what the target committed. Returns: what of the tree's K/V is still true.
@@ -333,18 +334,20 @@ class DraftSession:
             return []
         return self.tree.to_prepare(self.in_verification.budget, self.in_verification.nodes, num_nodes)
 
-    def _opinion(self, budget: DraftBudget) -> Opinion:
+    def _top_k_spec(self, budget: DraftBudget) -> TopKSpec:
         """As the budget says, or wider where outcomes are prepared for; drawn children are as many as the law says."""
         if self.ahead_choice.mode != "outcomes" or self.is_drawn:
-            return budget.opinion
-        return Opinion(max(budget.top_k, NUM_OUTCOMES))
+            return budget.top_k_spec
+        return TopKSpec(max(budget.top_k, NUM_OUTCOMES))
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless tokens, tree, request and link agree."""
         self.tree.check_integrity()
-        if self.link.prefix_len != len(self.token_ids):
-            raise OurBug(f"{self.key} holds {len(self.token_ids)} tokens, its link says {self.link.prefix_len}")
-        if self.promise is not None and self.promise.proposal.epoch != self.link.next_epoch:
-            raise OurBug(f"{self.key} promised an answer to {self.promise.proposal.epoch} after {self.link.epoch}")
-        if (self.request is not None) != (self.link.state is TagState.DRAFTING):
-            raise OurBug(f"{self.key} owes {self.request} while its link is {self.link.state}")
+        if self.session.prefix_len != len(self.token_ids):
+            raise OurBug(f"{self.key} holds {len(self.token_ids)} tokens, its link says {self.session.prefix_len}")
+        if self.early_proposal is not None and self.early_proposal.proposal.epoch != self.session.next_epoch:
+            raise OurBug(
+                f"{self.key} promised an answer to {self.early_proposal.proposal.epoch} after {self.session.epoch}"
+            )
+        if (self.request is not None) != (self.session.state is TagState.DRAFTING):
+            raise OurBug(f"{self.key} owes {self.request} while its link is {self.session.state}")

@@ -81,7 +81,7 @@ class DraftServer:
 
     @property
     def memory(self) -> str:
-        """What sessions take, for people; empty if the drafter keeps nothing."""
+        """What sequences take, for people; empty if the drafter keeps nothing."""
         return memory_of(self._loaded.num_rows, self._loaded.num_cache_bytes) if self._loaded.num_cache_bytes else ""
 
     def run(self) -> None:
@@ -103,5 +103,5 @@ class DraftServer:
         self._published_s = time.monotonic()
 
     def stop(self) -> None:
-        """End after the layer in flight; targets go on alone. Callable from a signal handler or another thread."""
+        """End after the draft step in flight; targets go on alone. Callable from a signal handler or another thread."""
         self._is_stopping.set()

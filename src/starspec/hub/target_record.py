@@ -1,4 +1,4 @@
-"""What the hub keeps of one target besides its sessions: its rounds, and how far the tags had come that it lost."""
+"""What the hub keeps of one target besides its sequences: its rounds, and how far the tags had come that it lost."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from starspec.ids import Tag, TargetId
 from starspec.policy.capacity import Demand
 from starspec.policy.rate_limit import TokenBucket
 from starspec.policy.run_ahead import AheadChoice
-from starspec.stats import Mean, SpokeStats
+from starspec.stats import HubTargetStats, Mean
 from starspec.wire.session import Role, TagSession
 
 MAX_PAST_TAGS = 1024
 MIN_ROUNDS = 5  # until then nothing is known of a target's rounds
 
 
-class Spoke:
-    """One target, as long as its session with the hub lasts.
+class TargetRecord:
+    """One target, as long as its sequence with the hub lasts.
 
-    A link outlives its draft session for a while: a late message of a closed tag is then known to be late, and
+    A link outlives its draft sequence for a while: a late message of a closed tag is then known to be late, and
     does not open the tag again.
 
     Args:
-        limits: of its sessions.
-        ahead: of its first session.
+        limits: of its sequences.
+        ahead: of its first sequence.
         bucket: what it may have drafted; None = all that it asks for.
         objective_s: the longest rounds that it is to have; None = any.
     """
@@ -36,15 +36,15 @@ class Spoke:
         objective_s: float | None = None,
     ) -> None:
         self.target_id = target_id
-        self.limits = limits  # of its sessions
-        self.ahead_choice = ahead  # of the session that ended last: its next one goes on from there
+        self.limits = limits  # of its sequences
+        self.ahead_choice = ahead  # of the sequence that ended last: its next one goes on from there
         self.plain_tokens_per_s = 0.0  # as it says; 0 = it has not said
-        self.stats = SpokeStats()
+        self.stats = HubTargetStats()
         self._bucket = bucket
         self._owed: dict[Tag, int] = {}  # draft tokens of proposals that were asked for within the rate
         self._objective_s = objective_s
-        self._layers, self._tokens = Mean(), Mean()  # of a round
-        self._sessions = Mean()  # at once, while there are any
+        self._steps, self._tokens = Mean(), Mean()  # of a round
+        self._sequences = Mean()  # at once, while there are any
         self._past: dict[Tag, TagSession] = {}  # remembered last comes last
 
     @property
@@ -80,15 +80,15 @@ class Spoke:
             self._bucket.take(num_draft_tokens)
 
     def add_wait(self, queue_s: float) -> None:
-        """A request waited so long for its first layer."""
+        """A request waited so long for its first draft step."""
         self.stats.queue.add(queue_s)
 
-    def add_layers(self, num_layers: int) -> None:
-        """A proposal was made of so many layers, none of them with a prompt."""
-        self._layers.add(num_layers)
+    def add_steps(self, num_steps: int) -> None:
+        """A proposal was made of so many draft steps, none of them with a prompt."""
+        self._steps.add(num_steps)
 
     def add_round(self, seconds: float) -> None:
-        """From a proposal, or a verdict that did without, to the session's next one of either kind."""
+        """From a proposal, or a verdict that did without, to the sequence's next one of either kind."""
         self.stats.round.add(seconds)
 
     def add_verdict(self, num_tokens: int, return_s: float) -> None:
@@ -98,9 +98,9 @@ class Spoke:
         self.stats.num_verdicts += 1
         self.stats.num_accepted_tokens += num_tokens - 1
 
-    def note_sessions(self, num_sessions: int) -> None:
+    def note_sequences(self, num_sequences: int) -> None:
         """At this moment it has so many, at least one."""
-        self._sessions.add(num_sessions)
+        self._sequences.add(num_sequences)
 
     @property
     def return_s(self) -> float | None:
@@ -114,27 +114,27 @@ class Spoke:
         A target that has not said how fast it is without drafts is supposed to take Z for a token.
         """
         return_time = self.stats.return_time
-        if min(return_time.count, self._layers.count) < MIN_ROUNDS or not return_time.value:
+        if min(return_time.count, self._steps.count) < MIN_ROUNDS or not return_time.value:
             return None
         return Demand(
-            num_sessions=max(1.0, self._sessions.value),
-            num_layers=self._layers.value,
+            num_sequences=max(1.0, self._sequences.value),
+            num_steps=self._steps.value,
             return_s=return_time.value,
             num_tokens=self._tokens.value,
             plain_tokens_per_s=self.plain_tokens_per_s or 1.0 / return_time.value,
         )
 
     def recall(self, tag: Tag) -> TagSession:
-        """The link of a tag that has no session; a fresh one, remembered from now on, if the tag is unknown."""
-        link = self._past.get(tag)
-        if link is None:
-            link = TagSession(Role.HUB, tag)
-            self.remember(link)
-        return link
+        """The link of a tag that has no sequence; a fresh one, remembered from now on, if the tag is unknown."""
+        session = self._past.get(tag)
+        if session is None:
+            session = TagSession(Role.HUB, tag)
+            self.remember(session)
+        return session
 
-    def remember(self, link: TagSession) -> None:
+    def remember(self, session: TagSession) -> None:
         """Keep a link for `recall`. Effects: forgets the one remembered longest ago, beyond MAX_PAST_TAGS."""
-        self._past.pop(link.tag, None)
-        self._past[link.tag] = link
+        self._past.pop(session.tag, None)
+        self._past[session.tag] = session
         if len(self._past) > MAX_PAST_TAGS:
             del self._past[next(iter(self._past))]

@@ -10,56 +10,56 @@ from dataclasses import replace
 from starspec.config import HubConfig
 from starspec.errors import OurBug
 from starspec.hub.buffer import RequestBuffer
-from starspec.hub.sequence import DraftLimits, DraftSession
-from starspec.hub.target_record import Spoke
-from starspec.ids import SessionId, TargetId
-from starspec.policy.admission import PAUSE_S, Load, Places
+from starspec.hub.sequence import DraftLimits, DraftSequence
+from starspec.hub.target_record import TargetRecord
+from starspec.ids import LinkId, TargetId
+from starspec.policy.admission import PAUSE_S, AdmissionControl, Load
 from starspec.policy.capacity import num_full, typical
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.rate_limit import TokenBucket
 from starspec.policy.run_ahead import AheadChoice
 from starspec.speculation.budget import DraftBudget
-from starspec.stats import HubStats, SpokeStats
+from starspec.stats import HubStats, HubTargetStats
 
 
-class Spokes:
-    """The targets, by session.
+class TargetRecords:
+    """The targets, by sequence.
 
     Args:
         config: how many of them are drafted for at once, and what single ones are promised.
-        sessions: of all targets; changed by others.
-        buffer: knows what layers cost; changed by others.
+        sequences: of all targets; changed by others.
+        buffer: knows what draft steps cost; changed by others.
     """
 
     def __init__(
         self,
         config: HubConfig,
-        sessions: Mapping[TagKey, DraftSession],
+        sequences: Mapping[TagKey, DraftSequence],
         buffer: RequestBuffer,
     ) -> None:
         self._config = config
-        # of a name, and not of a session: who connects anew has not got more
+        # of a name, and not of a sequence: who connects anew has not got more
         self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
-        self._spokes: dict[SessionId, Spoke] = {}
-        self._places = None if config.admission == "off" else Places(config.admission)
-        self._sessions = sessions
+        self._records: dict[LinkId, TargetRecord] = {}
+        self._admission = None if config.admission == "off" else AdmissionControl(config.admission)
+        self._sequences = sequences
         self._buffer = buffer
 
     def __len__(self) -> int:
-        return len(self._spokes)
+        return len(self._records)
 
-    def __contains__(self, session_id: SessionId) -> bool:
-        return session_id in self._spokes
+    def __contains__(self, link_id: LinkId) -> bool:
+        return link_id in self._records
 
-    def __getitem__(self, session_id: SessionId) -> Spoke:
-        return self._spokes[session_id]
+    def __getitem__(self, link_id: LinkId) -> TargetRecord:
+        return self._records[link_id]
 
-    def join(self, session_id: SessionId, target_id: TargetId, limits: DraftLimits) -> None:
+    def join(self, link_id: LinkId, target_id: TargetId, limits: DraftLimits) -> None:
         """A target comes. Raises: OurBug if it is there."""
-        if session_id in self._spokes:
-            raise OurBug(f"session {session_id} of target {target_id} joins twice")
+        if link_id in self._records:
+            raise OurBug(f"sequence {link_id} of target {target_id} joins twice")
         objective_ms = self._config.slo_round_ms.get(target_id)
-        self._spokes[session_id] = Spoke(
+        self._records[link_id] = TargetRecord(
             target_id,
             limits,
             AheadChoice(self._config.run_ahead),
@@ -67,32 +67,32 @@ class Spokes:
             None if objective_ms is None else objective_ms / 1e3,
         )
 
-    def leave(self, session_id: SessionId) -> None:
+    def leave(self, link_id: LinkId) -> None:
         """A target is gone. Idempotent."""
-        self._spokes.pop(session_id, None)
-        if self._places is not None:
-            self._places.leave(session_id)
+        self._records.pop(link_id, None)
+        if self._admission is not None:
+            self._admission.leave(link_id)
 
-    def ask_place(self, session_id: SessionId, budget: DraftBudget, now: float) -> bool:
+    def ask_admission(self, link_id: LinkId, budget: DraftBudget, now: float) -> bool:
         """A target that has no place asks for one with every tag that is to get draft tokens.
 
         Returns: whether it is drafted for. Effects: it may get a place.
         """
-        if self._places is None or self._places.is_held(session_id):
+        if self._admission is None or self._admission.is_held(link_id):
             return True
-        return bool(budget.num_draft_tokens) and self._places.ask(session_id, self._load(now), now)
+        return bool(budget.num_draft_tokens) and self._admission.ask(link_id, self._load(now), now)
 
-    def is_served_freely(self, session_id: SessionId) -> bool:
+    def is_served_freely(self, link_id: LinkId) -> bool:
         """Whether the target is drafted for now, whatever it asks for: it holds a place and has no rate limit."""
-        has_place = self._places is None or self._places.is_held(session_id)
-        return has_place and not self._spokes[session_id].is_limited
+        is_admitted = self._admission is None or self._admission.is_held(link_id)
+        return is_admitted and not self._records[link_id].is_limited
 
     def review(self, now: float) -> None:
         """Take back places that others need more, if it is time to look."""
-        if self._places is not None and self._places.is_review_due(now):
-            for session_id, num_tags in Counter(key.session_id for key in self._sessions).items():
-                self._spokes[session_id].note_sessions(num_tags)
-            self._places.review(self._load(now), now)
+        if self._admission is not None and self._admission.is_review_due(now):
+            for link_id, num_tags in Counter(key.link_id for key in self._sequences).items():
+                self._records[link_id].note_sequences(num_tags)
+            self._admission.review(self._load(now), now)
 
     def count(self, stats: HubStats, now: float) -> None:
         """Say what is known of how many targets there may be. Effects: the statistics."""
@@ -101,27 +101,27 @@ class Spokes:
         stats.num_full = 0
         if demands and load.cost is not None:
             one = typical(demands)
-            service_s = one.num_layers * load.cost.alone_s
+            service_s = one.num_steps * load.cost.alone_s
             stats.num_full = num_full(service_s, one.return_s) if service_s else 0
-        if self._places is not None:
-            stats.num_places, stats.num_max = self._places.num_held, self._places.num_max
+        if self._admission is not None:
+            stats.num_admitted, stats.num_max = self._admission.num_held, self._admission.num_max
 
-    def statuses(self) -> dict[TargetId, SpokeStats]:
+    def statuses(self) -> dict[TargetId, HubTargetStats]:
         """What is known of each target, by name; of targets with the same name, of the one that came last."""
-        num_tags = Counter(key.session_id for key in self._sessions)
+        num_tags = Counter(key.link_id for key in self._sequences)
         return {
-            spoke.target_id: replace(deepcopy(spoke.stats), num_tags=num_tags[name])
-            for name, spoke in self._spokes.items()
+            record.target_id: replace(deepcopy(record.stats), num_tags=num_tags[name])
+            for name, record in self._records.items()
         }
 
     def _load(self, now: float) -> Load:
-        demands = {name: spoke.demand() for name, spoke in self._spokes.items()}
+        demands = {name: record.demand() for name, record in self._records.items()}
         return Load(
             {name: demand for name, demand in demands.items() if demand is not None},
-            {name: spoke.plain_tokens_per_s for name, spoke in self._spokes.items()},
-            frozenset(key.session_id for key, session in self._sessions.items() if session.is_asking(now - PAUSE_S)),
-            self._buffer.layer_cost,
-            self._buffer.max_sessions,
-            frozenset(key.session_id for key in self._sessions),
+            {name: record.plain_tokens_per_s for name, record in self._records.items()},
+            frozenset(key.link_id for key, sequence in self._sequences.items() if sequence.is_asking(now - PAUSE_S)),
+            self._buffer.step_cost,
+            self._buffer.max_sequences,
+            frozenset(key.link_id for key in self._sequences),
             self._buffer.num_rows,
         )

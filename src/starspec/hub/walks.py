@@ -1,4 +1,4 @@
-"""How far walks along a growing tree's layers have come: what is known of a tree only grows, so none begins anew."""
+"""How far walks along a growing tree's levels have come: what is known of a tree only grows, so none begins anew."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from starspec.speculation.tree import ROOT
 
 
 class Walk:
-    """Along EAGLE-2's layers below a node, as far as they are known; goes on from there when more is known.
+    """Along EAGLE-2's levels below a node, as far as they are known; goes on from there when more is known.
 
-    What is expanded stays as it is until a verdict, so no layer is walked twice.
+    What is expanded stays as it is until a verdict, so no level is walked twice.
     """
 
     def __init__(self, budget: DraftBudget, start: int) -> None:
         self.budget = budget
-        self.scores: dict[int, float] = {}  # nodes with their log-confidences below `start`, layer by layer
-        self.to_expand = [start]  # of the layer that was reached
-        self.num_layers = 0  # behind it
+        self.scores: dict[int, float] = {}  # nodes with their log-confidences below `start`, level by level
+        self.to_expand = [start]  # of the level that was reached
+        self.num_steps = 0  # behind it
 
 
 class Outcome(NamedTuple):

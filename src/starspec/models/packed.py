@@ -14,7 +14,7 @@ from torch import Tensor
 from starspec.cache.mask import depths_of
 from starspec.cache.ragged import RaggedCache
 from starspec.cache.sequence_rows import SequenceRows
-from starspec.errors import CacheRangeError, ForwardGivenUp
+from starspec.errors import CacheRangeError, ForwardAborted
 from starspec.models.attention.plan import Reading
 from starspec.models.attention.ragged import Interruptible
 from starspec.models.batch import PackedBatch, Piece, RowRange, build_batch, plan_forwards
@@ -105,22 +105,22 @@ class PackedRunner(ABC):
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
-        is_in_vain: Callable[[], bool] | None = None,
+        is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
         """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
 
         Args:
-            is_in_vain: asked before the attention of each layer; where forwards are launched as one, before each.
-        Raises: ForwardGivenUp once it says yes.
+            is_obsolete: asked before the attention of each layer; where forwards are launched as one, before each.
+        Raises: ForwardAborted once it says yes.
             CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a segment that
             is malformed in itself or layers that are not there. Nothing was written then.
         """
         check_segments(segments, self._cache)
         logits, features = [], []
         for pieces in self._shares(segments):
-            if is_in_vain is not None and self.graphs is not None and is_in_vain():
-                raise ForwardGivenUp("nobody wants this forward any more")
-            output = self._forward(pieces, feature_layers, is_in_vain)
+            if is_obsolete is not None and self.graphs is not None and is_obsolete():
+                raise ForwardAborted("nobody wants this forward any more")
+            output = self._forward(pieces, feature_layers, is_obsolete)
             logits.append(output.logits)
             if output.features is not None:
                 features.append(output.features[: sum(piece.num_tokens for piece in pieces)])
@@ -138,7 +138,7 @@ class PackedRunner(ABC):
                 yield pieces
 
     def _forward(
-        self, pieces: Sequence[Piece], feature_layers: Sequence[int], is_in_vain: Callable[[], bool] | None
+        self, pieces: Sequence[Piece], feature_layers: Sequence[int], is_obsolete: Callable[[], bool] | None
     ) -> ForwardOutput:
         """Run some pieces together; features of padding may be there, too."""
         if self.graphs is not None and self.reading in (Reading.FAST, Reading.IN_STEPS):
@@ -146,8 +146,8 @@ class PackedRunner(ABC):
             if output is not None:
                 return output
         batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.reading)
-        if is_in_vain is not None:
-            batch = replace(batch, attention=Interruptible(batch.attention, is_in_vain))
+        if is_obsolete is not None:
+            batch = replace(batch, attention=Interruptible(batch.attention, is_obsolete))
         return self.run(batch, feature_layers)
 
     @torch.inference_mode()

@@ -93,13 +93,13 @@ class ModelRunner(BatchRunner, Protocol):
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
-        is_in_vain: Callable[[], bool] | None = None,
+        is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
         """As `BatchRunner.forward`.
 
         Args:
-            is_in_vain: asked again and again while the forward runs; once it says yes the forward ends there.
-        Raises: ForwardGivenUp then.
+            is_obsolete: asked again and again while the forward runs; once it says yes the forward ends there.
+        Raises: ForwardAborted then.
         """
         ...
 

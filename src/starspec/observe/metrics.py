@@ -16,18 +16,18 @@ from prometheus_client.registry import Collector
 from starspec.observe.quantities import (
     HUB_COUNTERS,
     HUB_GAUGES,
-    SPOKE_COUNTERS,
-    SPOKE_GAUGES,
+    HUB_TARGET_COUNTERS,
+    HUB_TARGET_GAUGES,
     TARGET_COUNTERS,
     TARGET_GAUGES,
     Quantity,
 )
-from starspec.stats import SpokeStats
+from starspec.stats import HubTargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 PREFIX: Final = "starspec_"
 Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
-S = TypeVar("S", TargetStatus, HubStatus, SpokeStats)
+S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]
     """
     targets = {str(each.target_id): each for each in snapshot.targets}
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
-    spokes = {str(name): stats for name, stats in snapshot.hub.spokes.items()} if snapshot.hub else {}
+    at_hub = {str(name): stats for name, stats in snapshot.hub.targets.items()} if snapshot.hub else {}
     yield from _families(TARGET_COUNTERS, CounterMetricFamily, prefix, "target", targets)
     yield _accepted_per_position(snapshot.targets, prefix)
     yield from _families(TARGET_GAUGES, GaugeMetricFamily, prefix, "target", targets)
     yield from _families(HUB_COUNTERS, CounterMetricFamily, prefix, "draft", hubs)
     yield from _families(HUB_GAUGES, GaugeMetricFamily, prefix, "draft", hubs)
-    yield from _families(SPOKE_COUNTERS, CounterMetricFamily, prefix, "target", spokes)
-    yield from _families(SPOKE_GAUGES, GaugeMetricFamily, prefix, "target", spokes)
+    yield from _families(HUB_TARGET_COUNTERS, CounterMetricFamily, prefix, "target", at_hub)
+    yield from _families(HUB_TARGET_GAUGES, GaugeMetricFamily, prefix, "target", at_hub)
 
 
 def _families(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from starspec.stats import SpokeStats
+from starspec.stats import HubTargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
-S = TypeVar("S", TargetStatus, HubStatus, SpokeStats)
+S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats)
 
 
 class Quantity(NamedTuple, Generic[S]):
@@ -25,7 +25,7 @@ class Quantity(NamedTuple, Generic[S]):
 
 Target = Quantity[TargetStatus]
 Hub = Quantity[HubStatus]
-Spoke = Quantity[SpokeStats]
+HubTarget = Quantity[HubTargetStats]
 
 TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("spec_decode_num_drafts", "Proposals verified.", lambda t: t.stats.acceptance.num_drafts),
@@ -106,7 +106,7 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_busy_seconds", "Seconds of drafting.", lambda h: h.stats.busy_s),
     Hub("hub_ahead_seconds", "Seconds of drafting ahead of verdicts, for nobody yet.", lambda h: h.stats.ahead_s),
     Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
-    Hub("hub_layers", "Draft layers: batched draft forwards.", lambda h: h.stats.num_layers),
+    Hub("hub_draft_steps", "Draft steps: batched draft forwards.", lambda h: h.stats.num_draft_steps),
     Hub("hub_declined_tags", "Times that a tag was declined for want of room.", lambda h: h.stats.num_declined),
     Hub("hub_rationed_requests", "Requests left without a token by a rate limit.", lambda h: h.stats.num_rationed),
     Hub("hub_evictions", "Rows taken from a tag for another.", lambda h: h.stats.num_evictions),
@@ -116,7 +116,7 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
     Hub("hub_ahead_nodes", "Nodes forwarded ahead of verdicts.", lambda h: h.stats.num_ahead_nodes),
     Hub("hub_wasted_nodes", "Of these, those in vain: ruled out, or lost.", lambda h: h.stats.num_wasted_nodes),
-    Hub("hub_saved_seconds", "Seconds of layers that were there when asked for.", lambda h: h.stats.saved_s),
+    Hub("hub_saved_seconds", "Seconds of draft steps that were there when asked for.", lambda h: h.stats.saved_s),
     Hub("hub_outcomes", "Verdicts that asked for a proposal.", lambda h: h.stats.num_outcomes),
     Hub("hub_hits", "Of these, those whose proposal was ready when they came.", lambda h: h.stats.num_hits),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
@@ -127,40 +127,42 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
 
 HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_targets", "Targets connected.", lambda h: h.stats.num_targets),
-    Hub("hub_tags", "Sessions held.", lambda h: h.stats.num_tags),
+    Hub("hub_tags", "Tags held.", lambda h: h.stats.num_tags),
     Hub("hub_waiting", "Length of the global request buffer.", lambda h: h.stats.num_waiting),
-    Hub("hub_t_s_seconds", "t_s: one draft layer.", lambda h: h.stats.t_s.value),
-    Hub("hub_service_seconds", "S(d) = d t_s: first layer to proposal.", lambda h: h.stats.service.value),
-    Hub("hub_queue_seconds", "Arrival of a request to its first layer.", lambda h: h.stats.queue.value),
-    Hub("hub_sessions_per_layer", "Sessions grown by one layer.", lambda h: h.stats.sessions_per_layer.value),
-    Hub("hub_max_batch", "Sessions of a layer, at most; 0 = all that wait.", lambda h: h.stats.max_batch),
+    Hub("hub_t_s_seconds", "t_s: one draft step.", lambda h: h.stats.t_s.value),
+    Hub("hub_service_seconds", "S(d) = d t_s: first draft step to proposal.", lambda h: h.stats.service.value),
+    Hub("hub_queue_seconds", "Arrival of a request to its first draft step.", lambda h: h.stats.queue.value),
+    Hub("hub_sequences_per_step", "Sequences grown by one draft step.", lambda h: h.stats.sequences_per_step.value),
+    Hub("hub_max_batch", "Sequences of a draft step, at most; 0 = all that wait.", lambda h: h.stats.max_batch),
     Hub("hub_load", "Busy / (busy + idle) over the last seconds.", lambda h: h.stats.load),
     Hub("hub_proposals_per_second", "R_q: proposals over the last seconds.", lambda h: h.stats.proposals_per_s),
     Hub("hub_rows_leased", "Cache rows that hold a tag.", lambda h: h.stats.num_rows_leased),
     Hub("hub_rows_free", "Cache rows that hold none.", lambda h: h.stats.num_rows_free),
     Hub("hub_row_fill", "Share of the leased rows that tokens take; the rest is unused.", lambda h: h.stats.row_fill),
-    Hub("hub_places", "Targets drafted for, where not all may be.", lambda h: h.stats.num_places),
+    Hub("hub_admitted", "Targets drafted for, where not all may be.", lambda h: h.stats.num_admitted),
     Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
     Hub("hub_n_max", "N_max: targets that can all gain, and have rows; 0 = not known.", lambda h: h.stats.num_max),
     Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
 )
 
 # As the hub sees each target: of a vLLM server this is all, other targets tell more of themselves.
-SPOKE_COUNTERS: Final[tuple[Spoke, ...]] = (
-    Spoke("hub_target_proposals", "Proposals sent to the target.", lambda s: s.num_proposals),
-    Spoke("hub_target_draft_tokens", "Tokens of those proposals.", lambda s: s.num_draft_tokens),
-    Spoke("hub_target_verdicts", "Proposals that the target has verified.", lambda s: s.num_verdicts),
-    Spoke("hub_target_accepted_tokens", "Draft tokens that it accepted.", lambda s: s.num_accepted_tokens),
+HUB_TARGET_COUNTERS: Final[tuple[HubTarget, ...]] = (
+    HubTarget("hub_target_proposals", "Proposals sent to the target.", lambda s: s.num_proposals),
+    HubTarget("hub_target_draft_tokens", "Tokens of those proposals.", lambda s: s.num_draft_tokens),
+    HubTarget("hub_target_verdicts", "Proposals that the target has verified.", lambda s: s.num_verdicts),
+    HubTarget("hub_target_accepted_tokens", "Draft tokens that it accepted.", lambda s: s.num_accepted_tokens),
 )
 
-SPOKE_GAUGES: Final[tuple[Spoke, ...]] = (
-    Spoke("hub_target_tags", "Sessions held for the target.", lambda s: s.num_tags),
-    Spoke("hub_target_acceptance_length", "Tokens of its speculative rounds.", lambda s: s.acceptance_length),
-    Spoke("hub_target_queue_seconds", "Arrival of its requests to their first layers.", lambda s: s.queue.value),
-    Spoke("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
-    Spoke(
+HUB_TARGET_GAUGES: Final[tuple[HubTarget, ...]] = (
+    HubTarget("hub_target_tags", "Tags held for the target.", lambda s: s.num_tags),
+    HubTarget("hub_target_acceptance_length", "Tokens of its speculative rounds.", lambda s: s.acceptance_length),
+    HubTarget(
+        "hub_target_queue_seconds", "Arrival of its requests to their first draft steps.", lambda s: s.queue.value
+    ),
+    HubTarget("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
+    HubTarget(
         "hub_target_round_seconds",
-        "A proposal, or a verdict that did without, to the session's next.",
+        "A proposal, or a verdict that did without, to the tag's next.",
         lambda s: s.round.value,
     ),
 )

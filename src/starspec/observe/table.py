@@ -80,7 +80,7 @@ def _hub_story(status: HubStatus | None, state: str) -> str:
     ahead = f"{stats.hit_rate:.0%} hits ahead, {stats.saved_s:.1f} s saved, " if stats.num_ahead_nodes else ""
     return (
         f"{status.draft_name}: load {stats.load:.0%}, T_idle {stats.idle_s:.1f} s, t_s {_ms(stats.t_s.value)} ms, "
-        f"{ahead}{stats.sessions_per_layer.value:.1f} sessions a layer, "
+        f"{ahead}{stats.sequences_per_step.value:.1f} sequences a draft step, "
         f"{stats.num_targets} targets, {stats.num_tags} tags"
     )
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from starspec.config import Admission
-from starspec.ids import SessionId
-from starspec.policy.capacity import Demand, LayerCost, expected, gains, losers, num_max, typical
+from starspec.ids import LinkId
+from starspec.policy.capacity import Demand, DraftStepCost, expected, gains, losers, num_max, typical
 
 REVIEW_S: Final = 0.5  # between two reviews
 KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
@@ -36,17 +36,17 @@ MAX_COUNTED: Final = 256  # targets that N_max is looked for among
 class Load:
     """The hub, as far as it has been measured."""
 
-    demands: Mapping[SessionId, Demand]  # of targets that have had enough rounds
-    plain_tokens_per_s: Mapping[SessionId, float]  # of targets that have said it
-    busy: frozenset[SessionId]  # targets that are drafted for, or have had a proposal to verify within PAUSE_S
-    cost: LayerCost | None  # None: no layer has been drafted yet
-    max_sessions: int | None = None  # in one layer; None = all
-    present: frozenset[SessionId] = frozenset()  # targets with tags, busy or not
-    num_rows: int | None = None  # sessions that can keep theirs at the same time; None = any number
+    demands: Mapping[LinkId, Demand]  # of targets that have had enough rounds
+    plain_tokens_per_s: Mapping[LinkId, float]  # of targets that have said it
+    busy: frozenset[LinkId]  # targets that are drafted for, or have had a proposal to verify within PAUSE_S
+    cost: DraftStepCost | None  # None: no draft step has been drafted yet
+    max_sequences: int | None = None  # in one draft step; None = all
+    present: frozenset[LinkId] = frozenset()  # targets with tags, busy or not
+    num_rows: int | None = None  # sequences that can keep theirs at the same time; None = any number
 
 
 @dataclass(slots=True)
-class _Place:
+class _Admitted:
     since_s: float
     used_s: float
 
@@ -59,7 +59,7 @@ class _Past:
     forget_s: float
 
 
-class Places:
+class AdmissionControl:
     """Hands out places.
 
     Args:
@@ -68,8 +68,8 @@ class Places:
 
     def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
-        self._held: dict[SessionId, _Place] = {}  # first come first
-        self._past: dict[SessionId, _Past] = {}
+        self._held: dict[LinkId, _Admitted] = {}  # first come first
+        self._past: dict[LinkId, _Past] = {}
         self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
         self.num_max = 0  # at the last review; 0 = not known
@@ -78,16 +78,16 @@ class Places:
     def num_held(self) -> int:
         return len(self._held)
 
-    def is_held(self, target: SessionId) -> bool:
+    def is_held(self, target: LinkId) -> bool:
         return target in self._held
 
-    def ask(self, target: SessionId, load: Load, now: float) -> bool:
+    def ask(self, target: LinkId, load: Load, now: float) -> bool:
         """Whether the target has a place from now on."""
         if target not in self._held and self._has_room(target, load, now):
-            self._held[target] = _Place(now, now)
+            self._held[target] = _Admitted(now, now)
         return target in self._held
 
-    def leave(self, target: SessionId) -> None:
+    def leave(self, target: LinkId) -> None:
         """The target is gone. Idempotent."""
         self._held.pop(target, None)
         self._past.pop(target, None)
@@ -108,7 +108,7 @@ class Places:
             return
         measured, leaver = self._measured(load), None
         if measured and load.cost is not None:
-            self.num_max = num_max(measured, load.cost, load.max_sessions, _most(measured, load.num_rows))
+            self.num_max = num_max(measured, load.cost, load.max_sequences, _most(measured, load.num_rows))
             leaver = self._who_should_go(load, load.cost)
         if leaver is None:
             self._losing_since_s = None
@@ -120,11 +120,11 @@ class Places:
             self._let_go(leaver, min(2.0 * past.forget_s, LONGEST_FORGET_S) if past else FORGET_S, now)
             self._losing_since_s = None
 
-    def _let_go(self, target: SessionId, forget_s: float, now: float) -> None:
+    def _let_go(self, target: LinkId, forget_s: float, now: float) -> None:
         del self._held[target]
         self._past[target] = _Past(now, forget_s)
 
-    def _has_room(self, target: SessionId, load: Load, now: float) -> bool:
+    def _has_room(self, target: LinkId, load: Load, now: float) -> bool:
         if self._fixed is not None:
             return len(self._held) < self._fixed
         held, cost, measured = self._held.items(), load.cost, self._measured(load)
@@ -139,52 +139,52 @@ class Places:
         own = self._remembered(target, load, now)
         num_busy = sum(now - place.used_s < UNKNOWN_S for place in unknown)
         served = [*measured, *[typical(worthy or measured)] * num_busy]
-        if load.num_rows is not None and _num_sessions([*served, own or typical(measured)]) > load.num_rows:
+        if load.num_rows is not None and _num_sequences([*served, own or typical(measured)]) > load.num_rows:
             return False  # rows would go round, and every round begin with reading what went with them
         if own is None and not worthy:
             return not num_known_soon
         if own is None:
             speed = load.plain_tokens_per_s.get(target, 0.0) or typical(worthy).plain_tokens_per_s
             own = expected(worthy, speed)
-        return gains(own, served, cost, load.max_sessions, MARGIN) and not any(
-            _is_worth_it(each, load, cost) for each in losers([*served, own], cost, load.max_sessions, MARGIN)
+        return gains(own, served, cost, load.max_sequences, MARGIN) and not any(
+            _is_worth_it(each, load, cost) for each in losers([*served, own], cost, load.max_sequences, MARGIN)
         )
 
     def _measured(self, load: Load) -> list[Demand]:
         return [load.demands[target] for target in self._held if target in load.demands]
 
-    def _who_should_go(self, load: Load, cost: LayerCost) -> SessionId | None:
+    def _who_should_go(self, load: Load, cost: DraftStepCost) -> LinkId | None:
         """If anybody is slower than alone: one that gains next to nothing even alone, else the last to come.
 
         The only one stays: how long to speculate is its own decision.
         """
         if len(self._held) < 2:
             return None
-        losing = losers(self._measured(load), cost, load.max_sessions, -MARGIN)
+        losing = losers(self._measured(load), cost, load.max_sequences, -MARGIN)
         for target in reversed(self._held):
             demand = load.demands.get(target)
             if demand is not None and demand in losing and not _is_worth_it(demand, load, cost):
                 return target
         return next(reversed(self._held)) if losing else None
 
-    def _remembered(self, target: SessionId, load: Load, now: float) -> Demand | None:
+    def _remembered(self, target: LinkId, load: Load, now: float) -> Demand | None:
         """What a target asked for when it had a place, unless that was long ago."""
         past = self._past.get(target)
         return load.demands.get(target) if past is not None and now - past.left_s < past.forget_s else None
 
 
-def _num_sessions(demands: Sequence[Demand]) -> float:
-    return sum(each.num_sessions for each in demands)
+def _num_sequences(demands: Sequence[Demand]) -> float:
+    return sum(each.num_sequences for each in demands)
 
 
 def _most(measured: Sequence[Demand], num_rows: int | None) -> int:
     """Targets that N_max is looked for among: as many like these as have rows, at least one."""
     if num_rows is None:
         return MAX_COUNTED
-    num_fitting = int(num_rows * len(measured) / _num_sessions(measured))
+    num_fitting = int(num_rows * len(measured) / _num_sequences(measured))
     return min(MAX_COUNTED, max(1, num_fitting))
 
 
-def _is_worth_it(demand: Demand, load: Load, cost: LayerCost) -> bool:
+def _is_worth_it(demand: Demand, load: Load, cost: DraftStepCost) -> bool:
     """Whether drafts make it faster if nobody else is served. Who is not loses nothing by others."""
-    return gains(demand, [], cost, load.max_sessions, MARGIN)
+    return gains(demand, [], cost, load.max_sequences, MARGIN)

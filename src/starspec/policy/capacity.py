@@ -1,9 +1,9 @@
 """How many targets one draft can serve so that all of them gain by it (StarSD section 4.2). Pure functions.
 
-A target's session goes round: d layers at the hub, then Z seconds away. Two things bound how fast. If the hub is never
-overcrowded, a round takes d c(b) + Z, where c(b) is a layer over the b sessions that draft at the same time. And a hub
-that takes at most K sessions into a layer needs sum(d) c(K) / K to serve all of them once. With K = 1 this is
-T = max(S + Z, N S), the paper's equations 8 to 10.
+A target's sequence goes round: d draft steps at the hub, then Z seconds away. Two things bound how fast. If the hub is
+never overcrowded, a round takes d c(b) + Z, where c(b) is a draft step over the b sequences that draft at the same
+time. And a hub that takes at most K sequences into a draft step needs sum(d) c(K) / K to serve all of them once. With K
+= 1 this is T = max(S + Z, N S), the paper's equations 8 to 10.
 """
 
 from __future__ import annotations
@@ -16,45 +16,47 @@ from math import ceil, fsum, inf
 from statistics import fmean
 from typing import NamedTuple
 
-NUM_STEPS = 20  # of the iteration for b; each at least halves what is wrong with it while layers are shorter than Z
+NUM_STEPS = (
+    20  # of the iteration for b; each at least halves what is wrong with it while draft steps are shorter than Z
+)
 
 
-class LayerCost(NamedTuple):
-    """Seconds of a layer: c(b) = alone + per_session (b - 1)."""
+class DraftStepCost(NamedTuple):
+    """Seconds of a draft step: c(b) = alone + per_sequence (b - 1)."""
 
     alone_s: float
-    per_session_s: float
+    per_sequence_s: float
 
-    def seconds(self, num_sessions: float) -> float:
-        return self.alone_s + self.per_session_s * (num_sessions - 1.0)
+    def seconds(self, num_sequences: float) -> float:
+        return self.alone_s + self.per_sequence_s * (num_sequences - 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What one target asks of a hub, and what it can do without; means over recent rounds."""
 
-    num_sessions: float  # sequences at once
-    num_layers: float  # d: layers behind a proposal
+    num_sequences: float  # sequences at once
+    num_steps: float  # d: draft steps behind a proposal
     return_s: float  # Z: from a proposal to its verdict
     num_tokens: float  # emitted a round
     plain_tokens_per_s: float  # of one sequence without drafts
 
 
-def predicted_rates(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None) -> list[float]:
+def predicted_rates(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None) -> list[float]:
     """Tokens a second of one sequence of each target, if the hub serves exactly these.
 
     One target more makes none of the others faster, not by a bit: each step from demands to rates is monotone, of
     floats too, because `fsum` and the operators round to the nearest number. `num_max` searches by halves for that.
 
     Args:
-        max_sessions: in one layer, at most.
+        max_sequences: in one draft step, at most.
     """
-    num_sessions = fsum(each.num_sessions for each in demands)
-    width = num_sessions if max_sessions is None else min(num_sessions, max_sessions)
-    layer_s, served_once_s = cost.seconds(_sessions_in_a_layer(demands, cost, width)), 0.0
-    if width < num_sessions:
-        served_once_s = fsum(each.num_sessions * each.num_layers for each in demands) * cost.seconds(width) / width
-    return [each.num_tokens / max(each.num_layers * layer_s + each.return_s, served_once_s) for each in demands]
+    num_sequences = fsum(each.num_sequences for each in demands)
+    width = num_sequences if max_sequences is None else min(num_sequences, max_sequences)
+    step_s, served_once_s = cost.seconds(_sequences_in_a_step(demands, cost, width)), 0.0
+    if width < num_sequences:
+        served_once_s = fsum(each.num_sequences * each.num_steps for each in demands) * cost.seconds(width) / width
+    return [each.num_tokens / max(each.num_steps * step_s + each.return_s, served_once_s) for each in demands]
 
 
 def num_full(service_s: float, return_s: float) -> int:
@@ -62,34 +64,36 @@ def num_full(service_s: float, return_s: float) -> int:
     return ceil(return_s / service_s) + 1
 
 
-def gains(demand: Demand, others: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float) -> bool:
+def gains(
+    demand: Demand, others: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, margin: float
+) -> bool:
     """Whether a target is faster than without drafts, by `margin` times its plain speed, if these others come first."""
-    rate = predicted_rates([*others, demand], cost, max_sessions)[-1]
+    rate = predicted_rates([*others, demand], cost, max_sequences)[-1]
     return rate >= (1.0 + margin) * demand.plain_tokens_per_s
 
 
-def losers(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, margin: float) -> list[Demand]:
+def losers(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, margin: float) -> list[Demand]:
     """Those that are slower than `1 + margin` times their plain speed if the hub serves exactly these."""
-    rates = predicted_rates(demands, cost, max_sessions)
+    rates = predicted_rates(demands, cost, max_sequences)
     least = 1.0 + margin
     return [each for rate, each in zip(rates, demands, strict=True) if rate < least * each.plain_tokens_per_s]
 
 
-def num_max(demands: Sequence[Demand], cost: LayerCost, max_sessions: int | None, limit: int) -> int:
+def num_max(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, limit: int) -> int:
     """N_max: the largest number of targets, up to `limit`, of which none falls below its plain speed; at least 1.
 
     Args:
         demands: of the targets served, first come first, at least one; those beyond them are supposed to be like them.
             Those that gain nothing even alone are left out.
     """
-    gaining = [each for each in demands if gains(each, [], cost, max_sessions, 0.0)]
+    gaining = [each for each in demands if gains(each, [], cost, max_sequences, 0.0)]
     if not gaining:
         return 1
     supposed = typical(gaining)
 
     def is_too_many(num_targets: int) -> bool:
         served = [*gaining, *[supposed] * (num_targets - len(gaining))][:num_targets]
-        return bool(losers(served, cost, max_sessions, 0.0))
+        return bool(losers(served, cost, max_sequences, 0.0))
 
     return 1 + bisect_left(range(2, limit + 1), True, key=is_too_many)  # one more helps nobody: `predicted_rates`
 
@@ -107,28 +111,26 @@ def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:
 def typical(demands: Sequence[Demand]) -> Demand:
     """What to expect of a target of which nothing is known; its plain speed is that of the fastest."""
     return Demand(
-        num_sessions=fmean(each.num_sessions for each in demands),
-        num_layers=fmean(each.num_layers for each in demands),
+        num_sequences=fmean(each.num_sequences for each in demands),
+        num_steps=fmean(each.num_steps for each in demands),
         return_s=fmean(each.return_s for each in demands),
         num_tokens=fmean(each.num_tokens for each in demands),
         plain_tokens_per_s=max(each.plain_tokens_per_s for each in demands),
     )
 
 
-def _sessions_in_a_layer(demands: Sequence[Demand], cost: LayerCost, most: float) -> float:
+def _sequences_in_a_step(demands: Sequence[Demand], cost: DraftStepCost, most: float) -> float:
     """b: by Little's law, as many as the share of a round that each spends drafting, added up; 1 to `most`.
 
-    The share d c / (d c + Z) is written so that c stands in it once: then longer layers never make it less. Targets
-    that ask for the same are added up together: where N_max is looked for, most of them are supposed ones.
+    The share d c / (d c + Z) is written so that c stands in it once: then longer draft steps never make it less.
+    Targets that ask for the same are added up together: where N_max is looked for, most of them are supposed ones.
     """
-    alike = Counter(
-        (each.num_sessions, each.return_s / each.num_layers if each.num_layers else inf) for each in demands
-    )
-    shares = [(num_sessions * count, away_s) for (num_sessions, away_s), count in alike.items()]
+    alike = Counter((each.num_sequences, each.return_s / each.num_steps if each.num_steps else inf) for each in demands)
+    shares = [(num_sequences * count, away_s) for (num_sequences, away_s), count in alike.items()]
     together = most
     for _ in range(NUM_STEPS):
-        layer_s, before = cost.seconds(together), together
-        drafting = fsum(num_sessions / (1.0 + away_s / layer_s) for num_sessions, away_s in shares)
+        step_s, before = cost.seconds(together), together
+        drafting = fsum(num_sequences / (1.0 + away_s / step_s) for num_sequences, away_s in shares)
         together = min(most, max(1.0, drafting))
         if together == before:
             break

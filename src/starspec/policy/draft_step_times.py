@@ -1,69 +1,73 @@
-"""What layers cost, as far as it has been seen: for how many sessions, and how much of a prompt fits beside them."""
+"""What draft steps cost, as far as it has been seen: for how many sequences, and how much of a prompt fits beside
+them.
+"""
 
 from __future__ import annotations
 
-from starspec.policy.capacity import LayerCost
-from starspec.policy.draft_batch import Layer
+from starspec.policy.capacity import DraftStepCost
+from starspec.policy.draft_batch import DraftStep
 from starspec.stats import Mean
 
-WORTH_LAYERS = 4  # a prompt may delay a proposal by about as much as a short chain takes
+WORTH_STEPS = 4  # a prompt may delay a proposal by about as much as a short chain takes
 LEAST_TOKENS = 16
-MEMORY = 0.99  # weight of a layer, one layer later
-MIN_SPREAD = 0.05  # sessions squared: with less variance there is no slope to be seen ...
-SUPPOSED_SHARE = 0.1  # ... and each further session is supposed to add so much of a layer
+MEMORY = 0.99  # weight of a draft step, one draft step later
+MIN_SPREAD = 0.05  # sequences squared: with less variance there is no slope to be seen ...
+SUPPOSED_SHARE = 0.1  # ... and each further sequence is supposed to add so much of a draft step
 
 
-class LayerTimes:
-    """Seconds of a layer without prompts, and of one prompt token more."""
+class DraftStepTimes:
+    """Seconds of a draft step without prompts, and of one prompt token more."""
 
     def __init__(self) -> None:
         self._plain, self._per_token = Mean(), Mean()
         self._line = _FittedLine()
 
-    def add(self, layer: Layer, seconds: float) -> None:
-        """Count one layer."""
-        if layer.has_prefill:
-            self._per_token.add(max(0.0, seconds - self._plain.value) / layer.num_prompt_tokens)
+    def add(self, draft_step: DraftStep, seconds: float) -> None:
+        """Count one draft step."""
+        if draft_step.has_prefill:
+            self._per_token.add(max(0.0, seconds - self._plain.value) / draft_step.num_prompt_tokens)
         else:
             self._plain.add(seconds)
-            self._line.add(len(layer.portions), seconds)
+            self._line.add(len(draft_step.portions), seconds)
 
     @property
-    def cost(self) -> LayerCost | None:
-        """Of a layer without prompts, by its sessions; None before the first."""
+    def cost(self) -> DraftStepCost | None:
+        """Of a draft step without prompts, by its sequences; None before the first."""
         return self._line.cost
 
     def chunk_beside(self, prefill_chunk: int) -> int:
-        """Prompt tokens that take about as long as WORTH_LAYERS layers; `prefill_chunk` at most, and while unknown."""
+        """Prompt tokens that take about as long as WORTH_STEPS draft steps; `prefill_chunk` at most, and while
+        unknown.
+        """
         if not (self._plain.value and self._per_token.value):
             return prefill_chunk
-        return min(prefill_chunk, max(LEAST_TOKENS, int(WORTH_LAYERS * self._plain.value / self._per_token.value)))
+        return min(prefill_chunk, max(LEAST_TOKENS, int(WORTH_STEPS * self._plain.value / self._per_token.value)))
 
 
 class _FittedLine:
-    """Least squares over layers, the older the less."""
+    """Least squares over draft steps, the older the less."""
 
     def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0  # sums: weights, sessions, seconds, products
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0  # sums: weights, sequences, seconds, products
 
-    def add(self, num_sessions: int, seconds: float) -> None:
+    def add(self, num_sequences: int, seconds: float) -> None:
         self._weight = MEMORY * self._weight + 1.0
-        self._x = MEMORY * self._x + num_sessions
+        self._x = MEMORY * self._x + num_sequences
         self._y = MEMORY * self._y + seconds
-        self._xx = MEMORY * self._xx + num_sessions * num_sessions
-        self._xy = MEMORY * self._xy + num_sessions * seconds
+        self._xx = MEMORY * self._xx + num_sequences * num_sequences
+        self._xy = MEMORY * self._xy + num_sequences * seconds
 
     @property
-    def cost(self) -> LayerCost | None:
+    def cost(self) -> DraftStepCost | None:
         if not self._y:
             return None
-        num_sessions, seconds = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - num_sessions**2
+        num_sequences, seconds = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - num_sequences**2
         if spread < MIN_SPREAD:
-            alone_s = seconds / (1.0 + SUPPOSED_SHARE * (num_sessions - 1.0))
-            return LayerCost(alone_s, SUPPOSED_SHARE * alone_s)
-        slope = (self._xy / self._weight - num_sessions * seconds) / spread
+            alone_s = seconds / (1.0 + SUPPOSED_SHARE * (num_sequences - 1.0))
+            return DraftStepCost(alone_s, SUPPOSED_SHARE * alone_s)
+        slope = (self._xy / self._weight - num_sequences * seconds) / spread
         slope = min(
-            max(0.0, slope), seconds / num_sessions
-        )  # a session more is not free of charge, nor dearer than one
-        return LayerCost(seconds - slope * (num_sessions - 1.0), slope)
+            max(0.0, slope), seconds / num_sequences
+        )  # a sequence more is not free of charge, nor dearer than one
+        return DraftStepCost(seconds - slope * (num_sequences - 1.0), slope)

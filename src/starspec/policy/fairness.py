@@ -2,9 +2,9 @@
 
 Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (1995). Targets take turns; a turn lasts as
 long as the target's credit, in draft tokens, and each turn's end brings credit for the next: QUANTUM tokens for each
-unit of weight. Two deviations, because a proposal takes several layers and is of use only when it is complete:
+unit of weight. Two deviations, because a proposal takes several draft steps and is of use only when it is complete:
 
-1. A session that has begun goes on in every layer, whosever turn it is.
+1. A sequence that has begun goes on in every draft step, whosever turn it is.
 2. What that takes beyond the credit is a debt, which the target's next turns pay.
 
 Requests of targets that are behind their latency objective come before all turns, and are charged to nobody (ADR 16).
@@ -17,43 +17,43 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 
-from starspec.ids import SessionId
-from starspec.policy.draft_batch import Layer, LayerSnapshot, Portion, SessionView, choose_layer
+from starspec.ids import LinkId
+from starspec.policy.draft_batch import DraftStep, DraftStepSnapshot, Portion, SequenceView, choose_step
 
 QUANTUM = 8.0  # draft tokens of one turn of the lightest target: about a proposal
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RoundRobin:
     """How far the round has come."""
 
-    weights: Mapping[SessionId, float] = field(default_factory=dict)  # above 0; of targets that are not in it, 1
-    credits: Mapping[SessionId, float] = field(default_factory=dict)  # tokens; in the order of turns, first comes first
+    weights: Mapping[LinkId, float] = field(default_factory=dict)  # above 0; of targets that are not in it, 1
+    credits: Mapping[LinkId, float] = field(default_factory=dict)  # tokens; in the order of turns, first comes first
 
-    def with_weight(self, session_id: SessionId, weight: float) -> Turns:
-        return Turns({**self.weights, session_id: weight}, self.credits)
+    def with_weight(self, link_id: LinkId, weight: float) -> RoundRobin:
+        return RoundRobin({**self.weights, link_id: weight}, self.credits)
 
-    def without(self, session_id: SessionId) -> Turns:
+    def without(self, link_id: LinkId) -> RoundRobin:
         """The target has left."""
-        weights = {each: weight for each, weight in self.weights.items() if each != session_id}
-        return Turns(weights, {each: credit for each, credit in self.credits.items() if each != session_id})
+        weights = {each: weight for each, weight in self.weights.items() if each != link_id}
+        return RoundRobin(weights, {each: credit for each, credit in self.credits.items() if each != link_id})
 
-    def charged(self, portions: Iterable[Portion]) -> Turns:
-        """Targets that have had their turn go on in another layer; all of them are in the round."""
+    def charged(self, portions: Iterable[Portion]) -> RoundRobin:
+        """Targets that have had their turn go on in another draft step; all of them are in the round."""
         left = dict(self.credits)
         for portion in portions:
-            left[portion.key.session_id] -= portion.cost
-        return Turns(self.weights, left)
+            left[portion.key.link_id] -= portion.cost
+        return RoundRobin(self.weights, left)
 
 
-def choose_fairly(snapshot: LayerSnapshot, turns: Turns) -> tuple[Layer, Turns]:
-    """Choose the next layer by turns. As `choose_layer`, but for the order of the line.
+def choose_fairly(snapshot: DraftStepSnapshot, turns: RoundRobin) -> tuple[DraftStep, RoundRobin]:
+    """Choose the next draft step by turns. As `choose_step`, but for the order of the line.
 
-    Returns: the layer, and the turns after it.
+    Returns: the draft step, and the turns after it.
     """
-    line = _FairLine(turns, snapshot.waiting)
-    layer = choose_layer(snapshot, line)
-    return layer, line.turns
+    order = _FairOrder(turns, snapshot.waiting)
+    draft_step = choose_step(snapshot, order)
+    return draft_step, order.turns
 
 
 def jains_index(shares: Iterable[float]) -> float:
@@ -63,26 +63,26 @@ def jains_index(shares: Iterable[float]) -> float:
     return total * total / (len(shares) * squares) if squares else 1.0
 
 
-class _FairLine:
+class _FairOrder:
     """Those who wait, in the order in which turns reach them. Implements Line."""
 
-    def __init__(self, turns: Turns, waiting: Sequence[SessionView]) -> None:
+    def __init__(self, turns: RoundRobin, waiting: Sequence[SequenceView]) -> None:
         self._weights = turns.weights
         self._urgent = {each.key: each for each in waiting if each.is_urgent}
         waiting = [each for each in waiting if not each.is_urgent]
         self._begun = [each for each in waiting if each.is_begun]
-        self._queues: dict[SessionId, deque[SessionView]] = {}
+        self._queues: dict[LinkId, deque[SequenceView]] = {}
         for each in waiting:
             if not each.is_begun:
-                self._queues.setdefault(each.key.session_id, deque()).append(each)
-        present = dict.fromkeys(each.key.session_id for each in waiting)
+                self._queues.setdefault(each.key.link_id, deque()).append(each)
+        present = dict.fromkeys(each.key.link_id for each in waiting)
         self._quantum = QUANTUM / min(map(self._weight, present), default=1.0)  # so that each turn is of use
         # who wants nothing keeps no credit for later, but owes what it owes
         self._credits = {each: credit for each, credit in turns.credits.items() if each in present or credit < 0}
         for target in present:
             self._credits.setdefault(target, self._grant(target))
 
-    def __iter__(self) -> Iterator[SessionView]:
+    def __iter__(self) -> Iterator[SequenceView]:
         yield from self._urgent.values()
         yield from self._begun
         while self._queues:
@@ -93,27 +93,27 @@ class _FairLine:
             queue = self._queues[target]
             yield queue.popleft()
             if not queue:
-                del self._queues[target]  # for this layer; its turn is not over
+                del self._queues[target]  # for this draft step; its turn is not over
 
-    def foreseen(self) -> Sequence[SessionView]:
+    def expected_order(self) -> Sequence[SequenceView]:
         turns = sorted((target for target in self._credits if target in self._queues), key=self._num_rounds_to_wait)
         return [*self._urgent.values(), *self._begun, *(each for target in turns for each in self._queues[target])]
 
     def charge(self, portion: Portion) -> None:
         if portion.key not in self._urgent:
-            self._credits[portion.key.session_id] -= portion.cost
+            self._credits[portion.key.link_id] -= portion.cost
 
     @property
-    def turns(self) -> Turns:
-        return Turns(self._weights, self._credits)
+    def turns(self) -> RoundRobin:
+        return RoundRobin(self._weights, self._credits)
 
-    def _weight(self, target: SessionId) -> float:
+    def _weight(self, target: LinkId) -> float:
         return self._weights.get(target, 1.0)
 
-    def _num_rounds_to_wait(self, target: SessionId) -> int:
+    def _num_rounds_to_wait(self, target: LinkId) -> int:
         """Rounds of turns until its debt is paid."""
         credit = self._credits[target]
         return 0 if credit > 0.0 else floor(-credit / self._grant(target)) + 1
 
-    def _grant(self, target: SessionId) -> float:
+    def _grant(self, target: LinkId) -> float:
         return self._quantum * self._weight(target)

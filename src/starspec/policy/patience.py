@@ -58,7 +58,7 @@ class Patience:
         is_first, self._has_forgiven = not self._has_forgiven, True
         return is_first
 
-    def note_in_vain(self, now: float) -> None:
+    def note_miss(self, now: float) -> None:
         self._num_misses += 1
         if self._num_misses >= MAX_MISSES:
             self._num_misses = MAX_MISSES - 1

@@ -1,8 +1,8 @@
-"""Whether a hub runs ahead for a session, and how, where that is chosen by what it is worth (ADR 15).
+"""Whether a hub runs ahead for a sequence, and how, where that is chosen by what it is worth (ADR 15).
 
 Worth is a rate: tokens that rounds are likely to emit, over the seconds that they took, and that others waited for
-layers ahead of this session. So a hit counts for the layers that it saves; a target that is slower while the hub drafts
-on its cores counts against it; and so does a layer ahead that somebody's request had to wait for.
+draft steps ahead of this sequence. So a hit counts for the draft steps that it saves; a target that is slower while the
+hub drafts on its cores counts against it; and so does a draft step ahead that somebody's request had to wait for.
 
                   after `patience` rounds
     SETTLED ─────────────────────────────────> ON TRIAL another mode, for NUM_ROUNDS rounds
@@ -34,7 +34,7 @@ class _Round(NamedTuple):
 
 
 class AheadChoice:
-    """The mode of one session, from its first round to its last.
+    """The mode of one sequence, from its first round to its last.
 
     Args:
         run_ahead: a mode to stay in; or auto, which begins with off.
@@ -52,13 +52,13 @@ class AheadChoice:
         self._owed_s = 0.0
 
     def for_another(self) -> AheadChoice:
-        """A choice that goes on from here, for another session like this one."""
+        """A choice that goes on from here, for another sequence like this one."""
         other = copy(self)
         other._rounds, other._owed_s = self._rounds.copy(), 0.0
         return other
 
     def charge(self, seconds: float) -> None:
-        """Somebody waited for a layer ahead of this session."""
+        """Somebody waited for a draft step ahead of this sequence."""
         self._owed_s += seconds
 
     def add_round(self, num_emitted: float, seconds: float) -> None:

@@ -1,14 +1,15 @@
-"""How many nodes a layer has that nobody waits for, from what layers of each size have taken (ADR 21).
+"""How many nodes a draft step has that nobody waits for, from what draft steps of each size have taken (ADR 21).
 
-The widest layer that takes at most MOST_TIMES as long as one node for each session; and if that much takes more than
-MOST_TIMES as long as one node alone, the widest that does not, and sessions take turns.
+The widest draft step that takes at most MOST_TIMES as long as one node for each sequence; and if that much takes more
+than MOST_TIMES as long as one node alone, the widest that does not, and sequences take turns.
 
-    nodes in a layer   1    2    3    4   5-6  7-8  9-12        sizes that are measured apart
-    milliseconds      10   11   12   13   15   17   21         one session: at most six
+    nodes in a draft step   1    2    3    4   5-6  7-8  9-12        sizes that are measured apart
+    milliseconds      10   11   12   13   15   17   21         one sequence: at most six
 
-Why a bound on the layer: whoever asks while it runs waits for half of it on average, and finds at best one layer of his
-own done. Up to twice the time of a node that is no loss. Below it wide layers prepare for more verdicts, narrow
-ones sooner for the likeliest; by simulation this bound is near the best of both (`tests/draft/test_ahead_width.py`).
+Why a bound on the draft step: whoever asks while it runs waits for half of it on average, and finds at best one draft
+step of his own done. Up to twice the time of a node that is no loss. Below it wide draft steps prepare for more
+verdicts, narrow ones sooner for the likeliest; by simulation this bound is near the best of both
+(`tests/draft/test_ahead_width.py`).
 """
 
 from __future__ import annotations
@@ -19,46 +20,46 @@ from statistics import median
 from typing import Final
 
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes
-NUM_ENOUGH: Final = 12  # nodes; with more of one session, so few verdicts more are prepared for
+NUM_ENOUGH: Final = 12  # nodes; with more of one sequence, so few verdicts more are prepared for
 MOST_TIMES: Final = 1.6
-NUM_LAYERS: Final = 15  # of each size that are remembered ...
-MIN_LAYERS: Final = 3  # ... and from which on it is known: one slow moment is no median
-REVIEW_LAYERS: Final = 64  # ahead; then one of the size that was too slow: it may be fast enough by now
+NUM_REMEMBERED: Final = 15  # of each size that are remembered ...
+MIN_STEPS: Final = 3  # ... and from which on it is known: one slow moment is no median
+REVIEW_STEPS: Final = 64  # ahead; then one of the size that was too slow: it may be fast enough by now
 
 
 class AheadWidth:
-    """Watches what layers take. Begins with one node, and tries one size after the other."""
+    """Watches what draft steps take. Begins with one node, and tries one size after the other."""
 
     def __init__(self) -> None:
-        self._seconds = {size: deque[float](maxlen=NUM_LAYERS) for size in SIZES}  # of the last layers of each
+        self._seconds = {size: deque[float](maxlen=NUM_REMEMBERED) for size in SIZES}  # of the last draft steps of each
         self._num_ahead = 0
 
     def add(self, num_nodes: int, seconds: float) -> None:
-        """Count one layer without prompts, whether anybody waited for it or not."""
+        """Count one draft step without prompts, whether anybody waited for it or not."""
         self._seconds[_size(num_nodes)].append(seconds)
 
-    def choose(self, num_sessions: int) -> int:
-        """Nodes of the next layer ahead of so many sessions, at most. Effects: it counts as one layer."""
+    def choose(self, num_sequences: int) -> int:
+        """Nodes of the next draft step ahead of so many sequences, at most. Effects: it counts as one draft step."""
         self._num_ahead += 1
         width, bound_s = 0, 0.0
-        for wider in sorted({*SIZES, num_sessions}):
+        for wider in sorted({*SIZES, num_sequences}):
             seconds = self._known_s(wider)
-            if wider > max(NUM_ENOUGH, num_sessions):
+            if wider > max(NUM_ENOUGH, num_sequences):
                 break
             if seconds is None:
                 return wider
             if width and seconds > bound_s:
-                return wider if self._num_ahead % REVIEW_LAYERS == 0 else width
+                return wider if self._num_ahead % REVIEW_STEPS == 0 else width
             width = wider
-            if width in (1, num_sessions):
+            if width in (1, num_sequences):
                 bound_s = MOST_TIMES * seconds
         return width
 
     def _known_s(self, num_nodes: int) -> float | None:
         seconds = self._seconds[_size(num_nodes)]
-        return median(seconds) if len(seconds) >= MIN_LAYERS else None
+        return median(seconds) if len(seconds) >= MIN_STEPS else None
 
 
 def _size(num_nodes: int) -> int:
-    """The size that a layer is measured as: the least of SIZES that is not less; the largest for all beyond."""
+    """The size that a draft step is measured as: the least of SIZES that is not less; the largest for all beyond."""
     return SIZES[min(bisect_left(SIZES, num_nodes), len(SIZES) - 1)]

@@ -59,7 +59,7 @@ class Waiting:
             self.is_excused = True
             self.reading.begin(now)
         else:
-            self.patience.note_in_vain(now)
+            self.patience.note_miss(now)
         return not self.is_excused
 
     def take_answer(self, now: float, *, is_hopeless: bool) -> None:
@@ -69,7 +69,7 @@ class Waiting:
             is_hopeless: as `Proposal.is_hopeless`; each would cost a round its way to the hub and back.
         """
         if self.is_awaited and is_hopeless:
-            self.patience.note_in_vain(now)
+            self.patience.note_miss(now)
         elif self.is_awaited:
             self.patience.note_in_time()
         self.settle()
@@ -98,4 +98,4 @@ def miss_all(
     missed = [each for each in late if each.miss(now, has_prompts_to_read)]
     is_blamed = bool(missed) or (any(each.is_excused for each in late) and not with_hub.forgive())
     if is_blamed and is_for_all:
-        with_hub.note_in_vain(now)
+        with_hub.note_miss(now)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from starspec.sampling.counts import TokenCounts
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
 
-def adjust(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None) -> Tensor:
+def adjust(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None) -> Tensor:
     """Make the logits that the law draws from.
 
     Token ids outside the vocabulary have no effect: a draft's vocabulary may be smaller than the target's.
@@ -23,15 +23,15 @@ def adjust(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | N
     Returns: float64 [V] on the same device; not a copy if it needs none.
     Raises: ValueError if the law needs counts and there are none.
     """
-    if not law.adjusts_logits:
+    if not sampling.adjusts_logits:
         return logits.to(torch.float64)
     adjusted = logits.to(torch.float64, copy=True)
-    if law.min_tokens and position - _known(counts).prompt_len < law.min_tokens:
-        adjusted[_indices(law.end_token_ids, adjusted)] = -torch.inf
-    if law.logit_bias:
-        _add_bias_(adjusted, law.logit_bias)
-    if law.needs_counts:
-        _penalize_(adjusted, law, _known(counts))
+    if sampling.min_tokens and position - _known(counts).prompt_len < sampling.min_tokens:
+        adjusted[_indices(sampling.end_token_ids, adjusted)] = -torch.inf
+    if sampling.logit_bias:
+        _add_bias_(adjusted, sampling.logit_bias)
+    if sampling.needs_counts:
+        _penalize_(adjusted, sampling, _known(counts))
     return adjusted
 
 
@@ -40,16 +40,16 @@ def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:
     adjusted[token_ids] += adjusted.new_tensor([logit_bias[token_id] for token_id in token_ids.tolist()])
 
 
-def _penalize_(adjusted: Tensor, law: TokenLaw, counts: TokenCounts) -> None:
+def _penalize_(adjusted: Tensor, sampling: SamplingSpec, counts: TokenCounts) -> None:
     """Repetition over prompt and output, multiplicative; then frequency and presence over the output."""
     seen = counts.seen()
     inside = (seen.token_ids >= 0) & (seen.token_ids < len(adjusted))
     token_ids = seen.token_ids[inside].to(adjusted.device)
     num_output = seen.num_output[inside].to(adjusted.device)
     values = adjusted[token_ids]
-    values = torch.where(values > 0, values / law.repetition_penalty, values * law.repetition_penalty)
-    values -= law.frequency_penalty * num_output
-    values -= law.presence_penalty * num_output.clamp(max=1.0)
+    values = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+    values -= sampling.frequency_penalty * num_output
+    values -= sampling.presence_penalty * num_output.clamp(max=1.0)
     adjusted[token_ids] = values
 
 

@@ -24,7 +24,7 @@ from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.logit_blocks import LogitBlocks
 from starspec.sampling.noise import BLOCK, block_gumbel, block_noise, gumbel, stream_key
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.sampling.support import Support, filtered, support
 
 FEW_TOKENS = 4096  # to draw from, of which it is quicker to compute all noise than to look for blocks
@@ -32,7 +32,7 @@ FEW_TOKENS = 4096  # to draw from, of which it is quicker to compute all noise t
 MAX_ROWS_AT_ONCE = 64  # of a vocabulary of 150,000 a float64 tensor takes 80 MB then; about six live at once
 
 
-def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None = None) -> int:
+def next_token(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None = None) -> int:
     """Draw the token at `position`.
 
     Args:
@@ -42,18 +42,22 @@ def next_token(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts
     Returns: a token id. If the largest logit is infinite or NaN, so that there are no probabilities: the argmax.
     Raises: ValueError if the law needs counts and there are none.
     """
-    adjusted = adjust(logits, law, position, counts) if law.adjusts_logits else logits
-    if law.is_greedy or not isfinite(largest := float(adjusted.max())):
+    adjusted = adjust(logits, sampling, position, counts) if sampling.adjusts_logits else logits
+    if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.to(torch.float64).argmax())
     if len(adjusted) <= FEW_TOKENS:
-        return draw(support(adjusted.to(torch.float64).sub(largest).div_(law.temperature), law), law.seed, position)
-    blocks = LogitBlocks(adjusted, largest, law.temperature)
-    if law.top_k == 0 and law.top_p == 1.0:
-        return blocks.draw(stream_key(law.seed, position), law.floor)
-    return draw(_support(blocks, law), law.seed, position)
+        return draw(
+            support(adjusted.to(torch.float64).sub(largest).div_(sampling.temperature), sampling),
+            sampling.seed,
+            position,
+        )
+    blocks = LogitBlocks(adjusted, largest, sampling.temperature)
+    if sampling.top_k == 0 and sampling.top_p == 1.0:
+        return blocks.draw(stream_key(sampling.seed, position), sampling.floor)
+    return draw(_support(blocks, sampling), sampling.seed, position)
 
 
-def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[int]) -> list[int]:
+def next_tokens(logits: Tensor, samplings: Sequence[SamplingSpec], positions: Sequence[int]) -> list[int]:
     """next_token of several rows at once, with exact noise for every token of each.
 
     Where launching a kernel costs more than what it computes that is quicker than one row after the other.
@@ -65,13 +69,16 @@ def next_tokens(logits: Tensor, laws: Sequence[TokenLaw], positions: Sequence[in
     """
     blocks = torch.arange(-(-logits.shape[1] // BLOCK), device=logits.device)
     drawn = list[int]()
-    for first in range(0, len(laws), MAX_ROWS_AT_ONCE):
+    for first in range(0, len(samplings), MAX_ROWS_AT_ONCE):
         rows = slice(first, first + MAX_ROWS_AT_ONCE)
         values = logits[rows].to(torch.float64)
-        keys = [stream_key(law.seed, position) for law, position in zip(laws[rows], positions[rows], strict=True)]
+        keys = [
+            stream_key(sampling.seed, position)
+            for sampling, position in zip(samplings[rows], positions[rows], strict=True)
+        ]
         columns = torch.tensor(keys, device=logits.device).unsqueeze(1)
         noise = block_gumbel(block_noise(columns, blocks), columns, blocks).flatten(1)
-        told = [(law.temperature, law.floor) for law in laws[rows]]
+        told = [(sampling.temperature, sampling.floor) for sampling in samplings[rows]]
         temperatures, floors = torch.tensor(told, dtype=torch.float64, device=logits.device).unsqueeze(2).unbind(1)
         largest = values.amax(-1, keepdim=True)
         scaled = values.sub(largest).div_(temperatures)
@@ -89,9 +96,9 @@ def draw(tokens: Support, seed: int, position: int) -> int:
     return LogitBlocks(scaled.index_copy_(0, tokens.token_ids, tokens.scaled)).draw(key)
 
 
-def _support(blocks: LogitBlocks, law: TokenLaw) -> Support:
+def _support(blocks: LogitBlocks, sampling: SamplingSpec) -> Support:
     """`support` of a large vocabulary, for a law with top-k or top-p."""
-    likely = blocks.top_k(law.top_k) if law.top_k else blocks.nucleus(law.top_p)
+    likely = blocks.top_k(sampling.top_k) if sampling.top_k else blocks.nucleus(sampling.top_p)
     if likely is None:
-        return support(blocks.all(), law)
-    return filtered(likely, law if law.top_k else replace(law, top_p=1.0))
+        return support(blocks.all(), sampling)
+    return filtered(likely, sampling if sampling.top_k else replace(sampling, top_p=1.0))

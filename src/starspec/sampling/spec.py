@@ -7,7 +7,7 @@ from math import inf, log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLaw:
+class SamplingSpec:
     """Sampling parameters as the target's draw sees them. Crosses the wire: the hub guesses with the same law.
 
     Raises: ValueError if a value is out of its range.

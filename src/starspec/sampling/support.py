@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
 MASS_BITS = 40  # top-p counts mass in units of 2**-40 of the likeliest token's: integers, whose sums have no order
 BINS_PER_UNIT = 64  # and looks for its edge in bins of 1/64 of a scaled logit,
@@ -35,23 +35,23 @@ class Support(NamedTuple):
         return self.at((self.scaled >= floor).nonzero().squeeze(1))
 
 
-def support(scaled: Tensor, law: TokenLaw) -> Support:
+def support(scaled: Tensor, sampling: SamplingSpec) -> Support:
     """Keep the tokens that top-k, top-p and min-p leave, in this order.
 
     Args:
         scaled: [V] float64, the largest value 0.
     """
-    return filtered(Support(torch.arange(len(scaled), device=scaled.device), scaled), law)
+    return filtered(Support(torch.arange(len(scaled), device=scaled.device), scaled), sampling)
 
 
-def filtered(tokens: Support, law: TokenLaw) -> Support:
+def filtered(tokens: Support, sampling: SamplingSpec) -> Support:
     """`support` of a vocabulary of which these are the tokens that have a chance."""
-    if 0 < law.top_k < len(tokens.scaled):
-        tokens = tokens.down_to(float(tokens.scaled.topk(law.top_k).values[-1]))
-    if law.top_p < 1.0:
-        tokens = _top_p(tokens, law.top_p)
-    if law.min_p > 0.0:
-        tokens = tokens.down_to(law.floor)
+    if 0 < sampling.top_k < len(tokens.scaled):
+        tokens = tokens.down_to(float(tokens.scaled.topk(sampling.top_k).values[-1]))
+    if sampling.top_p < 1.0:
+        tokens = _top_p(tokens, sampling.top_p)
+    if sampling.min_p > 0.0:
+        tokens = tokens.down_to(sampling.floor)
     return tokens
 
 

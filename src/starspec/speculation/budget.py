@@ -12,11 +12,11 @@ PROPOSED_SHARE: Final = 0.125  # and one more to verify costs less than that
 MOST_REMEMBERED: Final = 1024  # chains: the commonest budgets, of which a hub makes one for each verdict
 
 
-class Opinion(NamedTuple):
+class TopKSpec(NamedTuple):
     """What a draft is asked about the tokens after a node."""
 
     top_k: int  # how many, at most
-    is_rated: bool = True  # whether it is to say how likely they are, too
+    needs_logprobs: bool = True  # whether it is to say how likely they are, too
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class DraftBudget:
         return self.p_min * PROPOSED_SHARE
 
     @cached_property
-    def opinion(self) -> Opinion:
+    def top_k_spec(self) -> TopKSpec:
         """What is asked about each node: a chain that no doubt ends needs no probabilities."""
-        return Opinion(self.top_k, is_rated=not self.is_chain or self.p_min > 0.0)
+        return TopKSpec(self.top_k, needs_logprobs=not self.is_chain or self.p_min > 0.0)
 
     @property
     def num_forwarded(self) -> int:
@@ -69,7 +69,7 @@ class DraftBudget:
         return self.top_k * max(0, self.num_steps - 1)
 
     @property
-    def num_guessed(self) -> int:
+    def max_nodes(self) -> int:
         """Nodes that become known while it grows."""
         return self.top_k * (1 + self.num_forwarded) if self.num_steps else 0
 

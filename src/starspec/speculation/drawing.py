@@ -16,7 +16,7 @@ from torch import Tensor
 from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.noise import gumbel, stream_key
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
 from starspec.speculation.proposing import HOTTEST, likely_support
 
@@ -40,7 +40,7 @@ def dice_after(seed: int, token_ids: Iterable[int]) -> int:
 
 
 def draw_children(
-    logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None, *, num_tokens: int, dice: int
+    logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None, *, num_tokens: int, dice: int
 ) -> DrawnChildren:
     """Draw children without replacement from the draft's own law of the token at `position`.
 
@@ -51,17 +51,17 @@ def draw_children(
         dice: `dice_after` the tokens before `position`.
     Raises: as next_token.
     """
-    adjusted = adjust(logits, law, position, counts)
+    adjusted = adjust(logits, sampling, position, counts)
     if not isfinite(largest := float(adjusted.max())):
         token_ids, probs = adjusted.argmax(0, keepdim=True), adjusted.new_ones(1)
     else:
-        tokens = likely_support(adjusted, largest, law, MAX_SUPPORT)
+        tokens = likely_support(adjusted, largest, sampling, MAX_SUPPORT)
         probs = tokens.scaled.softmax(0)
         token_ids, probs = tokens.token_ids[probs > 0], probs[probs > 0]
     perturbed = _perturbed(token_ids, probs, dice, position)
     best = perturbed.topk(min(num_tokens, len(perturbed))).indices
     # as in `proposing`: the target's logits are taken to differ by Gumbel noise of scale 1
-    log_confidences = perturbed.mul(min(law.temperature, HOTTEST)).log_softmax(0)[best]
+    log_confidences = perturbed.mul(min(sampling.temperature, HOTTEST)).log_softmax(0)[best]
     candidates = tuple(token_ids[best].tolist())
     draft = NodeDraft(candidates, tuple(token_ids.tolist()), tuple(probs.tolist()), Drawing.WITHOUT_REPLACEMENT)
     return DrawnChildren(draft, log_confidences.tolist())

@@ -18,7 +18,7 @@ from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import draw
 from starspec.sampling.noise import gumbel, stream_key
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.sampling.support import Support, support
 
 NUM_CANDIDATES: Final = 64
@@ -32,7 +32,7 @@ Proposed = tuple[int, float]
 
 def propose_token(
     logits: Tensor,
-    law: TokenLaw,
+    sampling: SamplingSpec,
     position: int,
     counts: TokenCounts | None = None,
     num_candidates: int = NUM_CANDIDATES,
@@ -42,16 +42,16 @@ def propose_token(
     Args: as next_token; no more than `num_candidates` >= 1 tokens are considered.
     Returns, raises: as next_token.
     """
-    adjusted = adjust(logits, law, position, counts)
-    if law.is_greedy or not isfinite(largest := float(adjusted.max())):
+    adjusted = adjust(logits, sampling, position, counts)
+    if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.argmax())
-    candidates = likely_support(adjusted, largest, law, num_candidates)
-    return draw(candidates, law.seed, position)
+    candidates = likely_support(adjusted, largest, sampling, num_candidates)
+    return draw(candidates, sampling.seed, position)
 
 
 def propose_tokens(
     logits: Tensor,
-    law: TokenLaw,
+    sampling: SamplingSpec,
     position: int,
     counts: Sequence[TokenCounts | None],
     *,
@@ -67,17 +67,17 @@ def propose_tokens(
         propose_token.
     Raises: as next_token.
     """
-    if law.temperature > HOTTEST:  # all but uniform, and no number is large enough to tell by how much
+    if sampling.temperature > HOTTEST:  # all but uniform, and no number is large enough to tell by how much
         return [
-            [(propose_token(row, law, position, seen, num_candidates), 0.0)]
+            [(propose_token(row, sampling, position, seen, num_candidates), 0.0)]
             for row, seen in zip(logits, counts, strict=True)
         ]
-    adjusted = _adjusted(logits, law, position, counts)
+    adjusted = _adjusted(logits, sampling, position, counts)
     values, token_ids = _candidates(adjusted, max(num_tokens, num_candidates))
-    if law.is_greedy:
+    if sampling.is_greedy:
         log_masses = adjusted.to(torch.float64).logsumexp(dim=-1, keepdim=True).cpu()
     else:
-        values = _perturbed(values, token_ids, law, position)
+        values = _perturbed(values, token_ids, sampling, position)
         log_masses = values.logsumexp(dim=-1, keepdim=True)
     order = values.sort(dim=-1, descending=True, stable=True).indices[:, :num_tokens]
     found = zip(token_ids.gather(-1, order).tolist(), (values - log_masses).gather(-1, order).tolist(), strict=True)
@@ -87,18 +87,18 @@ def propose_tokens(
     ]
 
 
-def likely_support(adjusted: Tensor, largest: float, law: TokenLaw, num_candidates: int) -> Support:
+def likely_support(adjusted: Tensor, largest: float, sampling: SamplingSpec, num_candidates: int) -> Support:
     """The support among the `num_candidates` likeliest tokens."""
     candidates = adjusted.topk(min(num_candidates, len(adjusted))).indices.sort().values
-    within = support(adjusted[candidates].sub_(largest).div_(law.temperature), law)
+    within = support(adjusted[candidates].sub_(largest).div_(sampling.temperature), sampling)
     return Support(candidates[within.token_ids], within.scaled)
 
 
-def _adjusted(logits: Tensor, law: TokenLaw, position: int, counts: Sequence[TokenCounts | None]) -> Tensor:
+def _adjusted(logits: Tensor, sampling: SamplingSpec, position: int, counts: Sequence[TokenCounts | None]) -> Tensor:
     """[B, V]: what the law draws from; the logits themselves if it changes none."""
-    if not law.adjusts_logits:
+    if not sampling.adjusts_logits:
         return logits
-    return torch.stack([adjust(row, law, position, seen) for row, seen in zip(logits, counts, strict=True)])
+    return torch.stack([adjust(row, sampling, position, seen) for row, seen in zip(logits, counts, strict=True)])
 
 
 def _candidates(adjusted: Tensor, num: int) -> tuple[Tensor, Tensor]:
@@ -111,23 +111,23 @@ def _candidates(adjusted: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return top.values.cpu().to(torch.float64).gather(-1, order), token_ids
 
 
-def _perturbed(values: Tensor, token_ids: Tensor, law: TokenLaw, position: int) -> Tensor:
+def _perturbed(values: Tensor, token_ids: Tensor, sampling: SamplingSpec, position: int) -> Tensor:
     """Logits + temperature * noise [B, C], relative to a row's largest logit; -inf for what cannot be said."""
-    scaled = values.sub(values.amax(dim=-1, keepdim=True)).div_(law.temperature)
-    perturbed = gumbel(stream_key(law.seed, position), token_ids).add_(scaled).mul_(law.temperature)
-    if not law.has_filters:
+    scaled = values.sub(values.amax(dim=-1, keepdim=True)).div_(sampling.temperature)
+    perturbed = gumbel(stream_key(sampling.seed, position), token_ids).add_(scaled).mul_(sampling.temperature)
+    if not sampling.has_filters:
         return perturbed
     # What the law rules out here it may let pass at the target, whose logits differ: less likely, but not impossible.
-    inside = torch.stack([_inside(row, law) for row in scaled])
+    inside = torch.stack([_inside(row, sampling) for row in scaled])
     best = perturbed.masked_fill(~inside, -torch.inf).argmax(dim=-1, keepdim=True)
     perturbed = torch.where(inside, perturbed, perturbed - RULED_OUT)
     return perturbed.scatter_(-1, best, perturbed.amax(dim=-1, keepdim=True) + TIE_BREAK)
 
 
-def _inside(scaled: Tensor, law: TokenLaw) -> Tensor:
+def _inside(scaled: Tensor, sampling: SamplingSpec) -> Tensor:
     """Which candidates [C] the law lets pass."""
     inside = torch.zeros_like(scaled, dtype=torch.bool)
     known = scaled.isfinite().nonzero().squeeze(1)
     if len(known):
-        inside[known[support(scaled[known], law).token_ids]] = True
+        inside[known[support(scaled[known], sampling).token_ids]] = True
     return inside

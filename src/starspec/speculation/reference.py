@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import exp, inf, log, log1p
 
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -43,83 +43,90 @@ def _uniform(bits: int) -> float:
     return ((bits >> 12) + 0.5) / 2**52
 
 
-def adjust(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[float]:
+def adjust(
+    logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> list[float]:
     """Logits after min_tokens, logit bias and penalties."""
     adjusted = []
     for token_id, logit in enumerate(logits):
         value = float(logit)
-        if len(output_ids) < law.min_tokens and token_id in law.end_token_ids:
+        if len(output_ids) < sampling.min_tokens and token_id in sampling.end_token_ids:
             value = -inf
-        value += law.logit_bias.get(token_id, 0.0)
+        value += sampling.logit_bias.get(token_id, 0.0)
         if token_id in prompt_ids or token_id in output_ids:
-            value = value / law.repetition_penalty if value > 0 else value * law.repetition_penalty
-        value -= law.frequency_penalty * output_ids.count(token_id)
-        value -= law.presence_penalty * (token_id in output_ids)
+            value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
+        value -= sampling.frequency_penalty * output_ids.count(token_id)
+        value -= sampling.presence_penalty * (token_id in output_ids)
         adjusted.append(value)
     return adjusted
 
 
-def support(adjusted: Sequence[float], law: TokenLaw) -> dict[int, float]:
+def support(adjusted: Sequence[float], sampling: SamplingSpec) -> dict[int, float]:
     """Token id -> scaled logit of the tokens that temperature, top-k, top-p and min-p leave."""
     largest = max(adjusted)
-    scaled = {token_id: (value - largest) / law.temperature for token_id, value in enumerate(adjusted)}
+    scaled = {token_id: (value - largest) / sampling.temperature for token_id, value in enumerate(adjusted)}
     likeliest_first = sorted(scaled, key=lambda token_id: (-scaled[token_id], token_id))
-    if law.top_k:
-        kth = scaled[likeliest_first[: law.top_k][-1]]
+    if sampling.top_k:
+        kth = scaled[likeliest_first[: sampling.top_k][-1]]
         likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= kth]
-    if law.top_p < 1:
+    if sampling.top_p < 1:
         mass = {token_id: round(exp(scaled[token_id]) * 2**40) for token_id in likeliest_first}
-        needed = Fraction(law.top_p) * sum(mass.values())
+        needed = Fraction(sampling.top_p) * sum(mass.values())
         kept: list[int] = []
         for token_id in likeliest_first:
             if needed > 0:
                 kept.append(token_id)
                 needed -= mass[token_id]
         likeliest_first = kept
-    if law.min_p:
-        likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= log(law.min_p)]
+    if sampling.min_p:
+        likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= log(sampling.min_p)]
     return {token_id: scaled[token_id] for token_id in sorted(likeliest_first)}
 
 
-def probabilities(adjusted: Sequence[float], law: TokenLaw) -> list[float]:
+def probabilities(adjusted: Sequence[float], sampling: SamplingSpec) -> list[float]:
     """The law of the next token: what a draw is distributed as. Temperature above 0."""
-    weights = {token_id: exp(value) for token_id, value in support(adjusted, law).items()}
+    weights = {token_id: exp(value) for token_id, value in support(adjusted, sampling).items()}
     total = sum(weights.values())
     return [weights.get(token_id, 0.0) / total for token_id in range(len(adjusted))]
 
 
-def next_token(logits: Sequence[float], law: TokenLaw, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
+def next_token(
+    logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> int:
     """The token after prompt and output."""
-    adjusted = adjust(logits, law, prompt_ids, output_ids)
-    if law.temperature == 0 or max(adjusted) == -inf:  # or nothing may be drawn
+    adjusted = adjust(logits, sampling, prompt_ids, output_ids)
+    if sampling.temperature == 0 or max(adjusted) == -inf:  # or nothing may be drawn
         return adjusted.index(max(adjusted))
     position = len(prompt_ids) + len(output_ids)
     perturbed = {
-        token_id: value + gumbel(law.seed, position, token_id) for token_id, value in support(adjusted, law).items()
+        token_id: value + gumbel(sampling.seed, position, token_id)
+        for token_id, value in support(adjusted, sampling).items()
     }
     return min(perturbed, key=lambda token_id: (-perturbed[token_id], token_id))
 
 
 def propose_tokens(
     logits: Sequence[float],
-    law: TokenLaw,
+    sampling: SamplingSpec,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     num_tokens: int,
     num_candidates: int,
 ) -> list[tuple[int, float]]:
     """Tokens and how likely a target says them whose logits differ from these by Gumbel noise; the likeliest first."""
-    adjusted = adjust(logits, law, prompt_ids, output_ids)
+    adjusted = adjust(logits, sampling, prompt_ids, output_ids)
     order = sorted(range(len(adjusted)), key=lambda token_id: (-adjusted[token_id], token_id))
     known = {token_id: adjusted[token_id] for token_id in order if adjusted[token_id] > -inf}
     if not known:  # nothing may be said
         return [(order[0], 1.0)]
-    if law.temperature > 0:
+    if sampling.temperature > 0:
         position = len(prompt_ids) + len(output_ids)
         candidates = sorted(list(known)[: max(num_tokens, num_candidates)])
-        inside = support([known[token_id] for token_id in candidates], law)
+        inside = support([known[token_id] for token_id in candidates], sampling)
         allowed = {candidates[place] for place in inside}
-        known = {each: known[each] + law.temperature * gumbel(law.seed, position, each) for each in candidates}
+        known = {
+            each: known[each] + sampling.temperature * gumbel(sampling.seed, position, each) for each in candidates
+        }
         first = max(allowed, key=lambda token_id: known[token_id])
         known = {each: value - (each not in allowed) for each, value in known.items()}
         known[first] = max(known.values())
@@ -132,7 +139,7 @@ def propose_tokens(
 def verify_tree(
     tree: DraftTree,
     logits: Sequence[Sequence[float]],
-    law: TokenLaw,
+    sampling: SamplingSpec,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
 ) -> list[int]:
@@ -140,7 +147,7 @@ def verify_tree(
     emitted: list[int] = []
     node = ROOT
     while True:
-        emitted.append(next_token(logits[node + 1], law, prompt_ids, [*output_ids, *emitted]))
+        emitted.append(next_token(logits[node + 1], sampling, prompt_ids, [*output_ids, *emitted]))
         nodes = [i for i, parent in enumerate(tree.parents) if parent == node and tree.token_ids[i] == emitted[-1]]
         if not nodes:
             return emitted

@@ -34,7 +34,7 @@ from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import draw
 from starspec.sampling.noise import stream_bits, stream_key, to_uniform
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.sampling.support import Support, support
 from starspec.speculation.node_draft import Drawing, NodeDraft
 
@@ -74,14 +74,14 @@ def try_candidates(target: Tensor, draft: NodeDraft) -> Trial:
     return Trial(tuple(accept_probs), p)
 
 
-def probabilities(logits: Tensor, law: TokenLaw, position: int, counts: TokenCounts | None = None) -> Tensor:
+def probabilities(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None = None) -> Tensor:
     """The law of the target's token: float64 [V], with sum 1. Args, raises: as next_token."""
-    adjusted = adjust(logits, law, position, counts)
+    adjusted = adjust(logits, sampling, position, counts)
     probs = adjusted.new_zeros(len(adjusted))
-    if law.is_greedy or not isfinite(largest := float(adjusted.max())):
+    if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
         probs[adjusted.argmax()] = 1.0
         return probs
-    tokens = support(adjusted.sub(largest).div_(law.temperature), law)
+    tokens = support(adjusted.sub(largest).div_(sampling.temperature), sampling)
     probs[tokens.token_ids] = tokens.scaled.softmax(0)
     return probs
 

@@ -35,13 +35,13 @@ from torch import Tensor
 from starspec.sampling.argmax import argmaxes, is_at_hand
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import next_token, next_tokens
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.rejection import probabilities, tested_token
 from starspec.speculation.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class TreeVerdict:
+class VerifyResult:
     """What the target said to one tree."""
 
     accepted_nodes: tuple[int, ...]  # the walked path, ancestors first
@@ -59,8 +59,8 @@ class TreeVerdict:
 
 
 def verify_tree(
-    tree: DraftTree, logits: Tensor, law: TokenLaw, prefix_len: int, counts: TokenCounts | None = None
-) -> TreeVerdict:
+    tree: DraftTree, logits: Tensor, sampling: SamplingSpec, prefix_len: int, counts: TokenCounts | None = None
+) -> VerifyResult:
     """Walk one tree with the target's draws. Decides once for each emitted token, however large the tree is.
 
     Args:
@@ -76,8 +76,8 @@ def verify_tree(
         position = prefix_len + len(path)
         draft = tree.drafts.get(node)
         if draft is None:
-            return next_token(logits[node + 1], law, position, seen)
-        return tested_token(probabilities(logits[node + 1], law, position, seen), draft, law.seed, position)
+            return next_token(logits[node + 1], sampling, position, seen)
+        return tested_token(probabilities(logits[node + 1], sampling, position, seen), draft, sampling.seed, position)
 
     return _walk(tree, target_token)
 
@@ -85,10 +85,10 @@ def verify_tree(
 def verify_trees(
     trees: Sequence[DraftTree],
     logits: Tensor,
-    laws: Sequence[TokenLaw],
+    samplings: Sequence[SamplingSpec],
     prefix_lens: Sequence[int],
     counts: Sequence[TokenCounts | None],
-) -> list[TreeVerdict]:
+) -> list[VerifyResult]:
     """verify_tree for the B trees of one forward, with one argmax over all rows that a plain argmax decides.
 
     On accelerators all rows of simple laws are drawn at once, too: some dozen launches for each token would cost as
@@ -99,12 +99,12 @@ def verify_trees(
         laws, prefix_lens, counts: B of each.
     """
     parts = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
-    cases = [_Case(*each) for each in zip(trees, parts, laws, prefix_lens, strict=True)]
-    argmaxes = iter(_argmaxes([case.logits for case in cases if case.law.is_plain_argmax]))
+    cases = [_Case(*each) for each in zip(trees, parts, samplings, prefix_lens, strict=True)]
+    argmaxes = iter(_argmaxes([case.logits for case in cases if case.sampling.is_plain_argmax]))
     draws = iter(_draws([case for case in cases if case.is_drawn_at_once]))
     verdicts = []
     for case, seen in zip(cases, counts, strict=True):
-        if case.law.is_plain_argmax:
+        if case.sampling.is_plain_argmax:
             verdicts.append(_walk_all(case.tree, next(argmaxes)))
         elif case.is_drawn_at_once:
             verdicts.append(_walk_all(case.tree, next(draws)))
@@ -118,18 +118,20 @@ class _Case(NamedTuple):
 
     tree: DraftTree
     logits: Tensor  # [N + 1, V]
-    law: TokenLaw
+    sampling: SamplingSpec
     prefix_len: int
 
     @property
     def is_drawn_at_once(self) -> bool:
         """Whether the target's token is drawn after every node, wherever the walk goes."""
-        law = self.law
-        has_simple_law = not (law.is_greedy or law.adjusts_logits or law.top_k > 0 or law.top_p < 1.0)
-        return has_simple_law and not is_at_hand(self.logits) and not self.tree.drafts
+        sampling = self.sampling
+        has_simple_sampling = not (
+            sampling.is_greedy or sampling.adjusts_logits or sampling.top_k > 0 or sampling.top_p < 1.0
+        )
+        return has_simple_sampling and not is_at_hand(self.logits) and not self.tree.drafts
 
 
-def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> TreeVerdict:
+def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> VerifyResult:
     """Follow the target through the tree. `target_token(node, path)` draws at a node; `path` leads to it."""
     node, nodes, path = ROOT, list[int](), list[int]()
     while True:
@@ -137,12 +139,12 @@ def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> Tre
         child = tree.children.get((node, token))
         path.append(token)
         if child is None:
-            return TreeVerdict(tuple(nodes), tuple(path))
+            return VerifyResult(tuple(nodes), tuple(path))
         nodes.append(child)
         node = child
 
 
-def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> TreeVerdict:
+def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> VerifyResult:
     """Walk where the target's token is known after the root and after each node."""
     return _walk(tree, lambda node, _path: token_ids[node + 1])
 
@@ -151,9 +153,9 @@ def _draws(cases: Sequence[_Case]) -> list[list[int]]:
     """What the target draws after the root and after each node of every tree."""
     if not cases:
         return []
-    laws = [case.law for case in cases for _ in range(len(case.logits))]
+    samplings = [case.sampling for case in cases for _ in range(len(case.logits))]
     positions = [case.prefix_len + depth for case in cases for depth in (0, *case.tree.depths)]
-    drawn = iter(next_tokens(torch.cat([case.logits for case in cases]), laws, positions))
+    drawn = iter(next_tokens(torch.cat([case.logits for case in cases]), samplings, positions))
     return [list(islice(drawn, len(case.logits))) for case in cases]
 
 

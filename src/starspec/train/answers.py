@@ -149,12 +149,12 @@ def _answers(
             engine.submit(request_id, spec)
             being_said[request_id] = Answer(index=index, prompt_ids=prompt_ids, answer_ids=[], temperature=temperature)
             upcoming = next(waiting, None)
-        for emission in engine.step():
-            answer_ids = being_said[emission.request_id].answer_ids
-            answer_ids += emission.token_ids
-            num_said += len(emission.token_ids)
-            if emission.finish_reason is not None:
-                yield being_said.pop(emission.request_id)
+        for output in engine.step():
+            answer_ids = being_said[output.request_id].answer_ids
+            answer_ids += output.token_ids
+            num_said += len(output.token_ids)
+            if output.finish_reason is not None:
+                yield being_said.pop(output.request_id)
 
 
 def _open_free(folder: Path) -> FileIO:

@@ -18,7 +18,7 @@ from msgspec import NODEFAULT
 from msgspec import inspect as shapes
 
 from starspec import stats
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.wire import messages
 from starspec.wire.link import LINK_TRANSITIONS, LinkState
 from starspec.wire.session import TRANSITIONS, TagState
@@ -32,13 +32,13 @@ DIRECTIONS: Final[dict[str, Any]] = {
     "Target to gateway": messages.TargetToGateway,
 }
 INSIDE: Final = (  # values within messages
-    TokenLaw,
+    SamplingSpec,
     messages.TreeShape,
     messages.Drawn,
     messages.RequestSpec,
     messages.TokenLogprob,
     stats.HubStats,
-    stats.SpokeStats,
+    stats.HubTargetStats,
     stats.TargetStats,
     stats.RequestStats,
     stats.AcceptanceStats,

@@ -123,7 +123,7 @@ def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> 
         raise ConfigError(f"{what} {host} without keys: {remedy}")
 
 
-class Doorkeeper:
+class CurveAuthenticator:
     """Answers, on a thread of its own, whether a client's key is allowed (ZeroMQ's ZAP, RFC 27).
 
     Serves every socket of `context` that `Keys.secure_server` prepared; ends when the context is terminated.

@@ -1,7 +1,7 @@
 """The handshake of the draft link, as a table that both ends follow.
 
 A target greets the hub on its public port and is welcomed to a port of its own; there it pings until it is answered.
-Whatever goes wrong leads back to DISCONNECTED, and from there every session is a fresh one.
+Whatever goes wrong leads back to DISCONNECTED, and from there every link is a fresh one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LINK_TRANSITIONS: Final[Mapping[LinkState, Mapping[type[Message], LinkState]]] =
 }  # besides messages: a dropped connection or an expired lease leads from everywhere to DISCONNECTED
 
 
-class LinkSession:
+class LinkProtocol:
     """One end's view of the handshake. Both ends run this class."""
 
     def __init__(self) -> None:

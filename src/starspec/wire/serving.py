@@ -16,16 +16,16 @@ import zmq
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import RequestId
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
-from starspec.wire.keys import Doorkeeper, Keys, require_keys
+from starspec.wire.keys import CurveAuthenticator, Keys, require_keys
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
     GatewayToTarget,
     Refused,
     Rejected,
-    RequestName,
     TargetToGateway,
 )
+from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
 
 READ_BURST: Final = 256  # multiparts taken in before the engine goes on
@@ -61,7 +61,7 @@ class ServingServer:
         try:
             if keys is not None:
                 keys.secure_server(self._socket)
-                Doorkeeper(self._context, keys.allowed())
+                CurveAuthenticator(self._context, keys.allowed())
             self.port = bind(self._socket, host, port, "the target")
         except BaseException:
             self.close()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from starspec.engine.drafts import Drafts
-from starspec.engine.sequence import Emitted, SequenceState, TargetSequence
+from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.harness.around import DraftsAround
 from starspec.ids import RequestId
 from starspec.speculation.tree import DraftTree
@@ -81,7 +81,7 @@ class DraftReading(DraftsAround):
         if num_timed:
             self._stats.draft_s *= self._stats.num_rounds / num_timed
 
-    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[Emitted]) -> None:
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         super().report(batch, emitted)
         self._reported |= {each.request_id: each for each in batch if each.state is SequenceState.RUNNING}
 

@@ -65,12 +65,12 @@ def serve(
             if not engine.has_work:
                 sleep(max(0.0, arrivals[num_submitted] - (clock() - started_s)))
                 continue
-            for emission in engine.step():
-                index = int(emission.request_id)
-                answers[index].token_ids += emission.token_ids
-                if emission.finish_reason is not None:
-                    answers[index].finish_reason = emission.finish_reason
-                    answers[index].stats = emission.stats or answers[index].stats
+            for output in engine.step():
+                index = int(output.request_id)
+                answers[index].token_ids += output.token_ids
+                if output.finish_reason is not None:
+                    answers[index].finish_reason = output.finish_reason
+                    answers[index].stats = output.stats or answers[index].stats
                     ended_s[index] = clock() - started_s
             after_step()
     except BaseException:  # an interrupt too: what was measured before is told with the help of the same cache

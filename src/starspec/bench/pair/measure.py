@@ -250,7 +250,7 @@ def _methods(bench: _Bench, plan: PairPlan, trial: _Trial) -> list[Method]:
 def _warm_up(methods: Sequence[Method], jobs: Sequence[Job]) -> None:
     """Touch every weight once; methods of larger batches use the same engines."""
     job = jobs[0]
-    short = Job(job.name, job.prompt_token_ids[:WARM_UP_TOKENS], job.law, WARM_UP_TOKENS)
+    short = Job(job.name, job.prompt_token_ids[:WARM_UP_TOKENS], job.sampling, WARM_UP_TOKENS)
     for method in methods:
         if method.batch_size == 1:
             method.answer([short])

@@ -23,7 +23,7 @@ PLAIN_MS: Final = 22.0
 MAX_LENGTH: Final = 8  # of a chain that nobody waits for: more than four verifications' worth
 MAX_MODEL_LEN: Final = 4096
 
-Turns = dict[tuple[RunAhead, int], list[Served]]  # of each setting, by repeat
+RoundRobin = dict[tuple[RunAhead, int], list[Served]]  # of each setting, by repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
     gains: dict[str, dict[RunAhead, float]] = {}
     for case in CASES:
         settings = plan.settings(case)
-        served: Turns = {setting: [] for setting in settings}
+        served: RoundRobin = {setting: [] for setting in settings}
         with StarTargets(1, _model(case, "target", VERIFY_MS)) as targets:
             for seed in range(plan.num_repeats):
                 for setting in settings:
@@ -131,13 +131,13 @@ def _row(case: PaperCase, run_ahead: RunAhead, length: int, turns: Sequence[Serv
     )
 
 
-def _best(served: Turns, run_ahead: RunAhead) -> list[Served]:
+def _best(served: RoundRobin, run_ahead: RunAhead) -> list[Served]:
     """The turns of the fastest setting of a kind."""
     of_kind = [turns for setting, turns in served.items() if setting[0] == run_ahead]
     return max(of_kind, key=lambda turns: median(each.tokens_per_s for each in turns))
 
 
-def _gain(served: Turns, run_ahead: RunAhead) -> float:
+def _gain(served: RoundRobin, run_ahead: RunAhead) -> float:
     """Over synchronous drafting, both at their best, repeat by repeat."""
     pairs = zip(_best(served, run_ahead), _best(served, "off"), strict=True)
     return median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)

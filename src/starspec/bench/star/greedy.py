@@ -13,7 +13,7 @@ from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import Tag, TargetId
 from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.synthetic.spec import parse_synthetic
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, Open, Proposal, TargetToHub, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
@@ -22,7 +22,7 @@ from starspec.wire.transports.zmq_target import ZmqTarget
 NUM_TAGS: Final = 4  # while one is answered the others wait
 PROMPT: Final = tuple(range(8, 24))
 SAID: Final = 7  # the token of every verdict: a draft of it would be chance
-LAW: Final = TokenLaw(temperature=0.0, end_token_ids=())
+SAMPLING: Final = SamplingSpec(temperature=0.0, end_token_ids=())
 WAIT_S: Final = 0.05
 
 
@@ -35,7 +35,7 @@ class _Tag:
         shape, num_tokens = TreeShape.of(self.budget), self.budget.num_draft_tokens
         prompt = list(PROMPT)
         return self.session.send(
-            Open(self.session.tag, self.session.next_epoch, prompt, len(prompt), LAW, num_tokens, shape)
+            Open(self.session.tag, self.session.next_epoch, prompt, len(prompt), SAMPLING, num_tokens, shape)
         )
 
     def verdict(self) -> Verdict:

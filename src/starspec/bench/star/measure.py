@@ -85,7 +85,7 @@ class StarRow:
     load: float  # of the hub, with what it drafts ahead
     hit_rate: float  # verdicts that found their proposal ready
     ahead_nodes_per_round: float  # forwarded for outcomes, likely or not
-    sessions_per_layer: float
+    sequences_per_step: float
     layer_ms: float  # t_s, as measured: with what sleeping costs
     service_ms: float  # S(d), as measured
     wait_ms: float  # T_wait, a round
@@ -240,7 +240,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         load=served.hub.load,
         hit_rate=served.hub.hit_rate,
         ahead_nodes_per_round=served.hub.num_ahead_nodes / max(1, served.hub.num_proposals),
-        sessions_per_layer=served.hub.sessions_per_layer.value,
+        sequences_per_step=served.hub.sequences_per_step.value,
         layer_ms=served.layer_ms,
         service_ms=served.service_ms,
         wait_ms=served.wait_ms,

@@ -12,7 +12,7 @@ from typing import Final
 
 DEPTH: Final = 8  # d
 LAYER_MS: Final = 1.40  # t_s
-PER_SESSION: Final = 0.1  # share of a layer that every further session adds
+PER_SEQUENCE: Final = 0.1  # share of a layer that every further session adds
 RETURN_MS: Final = 30.5  # Z = t_c + t_v
 LINK_MS: Final = 1.0  # of it: what our own wire takes, in earnest
 PLAIN_MS: Final = 21.0  # a token of plain decoding
@@ -42,7 +42,7 @@ def draft_model(slow_motion: float = 1.0) -> str:
     """The draft's name, as `ModelConfig.model`. A forward takes `slow_motion` times its modelled time."""
     alpha, *later = CHOICES
     shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
-    return f"synthetic:role=draft,{shape},step_ms={LAYER_MS * slow_motion},per_sequence={PER_SESSION}"
+    return f"synthetic:role=draft,{shape},step_ms={LAYER_MS * slow_motion},per_sequence={PER_SEQUENCE}"
 
 
 def target_model(slow_motion: float = 1.0) -> str:

@@ -21,7 +21,7 @@ from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 
 CHAIN_LENGTH: Final = 8  # of a chain that nobody waits for
 SHOWN_S: Final = 1.5  # of each trace in the picture
@@ -106,11 +106,11 @@ def run_pair_target(
     parent.send(True)
     while (word := parent.recv()) is not None:
         endpoint, turn = word
-        with attached(name, runner, tokenizer, endpoint, turn) as spoke:
+        with attached(name, runner, tokenizer, endpoint, turn) as routed:
             parent.send(True)
             parent.recv()
-            _answer(spoke.engine, jobs[:1])  # warms both up
-            parent.send(spoke.measure(partial(_answer, spoke.engine, jobs)))
+            _answer(routed.engine, jobs[:1])  # warms both up
+            parent.send(routed.measure(partial(_answer, routed.engine, jobs)))
 
 
 def _answer(engine: TargetEngine, jobs: Sequence[Job]) -> int:
@@ -119,8 +119,8 @@ def _answer(engine: TargetEngine, jobs: Sequence[Job]) -> int:
 
 
 def _job(tokenizer: Any, prompt: Prompt, end_token_ids: Sequence[int], max_tokens: int) -> Job:
-    law = TokenLaw(temperature=0.0, end_token_ids=tuple(end_token_ids))
-    return Job(prompt.name, tuple(prompt_token_ids(tokenizer, prompt)), law, max_tokens)
+    sampling = SamplingSpec(temperature=0.0, end_token_ids=tuple(end_token_ids))
+    return Job(prompt.name, tuple(prompt_token_ids(tokenizer, prompt)), sampling, max_tokens)
 
 
 def _hub(setting: tuple[RunAhead, int]) -> HubConfig:

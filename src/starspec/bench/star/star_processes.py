@@ -29,7 +29,7 @@ from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.models.runner import BatchRunner
 from starspec.observe.trace import Trace
 from starspec.policy.length.fixed import FixedLength
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats, TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus
@@ -195,9 +195,9 @@ class _Requests:
         while time.monotonic() < end_s:
             if self._running is None:
                 self._running = self._submit(next(self._seeds))
-            for emission in self._engine.step():
-                num_tokens += len(emission.token_ids)
-                if emission.finish_reason is not None:
+            for output in self._engine.step():
+                num_tokens += len(output.token_ids)
+                if output.finish_reason is not None:
                     self._running = None
         return num_tokens
 
@@ -211,7 +211,7 @@ class _Requests:
 
     def _submit(self, seed: int) -> RequestId:
         prompt = tuple((seed >> index) % 400 + 8 for index in range(16))  # of seeds that follow each other, all differ
-        job = Job(f"request-{seed}", prompt, TokenLaw(temperature=0.0, end_token_ids=()), MAX_TOKENS)
+        job = Job(f"request-{seed}", prompt, SamplingSpec(temperature=0.0, end_token_ids=()), MAX_TOKENS)
         request_id = RequestId(job.name)
         self._engine.submit(request_id, job.spec)
         return request_id

@@ -194,7 +194,7 @@ def _run(
     """Time plain decoding and some shapes, in turns. Returns: a row each, plain decoding first."""
     methods = [bench.plain, *(bench.methods[shape] for shape in shapes)]
     advance(f"{stage}, T = {temperature:g}", num_turns(methods, len(jobs), num_repeats))
-    short = Job(jobs[0].name, jobs[0].prompt_token_ids[:WARM_UP_TOKENS], jobs[0].law, WARM_UP_TOKENS)
+    short = Job(jobs[0].name, jobs[0].prompt_token_ids[:WARM_UP_TOKENS], jobs[0].sampling, WARM_UP_TOKENS)
     for method in methods:
         method.answer([short])
     for shape in shapes:

@@ -81,7 +81,7 @@ def _check_range(option: str, sizes: tuple[int, ...], least: int, most: int) -> 
 
 
 def _is_worth_trying(tree: DraftBudget) -> bool:
-    return tree.num_steps < tree.num_draft_tokens <= tree.num_guessed and tree.num_forwarded <= MAX_FORWARDED
+    return tree.num_steps < tree.num_draft_tokens <= tree.max_nodes and tree.num_forwarded <= MAX_FORWARDED
 
 
 def name_of(shape: DraftBudget) -> str:

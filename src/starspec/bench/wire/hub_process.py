@@ -46,10 +46,10 @@ class TimedRunner:
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
-        is_in_vain: Callable[[], bool] | None = None,
+        is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
         started_s = time.monotonic()
-        output = self._runner.forward(segments, feature_layers, is_in_vain=is_in_vain)
+        output = self._runner.forward(segments, feature_layers, is_obsolete=is_obsolete)
         self.forwards.append(Interval(started_s, time.monotonic()))
         return output
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from starspec.bench.wire.clock import Interval
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.wire.messages import HubToTarget, Proposal, Verdict
 from starspec.wire.transports.base import Arrival, HubTransport, HubTransportStats
 
@@ -23,38 +23,38 @@ class RequestLog:
 
     def __init__(self) -> None:
         self._arrivals: list[Sequence[Arrival]] = []
-        self._replies: list[Mapping[SessionId, Sequence[HubToTarget]]] = []
-        self._written: list[tuple[SessionId, float]] = []  # seconds
+        self._replies: list[Mapping[LinkId, Sequence[HubToTarget]]] = []
+        self._written: list[tuple[LinkId, float]] = []  # seconds
 
     def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:  # noqa: ARG002 (as Tracer)
         """As Tracer: a slice named "reply" ends when the reply was written."""
         if name == "reply":
-            self._written.append((SessionId(str(args["session"])), end_s))
+            self._written.append((LinkId(str(args["link"])), end_s))
 
     def note_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         """The hub takes these."""
         self._arrivals.append(arrivals)
 
-    def note_replies(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
-        """The hub hands these over, those of a session to be written together."""
+    def note_replies(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        """The hub hands these over, those of a link to be written together."""
         self._replies.append(replies)
 
     @property
     def requests(self) -> list[Interval]:
         """In order of their ends."""
         asked_s = {
-            (arrival.session_id, arrival.message.tag, arrival.message.epoch): arrival.arrived_at
+            (arrival.link_id, arrival.message.tag, arrival.message.epoch): arrival.arrived_at
             for arrival in chain.from_iterable(self._arrivals)
             if isinstance(arrival.message, Verdict) and arrival.message.num_draft_tokens
         }
-        leaving: defaultdict[SessionId, deque[Sequence[HubToTarget]]] = defaultdict(deque)
-        for session_id, messages in chain.from_iterable(replies.items() for replies in self._replies):
-            leaving[session_id].append(messages)
+        leaving: defaultdict[LinkId, deque[Sequence[HubToTarget]]] = defaultdict(deque)
+        for link_id, messages in chain.from_iterable(replies.items() for replies in self._replies):
+            leaving[link_id].append(messages)
         requests = []
-        for session_id, written_s in self._written:
-            for each in leaving[session_id].popleft():
-                if isinstance(each, Proposal) and (session_id, each.tag, each.epoch) in asked_s:
-                    requests.append(Interval(asked_s[session_id, each.tag, each.epoch], written_s))
+        for link_id, written_s in self._written:
+            for each in leaving[link_id].popleft():
+                if isinstance(each, Proposal) and (link_id, each.tag, each.epoch) in asked_s:
+                    requests.append(Interval(asked_s[link_id, each.tag, each.epoch], written_s))
         return requests
 
 
@@ -74,7 +74,7 @@ class LoggedTransport:
         self._log.note_arrivals(arrivals)
         return arrivals
 
-    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         self._log.note_replies(replies)
         self._transport.send(replies)
 

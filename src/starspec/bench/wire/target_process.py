@@ -16,7 +16,7 @@ from starspec.ids import Tag, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.policy.length.fixed import FixedLength
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import (
@@ -101,9 +101,9 @@ def run_target(
         seed = sum(name.encode())
         while len(transport.requests) < num_requests:
             seed += 1
-            law = TokenLaw(temperature=0.0, end_token_ids=runner.info.eos_token_ids)
+            sampling = SamplingSpec(temperature=0.0, end_token_ids=runner.info.eos_token_ids)
             prompt = tuple((seed * 31 + index) % 400 + 8 for index in range(16))
-            decode(engine, [Job(name, prompt, law, MAX_TOKENS)], batch_size=1)
+            decode(engine, [Job(name, prompt, sampling, MAX_TOKENS)], batch_size=1)
         parent.send(transport.requests)
     finally:
         drafts.shutdown()

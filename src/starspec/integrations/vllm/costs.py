@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from starspec.integrations.vllm.hub_client import HubClient, ToldTexts
-from starspec.integrations.vllm.reading_cost import ReadingCost
+from starspec.integrations.vllm.reading_cost import PrefillCost
 from starspec.integrations.vllm.round_cost import RoundTimes
 from starspec.integrations.vllm.step_cost import StepCost
 
@@ -22,7 +22,7 @@ class Costs:
     def __init__(self, hub: HubClient) -> None:
         self.steps = StepCost()  # of vLLM, by their tokens
         self.rounds = RoundTimes()  # of the hub's drafts
-        self.reading = ReadingCost()  # of what the hub has not read yet
+        self.reading = PrefillCost()  # of what the hub has not read yet
         self._hub = hub
         self._told = ToldTexts()  # as the hub had been told, and had answered, when it was looked at last
 

@@ -1,8 +1,8 @@
 """The hub's side of a vLLM server: a tag for each request, one message out and one wait a step.
 
 It is not `engine/remote_drafts.py`: that one follows sequences of our own engine, their laws and hidden states, over
-rounds that it times itself. Both keep to `wire/session.py` and `client/connection.py`, which hold what must not go wrong.
-vLLM's own tokens are in front of every call, so nothing has to be kept for the hub: what it has not heard of a
+rounds that it times itself. Both keep to `wire/session.py` and `client/connection.py`, which hold what must not go
+wrong. vLLM's own tokens are in front of every call, so nothing has to be kept for the hub: what it has not heard of a
 request is what lies behind the tag's prefix, and a message that tells it may as well go out a step later.
 """
 
@@ -16,14 +16,14 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from starspec.client.connection import HubTalk
+from starspec.client.connection import HubConnection
 from starspec.ids import Tag
 from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.hub_tag import HubTag
 from starspec.integrations.vllm.round_cost import Round
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.sampling.spec import TokenLaw
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.wire.codec import fits_a_frame
 from starspec.wire.messages import Close, Open, Proposal, Reopen, TargetToHub, TreeShape, Verdict
@@ -32,7 +32,7 @@ from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
 
-LIKELIEST: Final = TokenLaw(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
+LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
 
 
 class ToldTexts(NamedTuple):
@@ -66,7 +66,7 @@ class HubClient:
         self._vocab_size = vocab_size
         self._p_min = p_min
         self._clock = clock
-        self._hub = HubTalk(transport, self, clock)
+        self._hub = HubConnection(transport, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
         self._by_number: dict[Tag, HubTag] = {}
         self._tag_numbers = itertools.count(1)
@@ -219,7 +219,7 @@ class HubClient:
             epoch=tag.session.next_epoch,
             token_ids=tag.request.token_ids(),
             prompt_len=tag.request.prompt_len,
-            law=LIKELIEST,
+            sampling=LIKELIEST,
             num_draft_tokens=num_tokens,
             shape=self._shape(num_tokens),
         )
@@ -326,4 +326,4 @@ class HubClient:
         is_owed = tag.is_awaited or tag.is_opening or tag.is_behind or tag.is_catching_up
         if is_owed and tag.session.is_answered_by(message):
             tag.give_up()
-            tag.patience.note_in_vain(self._clock())
+            tag.patience.note_miss(self._clock())

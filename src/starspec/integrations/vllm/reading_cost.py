@@ -17,7 +17,7 @@ UNREAD: Final = 2.0  # a text that was told in vain counts as half read at most:
 PROBE_SHARE: Final = 0.05  # of the time since the hub read last, at most, that reading for a probe may cost
 
 
-class ReadingCost:
+class PrefillCost:
     """Learnt from what was read.
 
     Before anything was, reading is thought to cost nothing: it has to be tried.

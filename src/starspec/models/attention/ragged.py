@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.errors import ForwardGivenUp
+from starspec.errors import ForwardAborted
 from starspec.models.attention.bound_calls import BOUND
 from starspec.models.attention.call import AttentionCall, num_query_rows
 
@@ -38,12 +38,12 @@ class Interruptible:
     """Attention of a forward that ends before its next layer once nobody wants what comes of it."""
 
     attention: BatchAttention
-    is_in_vain: Callable[[], bool]
+    is_obsolete: Callable[[], bool]
 
     def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
-        """As `BatchAttention`. Raises: ForwardGivenUp."""
-        if self.is_in_vain():
-            raise ForwardGivenUp("nobody wants this forward any more")
+        """As `BatchAttention`. Raises: ForwardAborted."""
+        if self.is_obsolete():
+            raise ForwardAborted("nobody wants this forward any more")
         return self.attention(layer, query, keys_values, scaling)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
-from starspec.errors import CacheRangeError, ConfigError, ForwardGivenUp
+from starspec.errors import CacheRangeError, ConfigError, ForwardAborted
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.models.synthetic.spec import SyntheticSpec, parse_synthetic
 
@@ -112,11 +112,11 @@ class SyntheticRunner:
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
-        is_in_vain: Callable[[], bool] | None = None,
+        is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
         """Rank the next tokens after each prefix, and take the modelled time; see `ModelRunner.forward`.
 
-        Raises: ForwardGivenUp once `is_in_vain` says yes.
+        Raises: ForwardAborted once `is_obsolete` says yes.
             CacheRangeError if a segment does not fit its row or two segments share one. Nothing was written then.
             ValueError if features are wanted: there are none.
         """
@@ -131,7 +131,7 @@ class SyntheticRunner:
         logits = self._logits(wanted)
         num_tokens = sum(segment.num_new for segment in segments)
         modelled_s = self._spec.forward_s(len(segments), num_tokens) if segments else 0.0
-        self._wait_until(started + modelled_s, is_in_vain)
+        self._wait_until(started + modelled_s, is_obsolete)
         return ForwardOutput(logits)
 
     def token_ids(self, row: int) -> list[int]:
@@ -199,12 +199,12 @@ class SyntheticRunner:
             uniform -= probability
         return NUM_CANDIDATES - 1
 
-    def _wait_until(self, deadline: float, is_in_vain: Callable[[], bool] | None) -> None:
+    def _wait_until(self, deadline: float, is_obsolete: Callable[[], bool] | None) -> None:
         remaining_s = deadline - self._clock()
-        while is_in_vain is not None and remaining_s > LOOK_S:
+        while is_obsolete is not None and remaining_s > LOOK_S:
             self._sleep(LOOK_S)
-            if is_in_vain():
-                raise ForwardGivenUp("nobody wants this forward any more")
+            if is_obsolete():
+                raise ForwardAborted("nobody wants this forward any more")
             remaining_s = deadline - self._clock()
         if remaining_s > 0:
             self._sleep(remaining_s)

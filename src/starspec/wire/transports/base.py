@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.wire.messages import Hello, HubStatus, HubToTarget, Refused, TargetToHub, Welcome
 
 Admit = Callable[[Hello, int], Welcome | Refused]
-"""(hello, sessions held now) -> answer. The transport fills in `session_id` and `port` of a Welcome.
+"""(hello, links held now) -> answer. The transport fills in `link_id` and `port` of a Welcome.
 
 Called on the transport's own thread: a pure function of its arguments, or one that locks.
 """
@@ -24,14 +24,14 @@ Report = Callable[[], HubStatus]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A target has attached: its session starts, without tags."""
+    """A target has attached: its link starts, without tags."""
 
     hello: Hello
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A target is gone: every tag of its session is to be freed. No message of the session follows."""
+    """A target is gone: every tag of its link is to be freed. No message of the link follows."""
 
     reason: str
 
@@ -40,7 +40,7 @@ class Left:
 class Arrival:
     """One message or event at the hub."""
 
-    session_id: SessionId
+    link_id: LinkId
     target_id: TargetId
     message: TargetToHub | Joined | Left
     arrived_at: float  # seconds on the transport's clock, time.monotonic between processes
@@ -65,12 +65,12 @@ class HubTransport(Protocol):
     def receive(self, timeout_s: float) -> list[Arrival]:
         """Everything that has arrived, in order of arrival; waits up to `timeout_s` (0 = not at all) for the first.
 
-        A session's first arrival is `Joined`, its last is `Left`.
+        A link's first arrival is `Joined`, its last is `Left`.
         """
         ...
 
-    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
-        """Hand messages over without waiting: those of a session travel together. Dropped, and counted, if the target
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        """Hand messages over without waiting: those of a link travel together. Dropped, and counted, if the target
         is gone."""
         ...
 
@@ -89,12 +89,12 @@ class TargetTransport(Protocol):
 
     @property
     def num_connects(self) -> int:
-        """Sessions begun. When it changes, the hub holds no tag any more: `TagSession.lose`, then `Open`."""
+        """Links begun. When it changes, the hub holds no tag any more: `TagSession.lose`, then `Open`."""
         ...
 
     @property
     def welcome(self) -> Welcome | None:
-        """The terms of the present session; None while not connected."""
+        """The terms of the present link; None while not connected."""
         ...
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.wire.transports.base import Arrival, HubTransportStats, Left
 
 MAX_REPLIES: Final = 65536  # handed over and not yet sent
@@ -19,7 +19,7 @@ MAX_REPLIES: Final = 65536  # handed over and not yet sent
 class Outgoing(NamedTuple):
     """Frames for one target, which travel together."""
 
-    session_id: SessionId
+    link_id: LinkId
     frames: list[bytes]
     put_s: float  # when the hub handed them over
 
@@ -30,7 +30,7 @@ class Exchange:
     def __init__(self, arrivals: queue.SimpleQueue[list[Arrival] | None], stats: HubTransportStats) -> None:
         self.arrivals = arrivals
         self.replies: deque[Outgoing] = deque()
-        self.num_taken: dict[SessionId, int] = {}  # written by the hub's thread
+        self.num_taken: dict[LinkId, int] = {}  # written by the hub's thread
         self.is_stopping = False
         self.failure: BaseException | None = None
         self._stats = stats
@@ -39,23 +39,23 @@ class Exchange:
         self.wake.setblocking(False)
         self._alarm.setblocking(False)
 
-    def put_replies(self, frames: Mapping[SessionId, list[bytes]]) -> None:
+    def put_replies(self, frames: Mapping[LinkId, list[bytes]]) -> None:
         """Hub's side: leave what is to be sent, and ring once. Dropped, and counted, beyond MAX_REPLIES."""
         now = time.monotonic()
-        for session_id, theirs in frames.items():
+        for link_id, theirs in frames.items():
             if len(self.replies) >= MAX_REPLIES:
                 self._stats.num_dropped += len(theirs)
             else:
-                self.replies.append(Outgoing(session_id, theirs, now))
+                self.replies.append(Outgoing(link_id, theirs, now))
         self._wake_up()
 
     def count_taken(self, arrivals: Sequence[Arrival]) -> None:
         """Hub's side: these have left the queue."""
         for arrival in arrivals:
             if isinstance(arrival.message, Left):
-                self.num_taken.pop(arrival.session_id, None)
+                self.num_taken.pop(arrival.link_id, None)
             else:
-                self.num_taken[arrival.session_id] = self.num_taken.get(arrival.session_id, 0) + 1
+                self.num_taken[arrival.link_id] = self.num_taken.get(arrival.link_id, 0) + 1
 
     def stop(self) -> None:
         """Hub's side: the I/O thread is to end."""

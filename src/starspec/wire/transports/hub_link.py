@@ -11,7 +11,7 @@ import zmq
 
 from starspec.errors import PeerProtocolError
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
-from starspec.wire.link import FAULT_INTERVAL_S, LinkSession, LinkState
+from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Goodbye, Hello, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
 from starspec.wire.transports.sockets import LOST, Socket, Watch
@@ -22,12 +22,12 @@ READ_BURST: Final = 64  # multiparts of one target before the next target's turn
 log = structlog.get_logger()
 
 
-class HubSession:
+class HubLink:
     """From Welcome to Left. Used by the transport's own thread only.
 
     Args:
-        socket: bound to the target's own port; this session closes it.
-        terms: what the target is welcomed with; `session_id` and `port` are already right.
+        socket: bound to the target's own port; this link closes it.
+        terms: what the target is welcomed with; `link_id` and `port` are already right.
         stats: counts what is kept away from the hub.
         now: seconds, monotonic, here and below.
     """
@@ -35,23 +35,23 @@ class HubSession:
     def __init__(self, socket: Socket, hello: Hello, terms: Welcome, stats: HubTransportStats, now: float) -> None:
         self.socket = socket
         self.hello = hello
-        self.session_id = terms.session_id
+        self.link_id = terms.link_id
         self.num_queued = 0  # arrivals handed to the hub so far
-        self.has_joined = False  # whether the hub was told of this session
-        self.left: str | None = None  # why the session is over
+        self.has_joined = False  # whether the hub was told of this link
+        self.left: str | None = None  # why the link is over
         self._watch = Watch(socket, LOST)
-        self._identity = terms.session_id.encode()
+        self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size)
         self._stats = stats
         self._heard_at = now
         self._fault_at = -math.inf
         self._is_probe_due = False
-        self._link = LinkSession()
+        self._link = LinkProtocol()
         self._link.receive(hello)
         self._welcome = self._link.send(terms)
 
     def read(self, now: float) -> list[Arrival]:
-        """Take in what has arrived, fairly bounded. Effects: may end the session (`left`)."""
+        """Take in what has arrived, fairly bounded. Effects: may end the link (`left`)."""
         arrivals: list[Arrival] = []
         for _ in range(READ_BURST):
             try:
@@ -84,7 +84,7 @@ class HubSession:
         return self._welcome
 
     def check(self, now: float) -> None:
-        """Notice a broken connection or an expired lease. Effects: may end the session (`left`)."""
+        """Notice a broken connection or an expired lease. Effects: may end the link (`left`)."""
         if self._is_probe_due and self._link.state is LinkState.CONNECTED:
             self._probe()
         self._is_probe_due = any(True for _ in self._watch.events())
@@ -99,7 +99,7 @@ class HubSession:
         self._heard_at += seconds
 
     def end(self, reason: str) -> None:
-        """The session is over; the first reason counts."""
+        """The link is over; the first reason counts."""
         self._link.lose()
         self.left = self.left or reason
 
@@ -108,8 +108,8 @@ class HubSession:
         self._watch.close()
 
     def departure(self, now: float) -> Arrival:
-        """The last word about this session."""
-        log.info("target left", target=self.hello.target_id, session=self.session_id, reason=self.left)
+        """The last word about this link."""
+        log.info("target left", target=self.hello.target_id, link=self.link_id, reason=self.left)
         return self._arrival(Left(self.left or "the hub is closing"), now)
 
     def _take(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
@@ -118,7 +118,7 @@ class HubSession:
             case Ping(sequence=number):
                 if self._link.state is LinkState.ATTACHING:
                     self.has_joined = True
-                    log.info("target joined", target=self.hello.target_id, session=self.session_id)
+                    log.info("target joined", target=self.hello.target_id, link=self.link_id)
                     arrivals.append(self._arrival(Joined(self.hello), now))
                 self._send(self._identity, [encode(self._link.send(Pong(number)))])
                 if number:
@@ -129,11 +129,11 @@ class HubSession:
                 arrivals.append(self._arrival(message, now))
 
     def _arrival(self, message: TargetToHub | Joined | Left, now: float) -> Arrival:
-        return Arrival(self.session_id, self.hello.target_id, message, now)
+        return Arrival(self.link_id, self.hello.target_id, message, now)
 
     def _check_identity(self, identity: bytes) -> None:
         if identity != self._identity:
-            raise PeerProtocolError("this port belongs to another session")
+            raise PeerProtocolError("this port belongs to another link")
 
     def _reject(self, identity: bytes, error: PeerProtocolError, now: float) -> None:
         self._stats.num_frames_rejected += 1

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.wire.codec import Decoder
 from starspec.wire.messages import Goodbye, Hello, HubToTarget, Ping, Pong, Refused, TargetToHub, Welcome
 from starspec.wire.transports.bad_channel import Channel, Faults, VirtualClock
@@ -24,7 +24,7 @@ MAX_TURNS: Final = 100_000  # of the hub within one `receive`: a hub that always
 
 
 @dataclass(slots=True)
-class _Session:
+class _Link:
     """One attached target."""
 
     hello: Hello
@@ -52,7 +52,7 @@ class MemoryHub:
         self._admit = admit
         self._faults = faults
         self._is_coded = is_coded
-        self._sessions: dict[SessionId, _Session] = {}
+        self._links: dict[LinkId, _Link] = {}
         self._arrivals: list[Arrival] = []
         self._numbers = itertools.count(1)
         self.clock = clock
@@ -61,19 +61,19 @@ class MemoryHub:
 
     def receive(self, timeout_s: float = 0.0) -> list[Arrival]:  # noqa: ARG002
         """As HubTransport; never waits, since nobody else could act meanwhile."""
-        for session_id in list(self._sessions):
-            self._collect(session_id)
+        for link_id in list(self._links):
+            self._collect(link_id)
         arrivals, self._arrivals = self._arrivals, []
         return sorted(arrivals, key=lambda arrival: arrival.arrived_at)  # stable: Joined stays first, Left last
 
-    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
-        for session_id, messages in replies.items():
-            session = self._sessions.get(session_id)
-            if session is None:
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        for link_id, messages in replies.items():
+            link = self._links.get(link_id)
+            if link is None:
                 self.stats.num_dropped += len(messages)
                 continue
             for message in messages:
-                session.to_target.put(message, self.clock())
+                link.to_target.put(message, self.clock())
 
     def close(self) -> None:
         self.fail()
@@ -87,9 +87,9 @@ class MemoryHub:
         return MemoryTarget(self, hello, pump)
 
     def fail(self) -> None:
-        """The hub's process dies: sessions and everything on the wire are gone, and nobody is told."""
+        """The hub's process dies: links and everything on the wire are gone, and nobody is told."""
         self.is_down = True
-        self._sessions.clear()
+        self._links.clear()
         self._arrivals.clear()
 
     def restore(self) -> None:
@@ -98,38 +98,38 @@ class MemoryHub:
 
     def greet(self, hello: Hello) -> Welcome | Refused:
         """The handshake of one target."""
-        answer = self._admit(hello, len(self._sessions))
+        answer = self._admit(hello, len(self._links))
         if isinstance(answer, Refused):
             self.stats.num_refused += 1
             return answer
         number = next(self._numbers)
-        session_id = SessionId(f"memory-{number}")
+        link_id = LinkId(f"memory-{number}")
         to_hub = self._channel(TargetToHub, 2 * number, hello.vocab_size)
-        self._sessions[session_id] = _Session(hello, to_hub, self._channel(HubToTarget, 2 * number + 1, None))
-        self._arrivals.append(Arrival(session_id, hello.target_id, Joined(hello), self.clock()))
-        return msgspec.structs.replace(answer, session_id=session_id, port=0)
+        self._links[link_id] = _Link(hello, to_hub, self._channel(HubToTarget, 2 * number + 1, None))
+        self._arrivals.append(Arrival(link_id, hello.target_id, Joined(hello), self.clock()))
+        return msgspec.structs.replace(answer, link_id=link_id, port=0)
 
-    def leave(self, session_id: SessionId, reason: str) -> None:
-        """End a session, as a target's Goodbye or an expired lease does."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            self._arrivals.append(Arrival(session_id, session.hello.target_id, Left(reason), self.clock()))
+    def leave(self, link_id: LinkId, reason: str) -> None:
+        """End a link, as a target's Goodbye or an expired lease does."""
+        link = self._links.pop(link_id, None)
+        if link is not None:
+            self._arrivals.append(Arrival(link_id, link.hello.target_id, Left(reason), self.clock()))
 
-    def session(self, session_id: SessionId) -> _Session | None:
-        """The channels of a session, None once it is gone."""
-        return self._sessions.get(session_id)
+    def link(self, link_id: LinkId) -> _Link | None:
+        """The channels of a link, None once it is gone."""
+        return self._links.get(link_id)
 
-    def _collect(self, session_id: SessionId) -> None:
-        session = self._sessions[session_id]
-        for at_s, message in session.to_hub.take(self.clock()):
+    def _collect(self, link_id: LinkId) -> None:
+        link = self._links[link_id]
+        for at_s, message in link.to_hub.take(self.clock()):
             if isinstance(message, Goodbye):
-                self.leave(session_id, message.reason or "said goodbye")
+                self.leave(link_id, message.reason or "said goodbye")
                 return
             if isinstance(message, Ping):
-                session.to_target.put(Pong(message.sequence), self.clock())
-            self._arrivals.append(Arrival(session_id, session.hello.target_id, message, at_s))
-        self.stats.num_frames_rejected += session.to_hub.num_rejected
-        session.to_hub.num_rejected = 0
+                link.to_target.put(Pong(message.sequence), self.clock())
+            self._arrivals.append(Arrival(link_id, link.hello.target_id, message, at_s))
+        self.stats.num_frames_rejected += link.to_hub.num_rejected
+        link.to_hub.num_rejected = 0
 
     def _channel(self, union: Any, salt: int, vocab_size: int | None) -> Channel[Any]:
         return Channel(Decoder(union, vocab_size) if self._is_coded else None, self._faults, salt)
@@ -149,7 +149,7 @@ class MemoryTarget:
 
     @property
     def is_connected(self) -> bool:
-        return self._session() is not None
+        return self._link() is not None
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
         """As TargetTransport. The hub works until it has said something, has nothing to do, or time is over."""
@@ -165,24 +165,24 @@ class MemoryTarget:
         return self._take()
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
-        session = self._session()
-        if session is None:
+        link = self._link()
+        if link is None:
             return
         for message in messages:
-            session.to_hub.put(message, self._hub.clock())
+            link.to_hub.put(message, self._hub.clock())
 
     def close(self) -> None:
         if self.welcome is not None:
-            self._hub.leave(self.welcome.session_id, "closed")
+            self._hub.leave(self.welcome.link_id, "closed")
         self.welcome = None
         self._is_closed = True
 
-    def _session(self) -> _Session | None:
-        return None if self.welcome is None else self._hub.session(self.welcome.session_id)
+    def _link(self) -> _Link | None:
+        return None if self.welcome is None else self._hub.link(self.welcome.link_id)
 
     def _keep_connected(self) -> bool:
         """Notice a hub that went, greet one that came (back)."""
-        if self._session() is not None:
+        if self._link() is not None:
             return True
         self.welcome = None
         if self._is_closed or self._hub.is_down:
@@ -195,13 +195,13 @@ class MemoryTarget:
         return True
 
     def _take(self) -> list[HubToTarget]:
-        session = self._session()
-        return [] if session is None else [message for _, message in session.to_target.take(self._hub.clock())]
+        link = self._link()
+        return [] if link is None else [message for _, message in link.to_target.take(self._hub.clock())]
 
     def _wait_for_delivery(self, deadline_s: float) -> bool:
         """Let time pass until something on the wire arrives; False if nothing will by the deadline."""
-        session = self._session()
-        moments = [] if session is None else [session.to_hub.next_at_s, session.to_target.next_at_s]
+        link = self._link()
+        moments = [] if link is None else [link.to_hub.next_at_s, link.to_target.next_at_s]
         next_at_s = min((at_s for at_s in moments if at_s is not None), default=None)
         if next_at_s is None or next_at_s > deadline_s:
             return False

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from starspec.errors import ConfigError, LinkError, PeerProtocolError
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.link import FAULT_INTERVAL_S
@@ -26,7 +26,7 @@ from starspec.wire.messages import (
     Welcome,
 )
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
-from starspec.wire.transports.hub_link import READ_BURST, HubSession
+from starspec.wire.transports.hub_link import READ_BURST, HubLink
 from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
 
 
@@ -73,7 +73,7 @@ class _AnyHello(msgspec.Struct, tag_field="type", tag="hello"):
     protocol_version: int
 
 
-class Door:
+class PublicPort:
     """Answers Hello and Ask. Used by the transport's own thread only.
 
     Args:
@@ -87,12 +87,12 @@ class Door:
         self._report = report
         self._stats = stats
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
-        self._guests: dict[bytes, HubSession] = {}  # by connection, so that a Hello said twice gets one session
+        self._guests: dict[bytes, HubLink] = {}  # by connection, so that a Hello said twice gets one link
         self._fault_at = -math.inf
 
-    def read(self, sessions: Iterable[HubSession], now: float) -> list[HubSession]:
-        """Answer who has called. Returns: the sessions begun. Effects: may end a session that greets anew."""
-        held = list(sessions)
+    def read(self, links: Iterable[HubLink], now: float) -> list[HubLink]:
+        """Answer who has called. Returns: the links begun. Effects: may end a link that greets anew."""
+        held = list(links)
         self._guests = {caller: guest for caller, guest in self._guests.items() if guest.left is None}
         num_before = len(held)
         for _ in range(READ_BURST):
@@ -109,7 +109,7 @@ class Door:
         """Free the public port."""
         self.socket.close()
 
-    def _answer(self, caller: bytes, frames: list[bytes], held: list[HubSession], now: float) -> HubPublicReply | None:
+    def _answer(self, caller: bytes, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
         try:
             if len(frames) != 1:
                 raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
@@ -135,30 +135,28 @@ class Door:
                 return refused
             raise
 
-    def _greet(self, caller: bytes, hello: Hello, held: list[HubSession], now: float) -> Welcome | Refused:
+    def _greet(self, caller: bytes, hello: Hello, held: list[HubLink], now: float) -> Welcome | Refused:
         guest = self._guests.get(caller)
         if guest is not None and guest.left is None:
             if guest.hello == hello:
                 return guest.welcome_again(now)
             guest.end("greeted anew")
-        answer = self._admit(hello, sum(session.left is None for session in held))
+        answer = self._admit(hello, sum(link.left is None for link in held))
         if isinstance(answer, Welcome):
             answer = self._begin(caller, hello, answer, held, now)
         if isinstance(answer, Refused):
             self._stats.num_refused += 1
         return answer
 
-    def _begin(
-        self, caller: bytes, hello: Hello, terms: Welcome, held: list[HubSession], now: float
-    ) -> Welcome | Refused:
+    def _begin(self, caller: bytes, hello: Hello, terms: Welcome, held: list[HubLink], now: float) -> Welcome | Refused:
         try:
             socket, port = self._ports.open_data_port()
-            welcome = msgspec.structs.replace(terms, session_id=SessionId(secrets.token_hex(16)), port=port)
-            session = HubSession(socket, hello, welcome, self._stats, now)
+            welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
+            link = HubLink(socket, hello, welcome, self._stats, now)
         except (ConfigError, zmq.ZMQError) as error:  # of ZeroMQ: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
-        self._guests[caller] = session
-        held.append(session)
+        self._guests[caller] = link
+        held.append(link)
         return welcome
 
     def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:

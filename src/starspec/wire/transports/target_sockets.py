@@ -12,8 +12,8 @@ from starspec.wire.keys import Keys
 from starspec.wire.transports.sockets import HANDSHAKE_FAILED, LOST, Context, Socket, Watch, connect, make_socket
 
 
-class Dialler:
-    """Opens lines to one hub. Owns their ZeroMQ context.
+class SocketFactory:
+    """Opens sockets to one hub. Owns their ZeroMQ context.
 
     Raises: ConfigError if there are keys but not the hub's public one.
     """
@@ -23,16 +23,16 @@ class Dialler:
         self._hub_key = b"" if keys is None else keys.public_key_of("hub")
         self._context: Context = zmq.Context()
 
-    def dial_public(self, endpoint: str) -> Line:
+    def connect_public(self, endpoint: str) -> TargetSocket:
         """To the public port: connects again by itself; `watch` tells of handshakes that fail."""
         socket = self._socket()
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
-        return self._dial(socket, endpoint, HANDSHAKE_FAILED)
+        return self._connect(socket, endpoint, HANDSHAKE_FAILED)
 
-    def dial_own(self, endpoint: str, identity: bytes) -> Line:
+    def connect_own(self, endpoint: str, identity: bytes) -> TargetSocket:
         """To the target's own port: `watch` tells when it breaks, and then it stays broken.
 
-        A broken connection ends the session, so ZeroMQ need not reconnect. Told never to (-1), libzmq 4.3.5 throws
+        A broken connection ends the link, so ZeroMQ need not reconnect. Told never to (-1), libzmq 4.3.5 throws
         away what the hub had said before, and its context may hang at the end: so it is told to wait for longer than
         the socket will live.
         """
@@ -40,10 +40,10 @@ class Dialler:
         socket.routing_id = identity
         socket.reconnect_ivl = 3_600_000
         socket.immediate = False
-        return self._dial(socket, endpoint, LOST)
+        return self._connect(socket, endpoint, LOST)
 
     def close(self) -> None:
-        """Free the context; every line must be closed before."""
+        """Free the context; every socket must be closed before."""
         self._context.term()
 
     def _socket(self) -> Socket:
@@ -52,17 +52,17 @@ class Dialler:
             self._keys.secure_client(socket, self._hub_key)
         return socket
 
-    def _dial(self, socket: Socket, endpoint: str, events: int) -> Line:
-        line = Line(socket, Watch(socket, events))
+    def _connect(self, socket: Socket, endpoint: str, events: int) -> TargetSocket:
+        target_socket = TargetSocket(socket, Watch(socket, events))
         try:
             connect(socket, endpoint)
         except zmq.ZMQError:
-            line.close(0)  # an open socket would keep `close` waiting for ever
+            target_socket.close(0)  # an open socket would keep `close` waiting for ever
             raise
-        return line
+        return target_socket
 
 
-class Line:
+class TargetSocket:
     """One DEALER socket and its connection events."""
 
     def __init__(self, socket: Socket, watch: Watch) -> None:
@@ -101,7 +101,7 @@ class Line:
 
 
 def why_handshake_failed(event: int, value: int, endpoint: str) -> str:
-    """The sentence for a HANDSHAKE_FAILED event of a public line."""
+    """The sentence for a HANDSHAKE_FAILED event of a public socket."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return f"the hub at {endpoint} does not know this target's key (status {value}): copy target.public to the hub"
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -19,15 +19,15 @@ from typing import Final
 import zmq
 
 from starspec.errors import LinkError, OurBug
-from starspec.ids import SessionId
+from starspec.ids import LinkId
 from starspec.tracing import Tracer
 from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
-from starspec.wire.keys import Doorkeeper, Keys, require_keys
+from starspec.wire.keys import CurveAuthenticator, Keys, require_keys
 from starspec.wire.messages import HubToTarget
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
 from starspec.wire.transports.hub_exchange import Exchange
 from starspec.wire.transports.hub_io import HubIo
-from starspec.wire.transports.public_port import Door, Ports
+from starspec.wire.transports.public_port import Ports, PublicPort
 
 CLOSE_S: Final = 5.0
 
@@ -66,7 +66,7 @@ class ZmqHub:
         self._trace = trace
         try:
             if keys is not None:
-                Doorkeeper(self._context, keys.allowed())
+                CurveAuthenticator(self._context, keys.allowed())
             ports = Ports(self._context, host, keys, data_ports)
             public, self.port = ports.open(port, MAX_PUBLIC_FRAME_BYTES)
         except BaseException:
@@ -74,7 +74,7 @@ class ZmqHub:
             raise
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
         self._exchange = Exchange(self._arrivals, self.stats)
-        door = Door(public, ports, admit, report, self.stats)
+        door = PublicPort(public, ports, admit, report, self.stats)
         self._thread = threading.Thread(target=self._run, args=(door,), name="starspec-hub-io", daemon=True)
         self._thread.start()
 
@@ -99,7 +99,7 @@ class ZmqHub:
             self._note(arrivals, self._trace)
         return arrivals
 
-    def send(self, replies: Mapping[SessionId, Sequence[HubToTarget]]) -> None:
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         """As HubTransport; callable from any thread. A message too large for a frame is dropped and counted."""
         frames = {name: self._encode(messages) for name, messages in replies.items() if messages}
         if frames:
@@ -122,9 +122,9 @@ class ZmqHub:
         now = time.monotonic()
         for arrival in arrivals:
             name = type(arrival.message).__name__
-            trace.slice("wire", name, arrival.arrived_at, now, session=arrival.session_id)
+            trace.slice("wire", name, arrival.arrived_at, now, link=arrival.link_id)
 
-    def _run(self, door: Door) -> None:
+    def _run(self, door: PublicPort) -> None:
         """The I/O thread. A supervisor: whatever it dies of reaches the hub's thread through `receive`."""
         loop = HubIo(door, self._exchange, self.stats, self._trace)
         try:

@@ -18,7 +18,7 @@ import zmq
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
-from starspec.wire.link import FAULT_INTERVAL_S, LinkSession, LinkState
+from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import (
     Fault,
     Goodbye,
@@ -33,7 +33,7 @@ from starspec.wire.messages import (
     Welcome,
 )
 from starspec.wire.transports.sockets import GOODBYE_MS, host_of
-from starspec.wire.transports.target_sockets import Dialler, Line, why_handshake_failed
+from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
@@ -61,12 +61,12 @@ class ZmqTarget:
         require_keys(self._host, keys, is_insecure, "the target would speak to the hub at")
         self._endpoint = endpoint
         self._hello = hello
-        self._dialler = Dialler(keys)
+        self._socket_factory = SocketFactory(keys)
         self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(HubPublicReply)
         self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, hello.vocab_size)
-        self._link = LinkSession()
-        self._public: Line | None = None
-        self._own: Line | None = None
+        self._link = LinkProtocol()
+        self._public: TargetSocket | None = None
+        self._own: TargetSocket | None = None
         self._terms: Welcome | None = None
         self._say_at = 0.0  # when the next Hello or keep-alive is due
         self._give_up_at = math.inf
@@ -127,7 +127,7 @@ class ZmqTarget:
             self.send([Goodbye("the target is closing")])
         self._hang_up(GOODBYE_MS)
         self._link.lose()
-        self._dialler.close()
+        self._socket_factory.close()
 
     # ---------------------------------------------------------------- the connection, one step further
 
@@ -145,7 +145,7 @@ class ZmqTarget:
         if self._public is None:
             if now < self._say_at:
                 return
-            self._public = self._dialler.dial_public(self._endpoint)
+            self._public = self._socket_factory.connect_public(self._endpoint)
         for event, value in self._public.watch.events():
             self._complain(why_handshake_failed(event, value, self._endpoint))
         for frames in self._public.read():
@@ -174,16 +174,16 @@ class ZmqTarget:
             case Welcome():
                 self._terms = answer
                 self._give_up_at, self._say_at = now + ATTACH_S, now
-                self._dial_own(answer, now)
+                self._connect_own(answer, now)
             case Refused():
                 wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
                 self._lose(f"the hub refused: {answer.reason}", now, wait_s)
             case Fault():
                 self._lose(f"the hub did not understand: {answer.reason}", now, REFUSED_RETRY_S)
 
-    def _dial_own(self, terms: Welcome, now: float) -> None:
+    def _connect_own(self, terms: Welcome, now: float) -> None:
         try:
-            self._own = self._dialler.dial_own(f"tcp://{self._host}:{terms.port}", terms.session_id.encode())
+            self._own = self._socket_factory.connect_own(f"tcp://{self._host}:{terms.port}", terms.link_id.encode())
         except zmq.ZMQError as error:  # a hub's word must not stop a target
             self._lose(f"the hub's port {terms.port} for this target cannot be dialled: {error}", now, REFUSED_RETRY_S)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_run_ahead import proposed
 
 from starspec.config import AheadMode
-from starspec.ids import SessionId, TargetId
+from starspec.ids import LinkId, TargetId
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.run_ahead import MARGIN, MAX_PATIENCE, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
 from starspec.wire.messages import Proposal
@@ -79,13 +79,13 @@ def test_what_others_waited_for_it_counts_against_it() -> None:
 def test_sessions_of_a_target_go_on_from_where_the_last_one_has_come() -> None:
     choice, seconds = AheadChoice("auto"), {"off": 0.04, "chain": 0.05, "outcomes": 0.03}
     modes = list[AheadMode]()
-    for _ in range(200):  # sessions of five rounds
+    for _ in range(200):  # sequences of five rounds
         choice = choice.for_another()
         modes += live(choice, seconds, 5)
     assert modes.count("outcomes") > 700
 
 
-AWAY_S, LAYER_S, NUM_NODES = 0.030, 0.004, 4
+AWAY_S, STEP_S, NUM_NODES = 0.030, 0.004, 4
 
 
 def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0) -> Counter[AheadMode]:
@@ -93,15 +93,15 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
 
     It says the draft's choice of that rank after one accepted token. Returns: in which mode its rounds were.
     """
-    star.runner.layer_s = LAYER_S
+    star.runner.step_s = STEP_S
     modes, number, tag = Counter[AheadMode](), 0, ToyTag(1, [1, 2])
     star.say("a", tag.open(NUM_NODES))
     for _ in range(num_rounds):
         while tag.proposal is None:
             for _, message in star.step():
                 assert tag.receive(message)
-        ((key, session),) = star.hub._sessions.items()
-        modes[session.ahead_choice.mode] += 1
+        ((key, sequence),) = star.hub._sequences.items()
+        modes[sequence.ahead_choice.mode] += 1
         back_s, num_ahead = star.clock() + AWAY_S, star.hub.stats.num_ahead_nodes
         while star.hub.has_work and star.clock() < back_s:
             assert star.step() == []
@@ -117,7 +117,7 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
             star.say("a", tag.open(NUM_NODES))
         else:
             star.say("a", tag.verdict([*accepted, said], NUM_NODES))
-        assert key.session_id == "a"
+        assert key.link_id == "a"
     return modes
 
 
@@ -127,7 +127,7 @@ def test_a_session_whose_outcomes_hit_has_them_prepared() -> None:
     assert modes["outcomes"] > 300
     stats = star.hub.stats
     assert stats.hit_rate > 0.4
-    assert stats.saved_s > 200 * LAYER_S
+    assert stats.saved_s > 200 * STEP_S
     assert 0 < stats.num_wasted_nodes < stats.num_ahead_nodes
 
 
@@ -146,7 +146,7 @@ def test_off_saves_and_wastes_nothing() -> None:
 @pytest.mark.parametrize("num_ahead", [0, 1, 2, 3])
 def test_what_is_saved_is_the_layers_that_ran_ahead_and_were_of_use(num_ahead: int) -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2])
-    star.runner.layer_s = LAYER_S
+    star.runner.step_s = STEP_S
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)  # a chain that may be told in part: of one token
     for _ in range(num_ahead):
@@ -154,13 +154,13 @@ def test_what_is_saved_is_the_layers_that_ran_ahead_and_were_of_use(num_ahead: i
     star.say("a", tag.verdict(tag.expected(1), NUM_NODES))
     proposed(star, tag)
     assert star.hub.stats.num_ahead_nodes == num_ahead
-    assert star.hub.stats.saved_s == pytest.approx(num_ahead * LAYER_S)
+    assert star.hub.stats.saved_s == pytest.approx(num_ahead * STEP_S)
 
 
 def test_what_is_left_of_a_proposal_that_was_not_used_was_waited_for() -> None:
     """A target that goes on without its proposal, and says what was guessed, leaves the rest of it true."""
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2])
-    star.runner.layer_s = LAYER_S
+    star.runner.step_s = STEP_S
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
     assert len(tag.proposal.token_ids) > 1
@@ -185,7 +185,7 @@ def test_what_is_lost_before_its_verdict_came_is_wasted(end: str) -> None:
     if end == "closed":
         star.say("a", tag.close())
     elif end == "left":
-        star.hub.leave(SessionId("a"), star.clock())
+        star.hub.leave(LinkId("a"), star.clock())
     else:
         star.say("a", ToyTag(2, [3, 4]).open(NUM_NODES))
         star.step()
@@ -206,12 +206,12 @@ def test_a_session_is_charged_for_a_layer_ahead_that_another_waits_for_and_not_f
         proposals += [message for _, message in star.step()]
     for message in proposals:
         assert tags[message.tag].receive(message)
-    star.runner.layer_s = 1.0
+    star.runner.step_s = 1.0
     asked_s = star.clock() + 0.25
     star.step()
     (prepared,) = star.hub._rounds._ahead
     asking = tags[prepared.key.tag if asks_himself else 3 - prepared.key.tag]
-    star.hub.handle(SessionId("a"), asking.verdict(asking.told_otherwise(0), NUM_NODES), asked_s)
+    star.hub.handle(LinkId("a"), asking.verdict(asking.told_otherwise(0), NUM_NODES), asked_s)
     assert prepared.ahead_choice._owed_s == pytest.approx(0.0 if asks_himself else 0.75)
 
 
@@ -221,19 +221,19 @@ def test_a_hit_that_waits_for_the_end_of_a_layer_leaves_then_and_says_so() -> No
     star.say("a", *(tag.open(NUM_NODES) for tag in tags.values()))
     for _, message in star.drain():
         assert tags[message.tag].receive(message)
-    star.runner.layer_s = 1.0
+    star.runner.step_s = 1.0
     asker, other = tags.values()
-    as_guessed = reference_chain(asker.token_ids, 2, asker.law, NUM_NODES + 1, 64)
-    other_session = star.hub._sessions[TagKey(SessionId("a"), other.link.tag)]
+    as_guessed = reference_chain(asker.token_ids, 2, asker.sampling, NUM_NODES + 1, 64)
+    other_sequence = star.hub._sequences[TagKey(LinkId("a"), other.session.tag)]
     asked_s = star.clock() + 0.25
-    star.hub._rounds.add_layer_ahead([other_session], 1, star.clock(), star.clock() + 1.0)
+    star.hub._rounds.add_step_ahead([other_sequence], 1, star.clock(), star.clock() + 1.0)
     star.clock.advance(1.0)
-    star.hub.handle(SessionId("a"), asker.verdict(as_guessed, NUM_NODES), asked_s)
+    star.hub.handle(LinkId("a"), asker.verdict(as_guessed, NUM_NODES), asked_s)
     ((_, proposal),) = star.step()
     assert star.hub.stats.num_hits == 1
     assert proposal.queue_s == pytest.approx(0.75)
-    assert star.hub._sessions[TagKey(SessionId("a"), asker.link.tag)].in_verification.since_s == star.clock()
-    assert other_session.ahead_choice._owed_s == pytest.approx(0.75)
+    assert star.hub._sequences[TagKey(LinkId("a"), asker.session.tag)].in_verification.since_s == star.clock()
+    assert other_sequence.ahead_choice._owed_s == pytest.approx(0.75)
 
 
 def test_how_long_a_target_lost_sight_of_the_hub_is_no_time_of_a_round() -> None:
@@ -244,6 +244,6 @@ def test_how_long_a_target_lost_sight_of_the_hub_is_no_time_of_a_round() -> None
     star.say("a", tag.open(NUM_NODES))
     star.drain()
     status = star.hub.status(star.clock())
-    told = status.spokes[TargetId("a")]
+    told = status.targets[TargetId("a")]
     assert (told.num_proposals, told.return_time.count, told.round.count) == (2, 0, 0)
     assert status.stats.num_wasted_nodes == num_ahead, "7 was not guessed"

@@ -1,0 +1,81 @@
+"""Between a gateway and a target: `Submit`, `Abort` from the gateway, `EngineOutput`, `Rejected` from the target."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from starspec.config import (
+    MAX_TOP_LOGPROBS,
+)
+from starspec.sampling.spec import SamplingSpec
+from starspec.stats import RequestStats
+from starspec.wire.messages.base import (
+    DraftCount,
+    Message,
+    RequestName,
+    StopStrings,
+    TokenIdList,
+)
+
+
+class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One answer to generate, as the target needs it: tokens in, tokens and text out."""
+
+    prompt_token_ids: TokenIdList
+    sampling: SamplingSpec
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None  # None: as many as the context holds
+    stop: StopStrings = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    num_draft_tokens: DraftCount | None = None  # depth of its proposals; None: the target's own choice; 0: none
+
+
+class Submit(Message, frozen=True):
+    """gateway -> target: generate."""
+
+    request_id: RequestName
+    spec: RequestSpec
+
+
+class Abort(Message, frozen=True):
+    """gateway -> target: nobody waits for this any more."""
+
+    request_id: RequestName
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The target's own log-probability of one emitted token, and of the most likely ones beside it."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, log-probability), most likely first
+
+
+class EngineOutput(Message, frozen=True):
+    """target -> gateway: what one round added to a request.
+
+    `text` holds only whole characters that no stop string can take back. The last emission carries
+    `finish_reason` and the request's statistics.
+    """
+
+    request_id: RequestName
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    stats: RequestStats | None = None
+
+
+class Rejected(Message, frozen=True):
+    """target -> gateway: this request will not run."""
+
+    request_id: RequestName
+    message: str
+    param: str | None = None
+    status: int = 400  # HTTP status
+    retry_after_s: float | None = None
