@@ -223,20 +223,20 @@ def test_a_request_that_does_not_decode_is_rejected_by_name_and_noise_is_counted
 
 def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_so_once(server: ServingServer) -> None:
     with zmq.Context() as context, raw_gateway(server, context) as raw, capture_logs() as logs:
-        for frame in (encode(Ask(2)), msgspec.msgpack.encode({"type": "ask", "protocol_version": 2, "why": "later"})):
+        for frame in (encode(Ask(3)), msgspec.msgpack.encode({"type": "ask", "protocol_version": 3, "why": "later"})):
             raw.send(frame)
             while not raw.poll(10):
                 assert server.receive(0.01) == []
             refused = Decoder(TargetToGateway).decode(raw.recv())
             assert isinstance(refused, Refused)
             assert refused.code == "version"
-            assert "this target speaks protocol version 1, the gateway 2: install the same" in refused.reason
+            assert "this target speaks protocol version 2, the gateway 3: install the same" in refused.reason
     assert [each["event"] for each in logs] == ["a gateway is refused"]
     assert server.num_frames_rejected == 0
 
 
 ANSWERING = """
-from starspec.wire.messages import Emission, Submit
+from starspec.wire.messages import EngineOutput, Submit
 from starspec.wire.serving import ServingServer
 
 server = ServingServer("127.0.0.1", 0)
@@ -244,7 +244,7 @@ print(server.port, flush=True)
 while True:
     for gateway, message in server.receive(1.0):
         if isinstance(message, Submit):
-            server.send(gateway, [Emission(message.request_id, [1], "1")])
+            server.send(gateway, [EngineOutput(message.request_id, [1], "1")])
 """
 
 

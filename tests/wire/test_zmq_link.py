@@ -207,8 +207,8 @@ def test_a_hello_said_twice_gets_the_same_answer(star) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        encode(msgspec.structs.replace(hello(), protocol_version=2)),
-        msgspec.msgpack.encode({"type": "hello", "protocol_version": 2, "who": "from the future"}),
+        encode(msgspec.structs.replace(hello(), protocol_version=3)),
+        msgspec.msgpack.encode({"type": "hello", "protocol_version": 3, "who": "from the future"}),
     ],
     ids=["known fields", "other fields"],
 )
@@ -224,7 +224,7 @@ def test_another_protocol_version_is_refused_in_a_sentence(star, frame: bytes) -
         transport.close()
     assert isinstance(answer, Refused)
     assert (answer.code, answer.retry_after_s) == ("version", None)
-    assert "this hub speaks protocol version 1, the target 2: install the same starspec release" in answer.reason
+    assert "this hub speaks protocol version 2, the target 3: install the same starspec release" in answer.reason
 
 
 def test_a_hub_reports_itself_to_whoever_asks(star) -> None:

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final
 
 DEPTH: Final = 8  # d
-LAYER_MS: Final = 1.40  # t_s
+STEP_MS: Final = 1.40  # t_s
 PER_SEQUENCE: Final = 0.1  # share of a layer that every further session adds
 RETURN_MS: Final = 30.5  # Z = t_c + t_v
 LINK_MS: Final = 1.0  # of it: what our own wire takes, in earnest
@@ -42,7 +42,7 @@ def draft_model(slow_motion: float = 1.0) -> str:
     """The draft's name, as `ModelConfig.model`. A forward takes `slow_motion` times its modelled time."""
     alpha, *later = CHOICES
     shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
-    return f"synthetic:role=draft,{shape},step_ms={LAYER_MS * slow_motion},per_sequence={PER_SEQUENCE}"
+    return f"synthetic:role=draft,{shape},step_ms={STEP_MS * slow_motion},per_sequence={PER_SEQUENCE}"
 
 
 def target_model(slow_motion: float = 1.0) -> str:
@@ -78,7 +78,7 @@ class ClosedForm:
         return ceil(self.return_ms / self.service_ms) + 1
 
 
-NOMINAL: Final = ClosedForm(DEPTH * LAYER_MS, RETURN_MS)  # S(d) = d t_s (eq. 5)
+NOMINAL: Final = ClosedForm(DEPTH * STEP_MS, RETURN_MS)  # S(d) = d t_s (eq. 5)
 
 
 def nominal(slow_motion: float) -> ClosedForm:
