@@ -6,7 +6,7 @@ import pytest
 
 from starspec.ids import LinkId, Tag
 from starspec.policy.draft_batch import DraftStep, Portion, TagKey
-from starspec.policy.draft_step_times import LEAST_TOKENS, DraftStepTimes
+from starspec.policy.draft_step_times import MIN_TOKENS, DraftStepTimes
 
 A = TagKey(LinkId("a"), Tag(1))
 DECODE, PROMPT = DraftStep((Portion(A, 2, False),)), DraftStep((Portion(A, 100, True),))
@@ -24,7 +24,7 @@ def times(decode_s: float, prompt_s: float) -> DraftStepTimes:
     [
         (0.010, 0.110, 40),  # a token costs 1 ms more, four draft steps 40 ms
         (0.002, 0.003, 256),  # an accelerator reads a chunk in no time
-        (0.001, 1.001, LEAST_TOKENS),
+        (0.001, 1.001, MIN_TOKENS),
         (0.001, 0.0005, 256),
     ],
 )

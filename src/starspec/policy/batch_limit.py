@@ -9,9 +9,10 @@ do not fit share a draft step of their own, at that price. On most machines that
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
+from collections import defaultdict
 from typing import Final
+
+from starspec.policy.estimators import WindowMedian
 
 NUM_REMEMBERED: Final = 15  # of each size that are remembered: one slow moment is no median
 REVIEW_STEPS: Final = (
@@ -25,7 +26,9 @@ class BatchLimit:
     """Watches the costs of draft steps without prompts."""
 
     def __init__(self) -> None:
-        self._costs: dict[int, deque[float]] = {}  # size -> seconds a sequence of the last draft steps
+        self._costs: defaultdict[int, WindowMedian] = defaultdict(  # size -> seconds a sequence
+            lambda: WindowMedian(NUM_REMEMBERED, min_count=NUM_REMEMBERED)
+        )
         self._limit: int | None = None
         self._num_steps = 0
 
@@ -38,16 +41,13 @@ class BatchLimit:
 
     def add(self, num_sequences: int, seconds: float) -> None:
         """Count one draft step."""
-        size = _size(num_sequences)
-        if size not in self._costs:
-            self._costs[size] = deque(maxlen=NUM_REMEMBERED)
-        self._costs[size].append(seconds / num_sequences)
+        self._costs[_size(num_sequences)].add(seconds / num_sequences)
         self._num_steps += 1
         if self._num_steps % REVIEW_STEPS == 0:
             self._limit = self._choose()
 
     def _choose(self) -> int | None:
-        known = {size: median(costs) for size, costs in self._costs.items() if len(costs) == NUM_REMEMBERED}
+        known = {size: cost for size, costs in self._costs.items() if (cost := costs.value) is not None}
         if not known:
             return None
         least = min(known.values())

@@ -15,9 +15,9 @@ verdicts, narrow ones sooner for the likeliest; by simulation this bound is near
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from statistics import median
 from typing import Final
+
+from starspec.policy.estimators import WindowMedian
 
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes
 NUM_ENOUGH: Final = 12  # nodes; with more of one sequence, so few verdicts more are prepared for
@@ -31,19 +31,19 @@ class AheadWidth:
     """Watches what draft steps take. Begins with one node, and tries one size after the other."""
 
     def __init__(self) -> None:
-        self._seconds = {size: deque[float](maxlen=NUM_REMEMBERED) for size in SIZES}  # of the last draft steps of each
+        self._seconds = {size: WindowMedian(NUM_REMEMBERED, MIN_STEPS) for size in SIZES}
         self._num_ahead = 0
 
     def add(self, num_nodes: int, seconds: float) -> None:
         """Count one draft step without prompts, whether anybody waited for it or not."""
-        self._seconds[_size(num_nodes)].append(seconds)
+        self._seconds[_size(num_nodes)].add(seconds)
 
     def choose(self, num_sequences: int) -> int:
         """Nodes of the next draft step ahead of so many sequences, at most. Effects: it counts as one draft step."""
         self._num_ahead += 1
         width, bound_s = 0, 0.0
         for wider in sorted({*SIZES, num_sequences}):
-            seconds = self._known_s(wider)
+            seconds = self._seconds[_size(wider)].value
             if wider > max(NUM_ENOUGH, num_sequences):
                 break
             if seconds is None:
@@ -54,10 +54,6 @@ class AheadWidth:
             if width in (1, num_sequences):
                 bound_s = MOST_TIMES * seconds
         return width
-
-    def _known_s(self, num_nodes: int) -> float | None:
-        seconds = self._seconds[_size(num_nodes)]
-        return median(seconds) if len(seconds) >= MIN_STEPS else None
 
 
 def _size(num_nodes: int) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from starspec.integrations.vllm.round_cost import RoundCost
 from starspec.integrations.vllm.step_cost import StepCost
+from starspec.policy.estimators import DecayedRatio
 
 FIRST_RATE: Final = 0.8  # before anything was verified
 FIRST_WEIGHT: Final = 2.0  # draft tokens that this counts as
@@ -39,20 +40,19 @@ class Acceptance:
     """
 
     def __init__(self, first_rate: float = FIRST_RATE, first_reach: float = FIRST_REACH) -> None:
-        self._num_tried = self._num_asked_on = FIRST_WEIGHT
-        self._num_accepted = first_rate * FIRST_WEIGHT
-        self._num_gone_on = first_reach * FIRST_WEIGHT
+        self._acceptance = DecayedRatio(FADING, first_rate, FIRST_WEIGHT)
+        self._going_on = DecayedRatio(FADING, first_reach, FIRST_WEIGHT)
         self._num_idle_steps = 0
 
     @property
     def rate(self) -> float:
         """Probability that a draft token is accepted if all before it are."""
-        return self._num_accepted / self._num_tried
+        return self._acceptance.value
 
     @property
     def reach(self) -> float:
         """Probability that a draft goes on behind a token, if it is asked to."""
-        return self._num_gone_on / self._num_asked_on
+        return self._going_on.value
 
     def note(self, num_drafted: int, num_accepted: int, num_asked: int | None = None) -> None:
         """A step's draft of so many tokens was verified; behind the first that was refused nothing was tried.
@@ -63,10 +63,8 @@ class Acceptance:
         num_asked = num_drafted if num_asked is None else num_asked
         self._num_idle_steps = 0 if num_drafted else self._num_idle_steps + 1
         if num_drafted:
-            self._num_tried = FADING * self._num_tried + num_accepted + (num_accepted < num_drafted)
-            self._num_accepted = FADING * self._num_accepted + num_accepted
-            self._num_asked_on = FADING * self._num_asked_on + num_drafted - 1 + (num_drafted < num_asked)
-            self._num_gone_on = FADING * self._num_gone_on + num_drafted - 1
+            self._acceptance.add(num_accepted, num_accepted + (num_accepted < num_drafted))
+            self._going_on.add(num_drafted - 1, num_drafted - 1 + (num_drafted < num_asked))
 
     @property
     def is_idle(self) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from starspec.policy.estimators import DecayedMean, DecayedRatio
+
 FIRST_ANSWER: Final = 128.0  # tokens that a request has, before any was seen to end
 WEIGHT: Final = 0.2  # of a new wait, or length of an answer, among those before it
 FADING: Final = 0.8  # of what readings cost, with each that follows
@@ -24,13 +26,13 @@ class PrefillCost:
     """
 
     def __init__(self) -> None:
-        self._answer_len = FIRST_ANSWER
+        self._answer_len = DecayedMean(WEIGHT, FIRST_ANSWER)
         self.forget_hub()
 
     def forget_hub(self) -> None:
         """What the one before cost says nothing of the next."""
-        self._wait_s: float | None = None
-        self._known_s = self._num_known = 0.0  # seconds lost and tokens read, the older the less
+        self._wait_s: DecayedMean | None = None
+        self._token_s = DecayedRatio(FADING)  # seconds lost by tokens read
         self._ended_s: float | None = None
         self._begin()
 
@@ -53,8 +55,10 @@ class PrefillCost:
         self._num_told += num_tokens
         if waited_s is None:
             return
-        waited_s = max(0.0, waited_s)
-        self._wait_s = waited_s if self._wait_s is None else self._wait_s + WEIGHT * (waited_s - self._wait_s)
+        if self._wait_s is None:
+            self._wait_s = DecayedMean(WEIGHT, max(0.0, waited_s))
+        else:
+            self._wait_s.add(max(0.0, waited_s))
 
     def note_answered(self, num_read: int, num_refused: int) -> None:
         """It has read texts of so many tokens, and refused others, which it has not read."""
@@ -77,24 +81,23 @@ class PrefillCost:
     def note_end(self, now: float) -> None:
         """What was going on has ended; what it was told and has not answered to, nobody wants any more."""
         if self._num_compared:
-            self._known_s = FADING * self._known_s + self._lost_s
-            self._num_known = FADING * self._num_known + self._num_at_least
+            self._token_s.add(self._lost_s, self._num_at_least)
         self._ended_s = now
         self._begin()
 
     def note_answer(self, num_tokens: int) -> None:
         """A request ended after so many tokens."""
-        self._answer_len += WEIGHT * (num_tokens - self._answer_len)
+        self._answer_len.add(num_tokens)
 
     def seconds(self, num_tokens: int) -> float:
         """That vLLM loses if the hub is told of so many tokens.
 
         What is being read may already have cost more than usual.
         """
-        token_s = self._known_s / self._num_known if self._num_known else 0.0
+        token_s = self._token_s.value
         if self._num_told:
             token_s = max(token_s, self._lost_s / self._num_at_least)
-        return (self._wait_s or 0.0) + num_tokens * token_s
+        return (self._wait_s.value if self._wait_s else 0.0) + num_tokens * token_s
 
     def is_worth(self, num_tokens: int, now_s: float, then_s: float) -> bool:
         """Whether to have so many tokens read.
@@ -107,7 +110,7 @@ class PrefillCost:
             then_s: and in which it will, once they are read.
         """
         cost_s = self.seconds(num_tokens)
-        return (now_s - then_s) * (self._answer_len - cost_s / now_s) > cost_s
+        return (now_s - then_s) * (self._answer_len.value - cost_s / now_s) > cost_s
 
     def is_worth_a_probe(self, num_tokens: int, now: float) -> bool:
         """Whether to have so many tokens read for the sake of knowing whether drafts pay."""

@@ -8,14 +8,14 @@ share drafts, which costs speed and never a token.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from starspec.policy.estimators import WindowMedian
 
 Tokens = NDArray[np.int32]
 
@@ -116,7 +116,7 @@ class RowBook:
     def __init__(self) -> None:
         self._by_row: dict[int, KnownRequest] = {}
         self._last_seen_s: dict[KnownRequest, float] = {}
-        self._step_s: deque[float] = deque(maxlen=NUM_STEPS)
+        self._step_s = WindowMedian(NUM_STEPS)
         self._stepped_s = 0.0  # when a step was seen last
         self._dropped: dict[tuple[int, int], _Dropped] = {}  # since then, by length and last token
         self.ended: list[int] = []  # of those dropped before the last step and not back in it: tokens sampled
@@ -148,7 +148,7 @@ class RowBook:
         if took_s > LONGEST_STEP_S:
             self._end_dropped()
         if in_place or self._were_dropped_too_soon(rows, sampled):
-            self._step_s.append(took_s)  # else nothing went on, and the time since was no step's
+            self._step_s.add(took_s)  # else nothing went on, and the time since was no step's
         self._stepped_s = now
         moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
         for row, tokens in enumerate(rows):
@@ -179,7 +179,7 @@ class RowBook:
         Args:
             read_by: which hub has a request's text.
         """
-        patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * median(self._step_s or [0.0]))
+        patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * (self._step_s.value or 0.0))
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]

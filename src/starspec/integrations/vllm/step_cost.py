@@ -8,11 +8,12 @@ is larger or smaller than all sizes measured is thought cheap, so that it is tri
 
 from __future__ import annotations
 
-from math import inf
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from starspec.policy.estimators import DecayedMean
 
 WEIGHT: Final = 0.1  # of a new measurement, once there are many
 MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
@@ -24,7 +25,7 @@ class StepCost:
     """Seconds by size."""
 
     def __init__(self) -> None:
-        self._by_size: dict[int, _Mean] = {}
+        self._by_size: dict[int, _Seconds] = {}
         self._step = 0
 
     def __bool__(self) -> bool:
@@ -38,11 +39,13 @@ class StepCost:
     def is_known(self, size: int, num_steps: int) -> bool:
         """Whether this very size was measured a FEW times, and not more than so many steps ago."""
         mean = self._by_size.get(_rounded(size))
-        return mean is not None and mean.weight >= FEW and mean.noted_in >= self._step - num_steps
+        return mean is not None and mean.count >= FEW and mean.noted_in >= self._step - num_steps
 
     def note(self, size: int, seconds: float) -> None:
         """Something of this size, at least 1, took so long in this step."""
-        self._by_size.setdefault(_rounded(size), _Mean()).note(seconds, self._step)
+        mean = self._by_size.setdefault(_rounded(size), _Seconds())
+        mean.add(seconds)
+        mean.noted_in = self._step
 
     def end_step(self) -> None:
         """Whether or not anything was noted in it."""
@@ -57,27 +60,18 @@ class StepCost:
         proportion to it, both the least that it can be.
         """
         measured = sorted(self._by_size)
-        seconds = np.array([self._by_size[size].seconds for size in measured])
+        seconds = np.array([self._by_size[size].value for size in measured])
         least = np.minimum.accumulate(seconds[::-1])[::-1]
         hopeful = np.interp(sizes, measured, least)
         return np.asarray(hopeful * np.minimum(1.0, sizes / measured[0]))
 
 
-class _Mean:
-    """The shortest of a few measurements, then a mean that follows the newest."""
+class _Seconds(DecayedMean):
+    """Of one size."""
 
     def __init__(self) -> None:
-        self.seconds = inf
-        self.noted_in = 0
-        self.weight = 0.0  # in measurements
-
-    def note(self, seconds: float, step: int) -> None:
-        self.noted_in = step
-        self.weight = min(self.weight + 1.0, 1.0 / WEIGHT)
-        if self.weight <= FEW:
-            self.seconds = min(self.seconds, seconds)
-        else:
-            self.seconds += (min(seconds, MAX_RATIO * self.seconds) - self.seconds) / self.weight
+        super().__init__(WEIGHT, smallest_of=FEW, max_ratio=MAX_RATIO)
+        self.noted_in = 0  # step
 
 
 def _rounded(size: int) -> int:
