@@ -130,6 +130,7 @@ def test_policies_import_no_sockets_devices_or_sleep(path: Path) -> None:
         "starspec.wire.messages",
         "starspec.wire.session",
         "starspec.client.connection",
+        "starspec.client.tag",
         "starspec.integrations.vllm",
     ],
 )

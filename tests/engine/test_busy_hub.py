@@ -7,7 +7,7 @@ from toy_hub import READING_S, STEP_S, SlowRunner, Star
 
 from starspec.policy.deadline import MAX_GAP_S
 from starspec.policy.liveness import DOUBT_S
-from starspec.policy.patience import FIRST_READING_S, MAX_MISSES
+from starspec.policy.patience import FIRST_PREFILL_WAIT_S, MAX_MISSES
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 LATE_S = 0.4  # what a hub needs that is busy: too long for a round, short enough to catch up
@@ -96,7 +96,7 @@ def test_a_prompt_that_is_read_for_long_excuses_who_is_late_once_and_not_for_eve
     star = running_star()
     star.hub.num_opens_lost, star.hub.busy_s = 1, MAX_GAP_S
     star.submit("b", PROMPT[1:], 1000)
-    until_s = star.clock.now + FIRST_READING_S - 1.0
+    until_s = star.clock.now + FIRST_PREFILL_WAIT_S - 1.0
     num_late = 0
     while star.clock.now < until_s:
         num_late += rounds_late(star, 1)

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from toy_hub import STEP_S, Star, ToyHub
 
 from starspec.errors import LocalProtocolError
-from starspec.policy.patience import FIRST_READING_S
+from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.wire import codec
 from starspec.wire.messages import TargetToHub
 
@@ -51,7 +51,7 @@ def test_a_context_that_is_too_long_is_said_so_once_and_never_waited_for() -> No
     with capture_logs() as logs:
         for _ in range(18):
             star.step()
-            star.clock.now += FIRST_READING_S  # time enough to say it again
+            star.clock.now += FIRST_PREFILL_WAIT_S  # time enough to say it again
         star.finish()
     assert [each["num_tokens"] for each in logs] == [len(LONG)]
     assert star.longest_gap_s == pytest.approx(STEP_S)

@@ -16,10 +16,10 @@ from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import PeerProtocolError
 from starspec.ids import LinkId, RequestId, Tag
-from starspec.policy.deadline import FIRST_S, MAX_GAP_S
+from starspec.policy.deadline import FIRST_ROUND_WAIT_S, MAX_GAP_S
 from starspec.policy.length.fixed import FixedLength, InSmallBatches
 from starspec.policy.liveness import MIN_PAUSE_S
-from starspec.policy.patience import FIRST_READING_S
+from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.policy.same_length import SameLengthPool
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
@@ -173,7 +173,7 @@ def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end() -> No
         star.step()
         assert star.engine.has_work
     assert (
-        3 * FIRST_READING_S <= star.clock.now - started_s <= 3 * FIRST_READING_S + 3.0
+        3 * FIRST_PREFILL_WAIT_S <= star.clock.now - started_s <= 3 * FIRST_PREFILL_WAIT_S + 3.0
     )  # the second has twice as long
     assert star.hub.num_opens == 1 + 3
     star.finish()
@@ -203,7 +203,7 @@ class DistantHub(ToyHub):
     """Good, and always as late as a first wait bears."""
 
     def _propose(self, session: TagSession, num: int, delay_s: float) -> None:
-        super()._propose(session, num, 0.9 * FIRST_S)
+        super()._propose(session, num, 0.9 * FIRST_ROUND_WAIT_S)
 
 
 class DistantStar(Star):
@@ -372,11 +372,11 @@ def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_la
     else:
         star.hub.mood = "mute"
         star.step()
-    first, second = (star.drafts._tags[tag] for tag in sorted(star.drafts._tags))
+    first, second = star.drafts._hub.tags.values()
     star.hub.mood = "good"
     declined = Proposal(first.session.tag, first.session.epoch, first.session.prefix_len, [], retry_after_s=1.0)
-    star.drafts.take(declined)
-    star.drafts.take(Reopen(second.session.tag, second.session.epoch))
+    star.drafts._hub._take(declined)
+    star.drafts._hub._take(Reopen(second.session.tag, second.session.epoch))
     assert not second.is_awaited
     assert not second.is_opening
     before, num_opens = star.stats.acceptance.num_draft_tokens, star.hub.num_opens

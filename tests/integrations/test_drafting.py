@@ -17,14 +17,14 @@ from toy_hub import DRAFT_S, FULL_S, MOODS, NUM_AT_ONCE, READING_S, ToyHub, Virt
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import LinkId
-from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft import Draft, Wanted
 from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.policy.deadline import PayingDeadline, RecentRounds
 from starspec.policy.liveness import DOUBT_S
-from starspec.policy.patience import FIRST_READING_S, LONGEST_PAUSE_S
+from starspec.policy.patience import FIRST_PREFILL_WAIT_S, LONGEST_PAUSE_S
 from starspec.speculation.budget import DraftBudget
 from starspec.wire import codec
 from starspec.wire.messages import PROTOCOL_VERSION, Close, Open, Ping, Verdict, Welcome
@@ -258,7 +258,7 @@ def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() 
 def test_nobody_waits_for_a_row_that_catches_up() -> None:
     clock = VirtualClock()
     hub = ToyHub(clock)
-    client = HubClient(hub, Deadline(), VOCAB_SIZE, clock=clock)
+    client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     usual, idle = (KnownRequest(np.array(prompt, np.int32), len(prompt)) for prompt in (PROMPT, PROMPT[1:]))
     assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual, idle}
     told = client.told
@@ -294,7 +294,7 @@ def test_a_draft_that_is_accepted_whole_leaves_nothing_to_catch_up_with() -> Non
 def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew() -> None:
     clock = VirtualClock()
     hub = ToyHub(clock)
-    client = HubClient(hub, Deadline(), VOCAB_SIZE, clock=clock)
+    client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     client.draft([Wanted(request, 2)])
     request.extend(np.arange(NUM_AT_ONCE + 5, dtype=np.int32))
@@ -311,11 +311,11 @@ def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew(
 
 
 def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toy_hub.READING_S", FIRST_READING_S + 3.0)
+    monkeypatch.setattr("toy_hub.READING_S", FIRST_PREFILL_WAIT_S + 3.0)
     clock = VirtualClock()
     hub = ToyHub(clock)
     hub.mood = "reading"
-    client = HubClient(hub, Deadline(), VOCAB_SIZE, clock=clock)
+    client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     while not hub.num_opens or client.is_reading:
         client.draft([Wanted(request, 2)])
@@ -465,16 +465,16 @@ def test_when_more_requests_ask_at_once_no_proposal_is_late(monkeypatch: pytest.
     vllm = ToyVllm()
     vllm.hub.token_s = 0.001
     rounds: list[Round] = []
-    seconds, note_round = vllm.deadline.seconds, vllm.deadline.note_round
+    add = RecentRounds.add
 
-    def note(round_: Round) -> None:
+    def note(before: RecentRounds, round_: Round) -> None:
         told = [each.num_draft_tokens for each in vllm.sends[-1] if isinstance(each, Open | Verdict)]
         assert sorted(round_.lengths) == sorted(told)
         rounds.append(round_)
-        assert round_.seconds < seconds(round_.lengths)
-        note_round(round_)
+        assert round_.seconds < vllm.deadline.seconds(round_.lengths, before)
+        add(before, round_)
 
-    monkeypatch.setattr(vllm.deadline, "note_round", note)
+    monkeypatch.setattr(RecentRounds, "add", note)
     first = vllm.submit(PROMPT, 200)
     for _ in range(20):
         vllm.step()
@@ -516,7 +516,7 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
     vllm.hub.kill()
     vllm.step()
     assert vllm.drafter.costs.rounds.cost == NO_WAIT
-    assert not vllm.deadline._rounds
+    assert not vllm.client._hub.record.rounds
 
 
 def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -> None:
@@ -538,13 +538,13 @@ def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was
     vllm = ToyVllm()
     vllm.submit(PROMPT, 30)
     vllm.run()
-    assert vllm.deadline._rounds
+    assert vllm.client._hub.record.rounds
     vllm.hub.kill()
     vllm.drafter.tend()
     vllm.hub.revive()
     vllm.drafter.tend()
     assert vllm.drafter._hub.num_found == 2
-    assert not vllm.deadline._rounds
+    assert not vllm.client._hub.record.rounds
     assert weighed[-1] != NO_WAIT
     vllm.submit(PROMPT, 30)
     vllm.step()
@@ -556,11 +556,11 @@ def test_an_answer_for_which_nothing_was_drafted_tells_not_how_long_drafting_tak
     vllm = ToyVllm(adaptive=False)
     vllm.submit(PROMPT, 60)
     vllm.step()
-    vllm.deadline.forget_rounds()
+    vllm.client._hub.record.rounds = RecentRounds()
     vllm.hub.mood = mood
     for _ in range(5):
         vllm.step()
-    assert not vllm.deadline._rounds
+    assert not vllm.client._hub.record.rounds
 
 
 def test_a_step_that_waits_long_for_its_hub_takes_no_running_request_for_gone() -> None:
@@ -763,7 +763,7 @@ def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end(monkeyp
         vllm.step()
         assert not request.is_done
     assert (
-        3 * FIRST_READING_S <= vllm.clock.now - started_s <= 3 * FIRST_READING_S + 1.0
+        3 * FIRST_PREFILL_WAIT_S <= vllm.clock.now - started_s <= 3 * FIRST_PREFILL_WAIT_S + 1.0
     )  # the second has twice as long
     assert vllm.hub.num_opens == 3
     vllm.run()
@@ -1098,7 +1098,7 @@ def test_a_tree_is_no_draft_for_a_server_that_verifies_chains() -> None:
 def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants(num_wanted: int, num_left: int) -> None:
     """And counts as all that was asked for: the hub did not end it in doubt."""
     clock = VirtualClock()
-    client = HubClient(ToyHub(clock), Deadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
+    client = HubClient(ToyHub(clock), PayingDeadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     assert client.draft([Wanted(request, 4)]) == {}
     clock.now += STEP_S

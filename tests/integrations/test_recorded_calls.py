@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from toy_hub import ToyHub, VirtualClock
 
-from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import RowBook
 from starspec.integrations.vllm.settings import VllmSettings
+from starspec.policy.deadline import PayingDeadline
 from starspec.wire.messages import Open, TargetToHub, Verdict
 
 RECORDINGS = sorted((Path(__file__).parent / "vllm_calls").glob("*.json"))
@@ -83,7 +83,7 @@ class ListeningHub(ToyHub):
 def test_the_hub_hears_each_token_once_and_forgets_what_ends(recording: Any) -> None:
     clock = VirtualClock()
     hub = ListeningHub(clock)
-    deadline = Deadline(0.001)
+    deadline = PayingDeadline(0.001)
     client = HubClient(hub, deadline, VOCAB_SIZE, clock=clock)
     settings = VllmSettings(fallback="none")
     drafter = StepDrafter(client, deadline, settings, recording["num_draft_tokens"], MAX_MODEL_LEN, clock)

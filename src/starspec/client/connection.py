@@ -1,39 +1,67 @@
-"""A target's talk with its hub: what is heard, how long it is waited for, and when the hub counts as lost.
+"""A target's connection to one hub: its tags, its liveness, how long to wait for it, and what was learnt of it.
 
-What the hub is told, and of what, is up to who listens: `engine/remote_drafts.py` for sequences of our own engine,
-`integrations/vllm/hub_client.py` for requests of vLLM.
+The connection does not decide what the hub is told. Its listener does: `engine/remote_drafts.py` for sequences of our
+engine, `integrations/vllm/hub_client.py` for requests of vLLM. A target may have several connections.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, assert_never
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, assert_never
 
 import structlog
 
+from starspec.client.tag import HubTag, TokenSource
+from starspec.config import SampleMethod
+from starspec.ids import Tag
+from starspec.policy.deadline import Deadline, RecentRounds, Round
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
-from starspec.policy.patience import Patience
-from starspec.policy.waiting import Waiting, miss_all
-from starspec.wire.messages import Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen
+from starspec.policy.patience import Patience, note_deadline_passed
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.budget import DraftBudget
+from starspec.wire.messages import Close, Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen, TargetToHub
+from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
 
 
-class HubListener(Protocol):
-    """Whose tags they are."""
+@dataclass(slots=True)
+class HubRecord:
+    """What was learnt of one hub. The connection begins a new record when it loses the hub."""
 
-    def take(self, message: Proposal | Reopen) -> None:
-        """The hub, which is not lost, says something of a tag."""
+    patience: Patience = field(default_factory=Patience)  # with the hub as a whole
+    rounds: RecentRounds = field(default_factory=RecentRounds)
+    ask_again_s: float = 0.0  # a full hub is not told of any new tag before this time; 0 = it has room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the hub had no room for the last tag that it was told of."""
+        return self.ask_again_s > 0.0
+
+
+class Waited(NamedTuple):
+    """How a wait ended."""
+
+    late: Sequence[HubTag] = ()  # awaited tags without an answer
+    round: Round | None = None  # None = the wait does not tell how long drafting takes
+
+
+class HubListener(Protocol):
+    """What the target does after its hub has spoken."""
+
+    def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
+        """The hub has answered the tag's last message, or it has dropped the tag."""
         ...
 
-    def lose(self) -> None:
-        """The hub is silent or gone, and all tags with it: wait for nothing until it is heard again."""
+    def drop(self, tag: HubTag | None) -> None:
+        """A message is dropped. Args: tag: given if the message was the answer owed to it, and broke the protocol."""
         ...
 
     def find(self) -> None:
-        """The hub is heard (again): it can be told of every tag, by an `Open`."""
+        """The hub is found, for the first time or again. It holds no tag: each can be told to it by an `Open`."""
         ...
 
 
@@ -41,29 +69,35 @@ class HubConnection:
     """Not safe to use from two threads at once.
 
     Args:
+        deadline: the rule for the longest wait.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, transport: TargetTransport, listener: HubListener, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, transport: TargetTransport, deadline: Deadline, listener: HubListener, clock: Callable[[], float]
+    ) -> None:
         self._transport = transport
+        self._deadline = deadline
         self._listener = listener
         self._clock = clock
         self._liveness = HubLiveness(clock())
         self._num_connects = 0
+        self._tag_numbers = itertools.count(1)
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
-        self.patience = Patience()  # with the hub, whoever is late
+        self.tags: dict[Tag, HubTag] = {}
+        self.record = HubRecord()
         self.plain_tokens_per_s = 0.0  # told with each ping: the target's speed without drafts; 0 = not known
         self.is_waiting = False  # in `wait`: what arrives now has just arrived
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is of no use to speak to the hub, or to wait for it."""
+        """Whether it is of no use to tell the hub anything, or to wait for it."""
         return self._liveness.is_lost
 
     @property
     def num_found(self) -> int:
-        """How often the hub was found."""
+        """How often the hub was found; each time it may be another one."""
         return self._liveness.num_found
 
     @property
@@ -71,10 +105,50 @@ class HubConnection:
         """Seconds without a usable hub so far."""
         return self._liveness.lost_s(self._clock())
 
-    def receive(self, timeout_s: float) -> bool:
-        """Take in what has come, or wait so long for the first message. Effects: calls the listener.
+    @property
+    def may_open(self) -> bool:
+        """Whether the hub may be told of tags that it does not hold."""
+        return not self.is_lost and self._clock() >= self.record.ask_again_s
 
-        Returns: whether anything was heard.
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the hub was told more than a round commits, and has not answered that."""
+        return any(tag.is_opening or tag.is_catching_up for tag in self.tags.values())
+
+    def limited(self, budget: DraftBudget) -> DraftBudget:
+        """No more nodes than the hub said that it gives."""
+        welcome = self._transport.welcome
+        return budget if welcome is None else budget.limited(num_draft_tokens=welcome.max_draft_tokens)
+
+    # ---------------------------------------------------------------- tags
+
+    def new_tag(
+        self,
+        tokens: TokenSource,
+        sampling: SamplingSpec,
+        method: SampleMethod = "coupled",
+        vocab_size: int | None = None,
+    ) -> HubTag:
+        """A tag of which the hub was not told yet. Args: as HubTag."""
+        tag = HubTag(TagSession(Role.TARGET, Tag(next(self._tag_numbers))), tokens, sampling, method, vocab_size)
+        self.tags[tag.session.tag] = tag
+        return tag
+
+    def close_tag(self, tag: HubTag) -> Close | None:
+        """The sequence has ended: drop its tag. Returns: what tells the hub, as `HubTag.close`."""
+        del self.tags[tag.session.tag]
+        return tag.close()
+
+    # ---------------------------------------------------------------- messages
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        """As TargetTransport."""
+        self._transport.send(messages)
+
+    def receive(self, timeout_s: float) -> bool:
+        """Take in the messages that have come, or wait up to `timeout_s` for the first. Effects: calls the listener.
+
+        Returns: whether there was any message.
         """
         messages = self._transport.receive(timeout_s)
         for message in messages:
@@ -83,9 +157,9 @@ class HubConnection:
         return bool(messages)
 
     def notice_connection(self) -> None:
-        """A session that ended took every tag with it, as does a hub that hangs; one that began can have them all.
+        """Lose the hub if its link has ended or if it hangs; find it if a new link has begun. Receives nothing.
 
-        Effects: calls the listener; nothing is received.
+        Effects: calls the listener.
         """
         if not self._transport.is_connected:
             if not self.is_lost:
@@ -98,44 +172,50 @@ class HubConnection:
         elif self._liveness.hangs(self._clock()):
             self._lose()
 
-    def wait(
-        self, awaited: Sequence[Waiting], everybody: Collection[Waiting], timeout_s: float
-    ) -> Sequence[Waiting] | None:
-        """Receive until all that is awaited is here, or the time is up, or the hub is lost.
-
-        A hub from which nothing at all was heard is pinged, and lost if it does not answer that either; not if all that
-        is late is being opened, since it may be reading prompts.
-
-        Args:
-            everybody: all tags of the target.
-        Returns: who is late, and has to do without; None if nobody waits, since the hub is known to read.
-        Effects: calls the listener.
-        """
-        if any(each.is_excused for each in everybody):
-            for each in awaited:
-                each.pass_by()
-            return None
-        is_heard = self._receive_until(self._clock() + timeout_s, awaited)
-        late = [each for each in awaited if each.is_awaited]
-        if late:
-            now = self._clock()
-            miss_all(late, everybody, self.patience, now, is_for_all=len(late) == len(awaited))
-            if not is_heard and not all(each.is_opening for each in late):
-                self._liveness.doubt(now)
-                self._ping(now)
-        return late
-
     def ping_if_due(self) -> None:
-        """So that the hub knows that the target lives, and is found when it is back."""
+        """Show the hub that this target lives, and find a hub that is back."""
         now = self._clock()
         if self._transport.is_connected and now >= self._next_ping_s:
             self._ping(now)
 
-    def _receive_until(self, deadline_s: float, awaited: Sequence[Waiting]) -> bool:
-        """Returns: whether anything was heard."""
+    # ---------------------------------------------------------------- waiting
+
+    def wait(self, awaited: Sequence[HubTag]) -> Waited:
+        """Receive until all awaited tags are answered, the deadline has passed, or the hub is lost.
+
+        No step waits while a miss is excused: the hub is known to prefill. A hub that was silent for the whole wait is
+        pinged, and is lost if it does not answer the ping. If all late tags are being opened, it is not pinged: it may
+        be prefilling.
+
+        Effects: calls the listener.
+        """
+        if not awaited:
+            return Waited()
+        if any(tag.is_excused for tag in self.tags.values()):
+            for tag in awaited:
+                tag.stop_waiting()
+            return Waited()
+        started_s = self._clock()
+        deadline_s = started_s + self._deadline.seconds([_num_steps(tag) for tag in awaited], self.record.rounds)
+        is_heard = self._receive_until(deadline_s, awaited)
+        late = [tag for tag in awaited if tag.is_awaited]
+        if late:
+            self._note_late(late, is_heard=is_heard, are_all_late=len(late) == len(awaited))
+        round_ = _round_of(awaited, late, self._clock() - started_s)
+        if round_ is not None:
+            self.record.rounds.add(round_)
+        return Waited(late, round_)
+
+    def note_paused_step(self) -> None:
+        """One step of a pause with the hub is over. After the pause the hub may be faster: forget its rounds."""
+        self.record.patience.note_paused_step(self._clock())
+        self.record.rounds = RecentRounds()
+
+    def _receive_until(self, deadline_s: float, awaited: Sequence[HubTag]) -> bool:
+        """Returns: whether there was any message."""
         is_heard = False
         self.is_waiting = True
-        while not self.is_lost and any(each.is_awaited for each in awaited):
+        while not self.is_lost and any(tag.is_awaited for tag in awaited):
             left_s = deadline_s - self._clock()
             if left_s <= 0:
                 break
@@ -143,9 +223,18 @@ class HubConnection:
         self.is_waiting = False
         return is_heard
 
+    def _note_late(self, late: Sequence[HubTag], *, is_heard: bool, are_all_late: bool) -> None:
+        now = self._clock()
+        note_deadline_passed(late, self.tags.values(), self.record.patience, now, are_all_late=are_all_late)
+        if not is_heard and not all(tag.is_opening for tag in late):
+            self._liveness.doubt(now)
+            self._ping(now)
+
     def _ping(self, now: float) -> None:
         self._next_ping_s = now + PING_INTERVAL_S
         self._transport.send([Ping(next(self._ping_numbers), self.plain_tokens_per_s)])
+
+    # ---------------------------------------------------------------- events
 
     def _handle(self, message: HubToTarget) -> None:
         if self.is_lost:
@@ -155,19 +244,45 @@ class HubConnection:
         self._liveness.hear()
         match message:
             case Proposal() | Reopen():
-                self._listener.take(message)
+                self._take(message)
             case Fault(reason=reason):
                 log.warning("the hub dropped a message of ours", reason=reason)
             case Pong() | Goodbye():
-                pass  # words, no more; after the last one the transport ends the connection
+                pass  # nothing to do; after a Goodbye the transport ends the connection
             case _:
                 assert_never(message)
 
+    def _take(self, message: Proposal | Reopen) -> None:
+        tag = self.tags.get(message.tag)
+        if tag is not None and tag.session.take_if_sound(message):
+            self._listener.take(tag, message)
+            return
+        is_refused = tag is not None and tag.session.is_answered_by(message) and tag.refuse(self._clock())
+        self._listener.drop(tag if is_refused else None)
+
     def _lose(self) -> None:
+        """Forget the hub: all that was learnt of it is in `record` and in the tags."""
         self._liveness.lose(self._clock())
-        self.patience = Patience()  # the one that is found next has kept nobody waiting yet
-        self._listener.lose()
+        self.record = HubRecord()
+        for tag in self.tags.values():
+            tag.forget_hub()
 
     def _find(self) -> None:
         self._liveness.find(self._clock())
         self._listener.find()
+
+
+def _num_steps(tag: HubTag) -> int:
+    return tag.session.wanted.num_steps
+
+
+def _round_of(awaited: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:
+    """Returns: what the wait tells of the time that drafting takes. None if the hub prefilled, or drafted nothing.
+
+    A hub may end a draft early, so a proposal counts with its own length.
+    """
+    if late and all(tag.is_opening for tag in late):
+        return None
+    if not late and not any(tag.num_proposed for tag in awaited):
+        return None
+    return Round([tag.num_proposed or _num_steps(tag) for tag in awaited], seconds)

@@ -1,18 +1,19 @@
-"""Proposals from a hub, and what happens when they do not come.
+"""Proposals from a hub, and what happens if they do not come.
 
-A round waits for proposals at most until a deadline. A hub that says nothing at all by then is pinged, and *lost* if it
-does not answer that either: rounds go on without waiting until it is heard again, and then every running tag is opened
-anew from its token ids. So a hub can make a target faster, never stop it, and never change a token; but under rejection
-sampling, which believes what it says of its law, it can bend that of the tokens.
+A round waits for proposals until a deadline. A hub that says nothing before the deadline is pinged, and it is *lost* if
+it does not answer the ping either. Rounds then go on without waiting until the hub is heard again, and each running tag
+is opened anew from its token ids. So a hub can slow generation, but it can neither stop it nor change a token. Under
+rejection sampling there is one exception: the target believes the probabilities that the hub states, so a hub that lies
+about them can change the distribution of the tokens.
 
-A late proposal is waited for once. Rounds go on, and say nothing of its tag, until it comes; if it says what they have
-committed meanwhile, its rest is verified, else one verdict tells the hub all of it. A tag, or a hub, that keeps coming
-too late is left alone for a while; the first proposal of a tag is no such case, for a prompt has to be read.
+The target waits once for a late proposal. Rounds go on, and tell the hub nothing more of the tag until it comes.
+If it begins with the tokens that were committed meanwhile, the rest of it is verified; otherwise one verdict tells the
+hub all of these tokens. A tag, or a hub, that is late again and again is left alone for a while. The first proposal of
+a tag may be late, since the hub has to prefill the prompt.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,34 +22,33 @@ import structlog
 from torch import Tensor
 
 from starspec.client.connection import HubConnection
+from starspec.client.tag import HubTag
 from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budget
-from starspec.engine.feature_outbox import FeatureOutbox, FeatureRequest
-from starspec.engine.hub_tag import HubTag
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
-from starspec.ids import RequestId, Tag
-from starspec.policy.deadline import Deadline
+from starspec.engine.sequence_link import FeatureOutbox, FeatureRequest, SequenceLink, SequenceTokens
+from starspec.ids import RequestId
+from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.length.fixed import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import TargetStats
 from starspec.wire.messages import Proposal, Reopen, TargetToHub
-from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
 
-ASK_AGAIN_S: Final = 1.0  # of a hub without room, if it does not answer: the sequence asked about may have ended
+ASK_AGAIN_S: Final = 1.0  # a full hub that does not answer is asked again after this: the one sequence may have ended
 
 
 class RemoteDrafts:
     """Proposals from a hub, over any transport.
 
     Args:
-        fallback: proposes for sequences that the hub has nothing for; None = those rounds are plain.
+        fallback: proposes for sequences for which the hub has nothing; None = those rounds are plain.
         deadline_s: longest wait of a round; None = follows recent rounds.
-        method: how proposals are verified; with "rejection" the hub is asked to draw, and to say from what.
+        method: how proposals are verified; with "rejection" the hub is asked to draw, and to state its probabilities.
     """
 
     def __init__(
@@ -68,18 +68,15 @@ class RemoteDrafts:
         self._clock = clock
         self._fallback = fallback
         self._method = method
-        self._deadline = Deadline(deadline_s)
-        self._tags: dict[Tag, HubTag] = {}
-        self._by_request: dict[RequestId, Tag] = {}
-        self._tag_numbers = itertools.count(1)
-        self._hub = HubConnection(transport, self, clock)
+        self._deadline = NoStallDeadline(deadline_s)
+        self._hub = HubConnection(transport, self._deadline, self, clock)
+        self._links: dict[HubTag, SequenceLink] = {}
+        self._by_request: dict[RequestId, SequenceLink] = {}
         self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
-        self._is_declined = False  # the hub had no room for the last tag that it was told of
-        self._ask_again_s = 0.0  # then: it asked to hear of no other before
         self._plain_speed = PlainSpeed()
-        self._num_in_round = 0  # sequences of the round that runs ...
-        self._is_plain_round = False  # ... of which nobody has a draft
-        self._feature_terms = FeatureRequest()  # of the hub found last: it may come back
+        self._num_in_round = 0  # sequences of the present round ...
+        self._is_plain_round = False  # ... none of which has a draft
+        self._feature_request = FeatureRequest()  # of the hub found last: it may come back
 
     @property
     def is_connected(self) -> bool:
@@ -87,7 +84,7 @@ class RemoteDrafts:
 
     @property
     def num_tags(self) -> int:
-        return len(self._tags)
+        return len(self._links)
 
     # ---------------------------------------------------------------- the round's calls
 
@@ -97,64 +94,61 @@ class RemoteDrafts:
         self._num_sequences += len(sequences)
         for sequence in sequences:
             sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
-        for state in [self._new_tag(each) for each in sequences if each.spec.num_draft_tokens != 0]:  # all count
-            if self._may_open:
-                self._transport.send(self._open(state))
+        for link in [self._new_link(each) for each in sequences if each.spec.num_draft_tokens != 0]:  # all count
+            if self._hub.may_open:
+                self._hub.send(self._open(link))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self._feature_terms.layers
+        return self._feature_request.layers
 
     def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        state = self._state(sequence)
-        if state is not None:
-            state.features.add(start, features)
-            if state.session.is_held and not self._hub.is_lost:
-                self._transport.send(state.features.frames(state.session.tag, len(sequence.token_ids)))
+        link = self._by_request.get(sequence.request_id)
+        if link is not None:
+            link.features.add(start, features)
+            if link.tag.session.is_held and not self._hub.is_lost:
+                self._hub.send(link.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self.poll()
         self._num_in_round = len(batch)
-        trees = [EMPTY_TREE] * len(batch) if self._is_to_be_measured else self._collect(batch)
+        trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        states = [self._state(sequence) for sequence in batch]
-        for state in filter(None, states):
-            state.settle_if_obsolete()
-        awaited = [state for state in states if state is not None and state.is_awaited]
-        num_steps = max((state.session.wanted.num_steps for state in awaited), default=0)
-        late = self._hub.wait(awaited, self._tags.values(), self._deadline.seconds(num_steps))
-        self._stats.num_late_rounds += bool(late)
-        return [self._tree(sequence, state, len(batch)) for sequence, state in zip(batch, states, strict=True)]
+        links = [self._by_request.get(sequence.request_id) for sequence in batch]
+        for link in filter(None, links):
+            link.stop_if_undraftable()
+        waited = self._hub.wait([link.tag for link in links if link is not None and link.tag.is_awaited])
+        self._stats.num_late_rounds += bool(waited.late)
+        return [self._tree(sequence, link, len(batch)) for sequence, link in zip(batch, links, strict=True)]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
-        now = self._clock()
-        if self._hub.patience.is_pausing:
-            self._hub.patience.pass_step(now)
+        if self._hub.record.patience.is_pausing:
+            self._hub.note_paused_step()
         self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
-            state = self._state(sequence)
-            if state is None:
+            link = self._by_request.get(sequence.request_id)
+            if link is None:
                 continue
             if added.finish is not None:
-                messages.extend(self._forget(state))
+                messages += self._close(link)
                 continue
             if added.features is not None:
-                state.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
-            messages += self._tell(state, added.token_ids, now)
+                link.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
+            messages += self._tell(link)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
-        self._transport.send(messages)
+        self._hub.send(messages)
 
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
-        state = self._state(sequence)
-        if state is not None:
-            self._transport.send(self._forget(state))
+        link = self._by_request.get(sequence.request_id)
+        if link is not None:
+            self._hub.send(self._close(link))
 
     def note_round(self, round_s: float, verify_s: float) -> None:
         self._deadline.note_round(round_s, verify_s)
@@ -172,148 +166,134 @@ class RemoteDrafts:
         self._transport.close()
 
     @property
-    def _may_open(self) -> bool:
-        """Whether the hub may be told of tags that it does not hold."""
-        return not self._hub.is_lost and self._clock() >= self._ask_again_s
-
-    @property
-    def _is_to_be_measured(self) -> bool:
-        """Whether a round without drafts is due: the hub wants to know what this target can do without it."""
+    def _is_plain_round_due(self) -> bool:
+        """Whether the next round is to have no drafts, because the hub wants to know how fast this target is then."""
         welcome = self._transport.welcome
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
         return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
 
-    # ---------------------------------------------------------------- what is heard
+    def _tree(self, sequence: TargetSequence, link: SequenceLink | None, num_sequences: int) -> DraftTree:
+        tree = EMPTY_TREE if link is None else link.tag.draft()
+        if tree == EMPTY_TREE and self._fallback is not None and sequence.spec.num_draft_tokens != 0:
+            return self._fallback.propose(sequence, num_sequences)
+        return tree
 
-    def lose(self) -> None:
-        """As HubListener."""
-        for state in self._tags.values():
-            state.let_go()
-            state.forget_delays()
+    # ---------------------------------------------------------------- what the hub says
 
     def find(self) -> None:
-        """As HubListener: open every tag from its token ids."""
+        """As HubListener: open each tag from its token ids."""
         self._stats.num_reconnects = self._hub.num_found - 1
-        self._take_terms()
-        self._accept()
-        for state in self._tags.values():
-            self._transport.send(self._open(state))
+        self._take_feature_request()
+        for link in self._links.values():
+            self._hub.send(self._open(link))
 
-    def _take_terms(self) -> None:
-        """Which features this hub reads. Those that were kept for one that read others are of no use."""
+    def _take_feature_request(self) -> None:
+        """Learn which features this hub wants. If they are other ones than before, those that were kept are useless."""
         welcome = self._transport.welcome
-        if welcome is None or FeatureRequest.of(welcome) == self._feature_terms:
+        if welcome is None or FeatureRequest.of(welcome) == self._feature_request:
             return
-        self._feature_terms = FeatureRequest.of(welcome)
-        for state in self._tags.values():
-            state.features = FeatureOutbox(self._feature_terms)
+        self._feature_request = FeatureRequest.of(welcome)
+        for link in self._links.values():
+            link.features = FeatureOutbox(self._feature_request)
 
-    def take(self, message: Proposal | Reopen) -> None:
+    def drop(self, tag: HubTag | None) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
-        state = self._tags.get(message.tag)
-        if state is None or not state.session.take_if_sound(message):
-            self._stats.num_stale_messages += 1
-            if state is not None and state.session.is_answered_by(message):
-                state.refuse(self._clock())
-            return
+        self._stats.num_stale_messages += 1
+
+    def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
+        """As HubListener."""
         if isinstance(message, Reopen):
-            state.let_go()  # it may be opened only later, and is waited for no longer
-            if self._may_open:
-                self._transport.send(self._open(state))
-            return
-        if message.retry_after_s:
-            state.let_go()
-            self._is_declined, self._ask_again_s = True, self._clock() + message.retry_after_s
+            tag.mark_absent()  # the tag may be opened only later, and no round waits for it until then
+            if self._hub.may_open:
+                self._hub.send(self._open(self._links[tag]))
+        elif message.retry_after_s:
+            tag.mark_absent()
+            self._hub.record.ask_again_s = self._clock() + message.retry_after_s
             self._stats.num_declined += 1
-            return
-        if state.is_opening:
-            self._accept()
-        if state.take(message, self._clock()):
-            self._note_answer(state, message)
         else:
-            self._transport.send(self._verdict(state))
+            self._take_proposal(tag, message)
 
-    def _accept(self) -> None:
-        """The hub has room, as far as is known."""
-        self._is_declined, self._ask_again_s = False, 0.0
+    def _take_proposal(self, tag: HubTag, proposal: Proposal) -> None:
+        """If it is late and differs from the tokens that were committed meanwhile, tell the hub these tokens."""
+        if tag.is_opening:
+            self._hub.record.ask_again_s = 0.0  # it has room, as far as is known
+        tag.note_answer(self._clock(), is_hopeless=proposal.is_hopeless)
+        tag.proposal = proposal
+        is_useful = tag.draft() != EMPTY_TREE
+        if is_useful:
+            tag.patience.note_in_time()  # late or not
+        if is_useful or not tag.num_untold:
+            self._note_answer(tag, proposal)
+        else:
+            self._hub.send(self._verdict(self._links[tag]))
 
-    def _note_answer(self, state: HubTag, proposal: Proposal) -> None:
-        self._hub.patience.note_in_time()
-        if self._hub.is_waiting:  # else it has lain there for a while
-            round_trip_s = self._clock() - state.asked_s
+    def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
+        self._hub.record.patience.note_in_time()
+        if self._hub.is_waiting:  # else the proposal may have come some time ago
+            round_trip_s = self._clock() - tag.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
 
-    # ---------------------------------------------------------------- what is told
+    # ---------------------------------------------------------------- what the hub is told
 
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
-        """Sequences that the next round may be of: of this one's batch, and of those who were not in it."""
-        ready = [*batch, *(state.sequence for state in self._tags.values())]
+        """Sequences that the next round may have: those of this round's batch, and those that were not in it."""
+        ready = [*batch, *(link.sequence for link in self._links.values())]
         return len({each.request_id for each in ready if each.state is SequenceState.RUNNING})
 
     def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
-        """What to ask for; a hub never gives more nodes than it said in its Welcome."""
-        welcome = self._transport.welcome
-        budget = draft_budget(sequence, self._policy, num_sequences)
-        if welcome is None:
-            return budget
-        return budget.limited(num_draft_tokens=welcome.max_draft_tokens)
+        return self._hub.limited(draft_budget(sequence, self._policy, num_sequences))
 
-    def _new_tag(self, sequence: TargetSequence) -> HubTag:
-        tag = Tag(next(self._tag_numbers))
-        state = HubTag(sequence, TagSession(Role.TARGET, tag), FeatureOutbox(self._feature_terms))
-        self._tags[tag] = state
-        self._by_request[sequence.request_id] = tag
-        return state
+    def _new_link(self, sequence: TargetSequence) -> SequenceLink:
+        tag = self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method)
+        link = SequenceLink(sequence, tag, FeatureOutbox(self._feature_request))
+        self._links[tag] = self._by_request[sequence.request_id] = link
+        return link
 
-    def _open(self, state: HubTag) -> list[TargetToHub]:
-        """Returns: what tells the hub of the tag; nothing while no draft is wanted of it, or if it is too long.
+    def _open(self, link: SequenceLink) -> list[TargetToHub]:
+        """Returns: what tells the hub of the tag; nothing if no draft is wanted for it, or if it is too long.
 
-        A hub reads a prompt for rounds to come, so those count whose own prompts are being read.
+        A hub prefills a prompt for later rounds, so sequences that are still being prefilled count as well.
         """
-        now = self._clock()
-        wanted = self._wanted(state.sequence, max(self._num_sequences, len(self._tags)))
-        if state.is_too_long or not wanted.num_draft_tokens:
+        wanted = self._wanted(link.sequence, max(self._num_sequences, len(self._links)))
+        if link.tag.is_too_long or not wanted.num_draft_tokens:
             return []
-        messages = state.open(wanted, self._method, now)
-        if state.is_too_long:
-            num_tokens, request_id = len(state.sequence.token_ids), state.sequence.request_id
+        now, record = self._clock(), self._hub.record
+        messages = link.ask(wanted, now)
+        if not messages:
+            num_tokens, request_id = len(link.sequence.token_ids), link.sequence.request_id
             log.warning("a sequence is too long to be told to the hub", request=request_id, num_tokens=num_tokens)
             return []
-        if self._is_declined:  # one asks for all
-            self._ask_again_s = now + ASK_AGAIN_S
-        if self._is_declined or self._hub.patience.is_pausing:  # rounds do not wait to hear no again, or nothing
-            state.is_awaited = False
+        if record.is_full:  # one tag asks for all
+            record.ask_again_s = now + ASK_AGAIN_S
+        if record.is_full or record.patience.is_pausing:  # rounds do not wait for another refusal, or for nothing
+            link.tag.is_awaited = False
         return messages
 
-    def _tell(self, state: HubTag, token_ids: list[int], now: float) -> list[TargetToHub]:
+    def _tell(self, link: SequenceLink) -> list[TargetToHub]:
         """Returns: what tells the hub of a round's tokens, as far as it can be told now."""
-        if state.is_unanswered and state.reading.is_overdue(now):
-            state.let_go()  # what was told, or its answer, may have been lost
-        if state.session.is_held:
-            state.untold += token_ids
-            return [] if state.is_unanswered else self._verdict(state)
-        if state.patience.is_pausing:
-            state.patience.pass_step(now)
+        tag, now = link.tag, self._clock()
+        if tag.is_unanswered and tag.prefill_wait.is_overdue(now):
+            tag.mark_absent()  # the message, or its answer, may have been lost
+        if tag.session.is_held:
+            return [] if tag.is_unanswered else self._verdict(link)
+        if tag.patience.is_pausing:
+            tag.patience.note_paused_step(now)
             return []
-        return self._open(state) if self._may_open else []
+        return self._open(link) if self._hub.may_open else []
 
-    def _verdict(self, state: HubTag) -> list[TargetToHub]:
-        wanted = NO_DRAFT if self._hub.patience.is_pausing else self._wanted(state.sequence, self._num_sequences)
-        return state.verdict(wanted, self._clock())
+    def _verdict(self, link: SequenceLink) -> list[TargetToHub]:
+        """A tag, or a hub, that is left alone is told the tokens and asked for nothing."""
+        tag, now = link.tag, self._clock()
+        is_pausing = tag.patience.is_pausing or self._hub.record.patience.is_pausing
+        wanted = NO_DRAFT if is_pausing else self._wanted(link.sequence, self._num_sequences)
+        if tag.patience.is_pausing:
+            tag.patience.note_paused_step(now)
+        tag.has_to_catch_up = not tag.session.wanted.num_steps
+        return link.ask(wanted, now)
 
-    def _forget(self, state: HubTag) -> list[TargetToHub]:
-        """Drop the tag. Returns: what tells the hub."""
-        del self._tags[state.session.tag]
-        del self._by_request[state.sequence.request_id]
-        return state.close()
-
-    def _state(self, sequence: TargetSequence) -> HubTag | None:
-        tag = self._by_request.get(sequence.request_id)
-        return None if tag is None else self._tags[tag]
-
-    def _tree(self, sequence: TargetSequence, state: HubTag | None, num_sequences: int) -> DraftTree:
-        if state is not None and state.draft != EMPTY_TREE:
-            return state.draft
-        if self._fallback is not None and sequence.spec.num_draft_tokens != 0:
-            return self._fallback.propose(sequence, num_sequences)
-        return EMPTY_TREE
+    def _close(self, link: SequenceLink) -> list[TargetToHub]:
+        """Drop the link. Returns: what tells the hub."""
+        del self._links[link.tag]
+        del self._by_request[link.sequence.request_id]
+        message = self._hub.close_tag(link.tag)
+        return [] if message is None else [message]

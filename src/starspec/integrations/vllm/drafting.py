@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from starspec.integrations.vllm.choice import LengthChoice
 from starspec.integrations.vllm.costs import Costs
-from starspec.integrations.vllm.deadline import Deadline
 from starspec.integrations.vllm.draft import NO_DRAFT, Draft, Wanted
 from starspec.integrations.vllm.draft_length import Acceptance
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.prompt_lookup import PromptLookup
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
+from starspec.policy.deadline import PayingDeadline
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class StepDrafter:
     def __init__(
         self,
         hub: HubClient,
-        deadline: Deadline,
+        deadline: PayingDeadline,
         settings: VllmSettings,
         max_draft_tokens: int,
         max_model_len: int,

@@ -14,18 +14,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from starspec.policy.deadline import Round
+
 NUM_ROUNDS: Final = 48
 FADING: Final = 0.95  # weight of a round, one round later
 MAX_RATIO: Final = 2.0  # of a round to what was expected of it: one interrupted round says little
 FEW: Final = 3  # rounds, before which nothing is expected: too little is known
 SPARING: Final = 0.1  # weight of "no fixed part, none by tokens": where rounds do not tell the parts apart, layers cost
-
-
-class Round(NamedTuple):
-    """Proposals that were asked for, and how long they took."""
-
-    lengths: Sequence[int]  # draft tokens of each, at least 1
-    seconds: float
 
 
 class RoundCost(NamedTuple):

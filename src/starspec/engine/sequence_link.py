@@ -1,0 +1,144 @@
+"""One sequence's link to the hub, as our engine keeps it: its tag, and the target's features for a hub that wants them.
+
+A hub whose draft is an EAGLE head wants the target's hidden states. It gets each of them once, and for a tag that is
+opened only the last `window` positions (StarSD appendix E.2: only what the next draft needs crosses the wire, once).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from starspec.cache.features import FeatureTail, are_readable, to_bytes
+from starspec.client.tag import HubTag
+from starspec.engine.sequence import SequenceState, TargetSequence
+from starspec.ids import Tag
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.wire.messages import Features, Open, TargetToHub, Verdict, Welcome
+
+MAX_DATA_BYTES: Final = 512 * 1024  # of features in one frame, which may be twice as large
+
+
+class FeatureRequest(NamedTuple):
+    """The features that a hub wants."""
+
+    layers: tuple[int, ...] = ()  # hidden states, as Hugging Face counts them; () = none
+    window: int = 0  # of this many positions, the last ones
+
+    @classmethod
+    def of(cls, welcome: Welcome) -> FeatureRequest:
+        return cls(welcome.feature_layers, welcome.feature_window)
+
+
+class FeatureOutbox:
+    """Features of one tag's committed positions, kept as far back as its hub may want them."""
+
+    def __init__(self, request: FeatureRequest) -> None:
+        self.are_wanted = bool(request.layers)
+        self._window = request.window
+        self._tail = FeatureTail(request.window)
+        self._sent = 0  # the hub has those of positions before this, as far as it wants them
+
+    def add(self, start: int, features: Tensor) -> None:
+        """Add those of positions `start ..`: [T, F].
+
+        No head can use a number that is not finite, or too large. Such a position is a hole: until features of all
+        later positions have come, the hub is asked for no draft, since it could not make one.
+        """
+        unreadable = (~are_readable(features)).nonzero().flatten().tolist()
+        num_skipped = unreadable[-1] + 1 if unreadable else 0
+        if num_skipped < len(features):
+            self._tail.add(start + num_skipped, features[num_skipped:])
+
+    def reach(self, num_positions: int) -> bool:
+        """Whether nothing is missing before position `num_positions`."""
+        return self._tail.stop >= num_positions
+
+    def forget_sent(self) -> None:
+        """The tag is opened anew, so the hub has no features of it."""
+        self._sent = 0
+
+    def frames(self, tag: Tag, num_tokens: int) -> list[Features]:
+        """Features that the hub does not have and still wants, of a tag with `num_tokens` tokens, in frames it takes.
+
+        Effects: counts as sent from now on.
+        """
+        first = max(self._sent, self._tail.start, num_tokens - 1 - self._window)
+        self._sent = max(self._sent, self._tail.stop)
+        if first >= self._tail.stop:
+            return []
+        features = self._tail.since(first, self._tail.stop)
+        size = max(1, MAX_DATA_BYTES // (2 * features.shape[1]))  # positions of one frame
+        return [
+            Features(tag, first + index * size, len(part), to_bytes(part))
+            for index, part in enumerate(torch.split(features, size))
+        ]
+
+
+class SequenceTokens:
+    """The committed tokens of a sequence, as a TokenSource."""
+
+    def __init__(self, sequence: TargetSequence) -> None:
+        self._sequence = sequence
+
+    @property
+    def prompt_len(self) -> int:
+        return self._sequence.prompt_len
+
+    def __len__(self) -> int:
+        return len(self._sequence.token_ids)
+
+    def token_ids(self, start: int = 0) -> list[int]:
+        return self._sequence.token_ids[start:]
+
+
+@dataclass(slots=True, eq=False)
+class SequenceLink:
+    """No I/O: whoever calls `ask` or `frames` sends the messages that they return, in order."""
+
+    sequence: TargetSequence
+    tag: HubTag
+    features: FeatureOutbox
+
+    @property
+    def is_draftable(self) -> bool:
+        """Whether the hub has, or soon gets, all that it needs to draft after the committed tokens."""
+        num_wanted = len(self.sequence.token_ids) - 1  # the last token has no features yet
+        is_prefilled = self.sequence.state is not SequenceState.PREFILLING
+        has_features = num_wanted > 0 and (not is_prefilled or self.features.reach(num_wanted))
+        return not self.features.are_wanted or has_features
+
+    def stop_if_undraftable(self) -> None:
+        """Forget a proposal that was requested during the prefill, if the features for it can never be sent.
+
+        The hub would wait for these features forever.
+        """
+        if self.tag.is_awaited and not self.is_draftable:
+            self.tag.clear()
+
+    def ask(self, wanted: DraftBudget, now: float) -> list[TargetToHub]:
+        """Tell the hub what was committed, and ask for a draft that can come in time.
+
+        Returns: the message with its features; nothing if the hub cannot be told, as `HubTag.ask`.
+        """
+        message = self.tag.ask(self.tag.limited(wanted) if self.is_draftable else NO_DRAFT, now)
+        if message is None:
+            return []
+        return self._opened(message) if isinstance(message, Open) else self._reported(message)
+
+    def frames(self) -> list[Features]:
+        """As `FeatureOutbox.frames`."""
+        return self.features.frames(self.tag.session.tag, len(self.sequence.token_ids))
+
+    def _opened(self, message: Open) -> list[TargetToHub]:
+        self.features.forget_sent()
+        return [message, *self.frames()]
+
+    def _reported(self, message: Verdict) -> list[TargetToHub]:
+        """The hub must have the features of a token before the token itself, but no features of unknown tokens."""
+        frames = self.frames()
+        early = [each for each in frames if each.start < message.base_len]
+        return [*early, message, *frames[len(early) :]]
