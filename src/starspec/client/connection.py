@@ -196,7 +196,7 @@ class HubConnection:
                 tag.stop_waiting()
             return Waited()
         started_s = self._clock()
-        deadline_s = started_s + self._deadline.seconds([_num_steps(tag) for tag in awaited], self.record.rounds)
+        deadline_s = started_s + self._deadline.seconds([tag.num_wanted for tag in awaited], self.record.rounds)
         is_heard = self._receive_until(deadline_s, awaited)
         late = [tag for tag in awaited if tag.is_awaited]
         if late:
@@ -272,10 +272,6 @@ class HubConnection:
         self._listener.find()
 
 
-def _num_steps(tag: HubTag) -> int:
-    return tag.session.wanted.num_steps
-
-
 def _round_of(awaited: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:
     """Returns: what the wait tells of the time that drafting takes. None if the hub prefilled, or drafted nothing.
 
@@ -285,4 +281,4 @@ def _round_of(awaited: Sequence[HubTag], late: Sequence[HubTag], seconds: float)
         return None
     if not late and not any(tag.num_proposed for tag in awaited):
         return None
-    return Round([tag.num_proposed or _num_steps(tag) for tag in awaited], seconds)
+    return Round([tag.num_proposed or tag.num_wanted for tag in awaited], seconds)

@@ -52,6 +52,11 @@ class HubTag(TagWait):
     num_told: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
 
     @property
+    def num_wanted(self) -> int:
+        """Draft steps that the last message asks for."""
+        return self.session.wanted.num_steps
+
+    @property
     def num_untold(self) -> int:
         """Committed tokens that the hub has not been told, if it holds the tag."""
         return len(self.tokens) - self.session.prefix_len
@@ -59,7 +64,7 @@ class HubTag(TagWait):
     @property
     def is_unanswered(self) -> bool:
         """Whether the hub is told nothing more before it has answered."""
-        return self.must_be_answered(may_be_of_use=self.num_untold < self.session.wanted.num_steps)
+        return self.must_be_answered(may_be_of_use=self.num_untold < self.num_wanted)
 
     @property
     def is_too_long(self) -> bool:
@@ -72,7 +77,7 @@ class HubTag(TagWait):
 
         False after a few times in a row, and after a miss: then a step waits for the answer, so that delays count.
         """
-        is_far_behind = self.num_untold > max(MAX_UNTOLD, 2 * (self.session.wanted.num_steps + 1))
+        is_far_behind = self.num_untold > max(MAX_UNTOLD, 2 * (self.num_wanted + 1))
         may_catch_up = self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed
         return self.session.is_held and is_far_behind and may_catch_up
 

@@ -20,33 +20,33 @@ class Drafts(Protocol):
     """A source of proposals."""
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
-        """These sequences got their cache rows, in one step: begin drafting for them."""
+        """These sequences got their cache rows, all in one step: begin to draft for them."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Hidden states of the target that the drafts are made of; () = none."""
+        """The target's hidden states that the drafts are made from; () = none."""
         ...
 
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        """The prompt's positions `start ..` were forwarded, and these are their features [T, F]."""
+    def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        """Positions `start ..` of the prompt were forwarded, and these are their features [T, F]."""
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        """One tree for each sequence, empty where there is none. Blocks at most until the deadline."""
+        """One tree for each sequence, empty if there is none. Blocks until the deadline at most."""
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        """Tell what was committed; finished sequences are closed."""
+        """A round has committed these tokens. Sequences that finished are closed."""
 
     def close(self, sequence: TargetSequence) -> None:
-        """The sequence ended without a round (aborted or failed)."""
+        """The sequence has ended without a round: it was aborted, or it failed."""
 
     def note_round(self, round_s: float, verify_s: float) -> None:
-        """How long the round took, and its forward: deadlines follow it."""
+        """The round took `round_s`, and its forward `verify_s` of it. Deadlines follow these times."""
 
     def poll(self) -> None:
-        """Drive reconnection; called between rounds and while idle. Never blocks."""
+        """Keep the connection, and connect again. Called between rounds and while idle. Never blocks."""
 
     def shutdown(self) -> None:
-        """Leave in good order; no call follows."""
+        """Leave in good order. No other call follows."""
 
     @property
     def is_connected(self) -> bool:
@@ -55,7 +55,7 @@ class Drafts(Protocol):
 
 
 def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
-    """What to ask for in a round of so many sequences."""
+    """The draft to ask for, in a round of `num_sequences`."""
     return policy.choose(
         LengthSnapshot(
             max_remaining_tokens=sequence.num_remaining,
@@ -66,15 +66,15 @@ def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: 
 
 
 class NoDrafts:
-    """Plain decoding."""
+    """Plain decoding. Other sources without a hub derive from it."""
 
     is_connected = False
     feature_layers: tuple[int, ...] = ()
 
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
         pass
 
-    def open(self, sequences: Sequence[TargetSequence]) -> None:
+    def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         pass
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -96,11 +96,10 @@ class NoDrafts:
         pass
 
 
-class NgramDrafts:
+class NgramDrafts(NoDrafts):
     """Prompt lookup in this process: no model, no hub."""
 
     is_connected = True
-    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, policy: LengthPolicy, lookup_min: int, lookup_max: int) -> None:
         self._policy = policy
@@ -114,14 +113,11 @@ class NgramDrafts:
             index.append(sequence.token_ids)
             self._indexes[sequence.request_id] = index
 
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        pass
-
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self.propose(sequence, len(batch)) for sequence in batch]
 
     def propose(self, sequence: TargetSequence, num_sequences: int) -> DraftTree:
-        """A chain for one sequence of a round of so many."""
+        """A chain for one sequence, in a round of `num_sequences`."""
         length = draft_budget(sequence, self._policy, num_sequences).num_steps
         if length == 0:
             return EMPTY_TREE
@@ -137,16 +133,7 @@ class NgramDrafts:
     def close(self, sequence: TargetSequence) -> None:
         self._indexes.pop(sequence.request_id, None)
 
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        pass
-
-    def poll(self) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
-
 
 def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:
-    """What a target drafts by itself; None if the method needs a hub, or is "none"."""
+    """The source that needs no hub; None if the method needs one, or is "none"."""
     return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max) if method == "ngram" else None

@@ -261,7 +261,7 @@ class TargetEngine:
             output = self.runner.forward([Segment(sequence.row, chunk, num_logits=0)], self.drafts.feature_layers)
             cache.append(sequence.row, len(chunk))
             if output.features is not None:
-                self.drafts.read(sequence, start, output.features)
+                self.drafts.add_prompt_features(sequence, start, output.features)
             if self._trace is not None:
                 self._trace.slice("verify", "prefill", started_s, self._clock(), num_tokens=len(chunk))
         if cache.lengths[sequence.row] == sequence.prompt_len - 1:

@@ -102,7 +102,7 @@ class RemoteDrafts:
     def feature_layers(self) -> tuple[int, ...]:
         return self._feature_request.layers
 
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+    def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         link = self._by_request.get(sequence.request_id)
         if link is not None:
             link.features.add(start, features)
@@ -288,7 +288,7 @@ class RemoteDrafts:
         wanted = NO_DRAFT if is_pausing else self._wanted(link.sequence, self._num_sequences)
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)
-        tag.has_to_catch_up = not tag.session.wanted.num_steps
+        tag.has_to_catch_up = not tag.num_wanted
         return link.ask(wanted, now)
 
     def _close(self, link: SequenceLink) -> list[TargetToHub]:

@@ -24,8 +24,8 @@ class DraftsAround:
     def feature_layers(self) -> tuple[int, ...]:
         return self._drafts.feature_layers
 
-    def read(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        self._drafts.read(sequence, start, features)
+    def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        self._drafts.add_prompt_features(sequence, start, features)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return self._drafts.collect(batch)

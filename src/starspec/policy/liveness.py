@@ -1,10 +1,10 @@
 """Whether a hub is worth waiting for. No I/O and no clock of its own: `now` is seconds of one monotonic clock.
 
-     the connection is gone; or a round waited without a word, and a ping is unanswered for 0.25 s
-     (a hub that computes answers too, one that hangs does not)
+     the link has ended; or the hub was silent for a whole wait, and then did not answer a ping for 0.25 s
+     (a busy hub answers pings, a hub that hangs does not)
 FOUND ─────────────────────────────────────────────────────────> LOST
       <─────────────────────────────────────────────────────────
-     a new connection, or a word after the pause (0.25 s; twice as long each time that it is soon lost again)
+     a new link; or any message after the pause (0.25 s, and twice as long each time that the hub is soon lost again)
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-PING_INTERVAL_S: Final = 0.5  # of a hub that may be heard; also what a lost one is found by
-DOUBT_S: Final = 0.25  # what an answer to a ping may take; nobody waits for it
-MIN_PAUSE_S: Final = 0.25  # a hub that fell silent is not waited for again before this ...
-MAX_PAUSE_S: Final = 4.0  # ... or up to this, if it keeps falling silent
-RELAPSE_S: Final = 5.0  # lost again within this: the next pause is twice as long
+PING_INTERVAL_S: Final = 0.5  # between two pings; their answers also show that a lost hub is back
+DOUBT_S: Final = 0.25  # for the answer to a ping; no round waits for it
+MIN_PAUSE_S: Final = 0.25  # for this long a silent hub is not waited for again ...
+MAX_PAUSE_S: Final = 4.0  # ... or for up to this long, if it is silent again and again
+RELAPSE_S: Final = 5.0  # a hub that is lost again within this time gets a pause that is twice as long
 
 
 class HubLiveness:
-    """Begins lost: nothing has been heard yet."""
+    """A hub is lost at first, since nothing has been heard."""
 
     def __init__(self, now: float) -> None:
         self.is_lost = True
         self.num_found = 0
-        self._since_s = now  # lost or found
-        self._lost_before_s = 0.0  # seconds lost, without the present time
+        self._since_s = now  # when it was lost or found last
+        self._lost_before_s = 0.0  # seconds, without the present time lost
         self._pause_s = MIN_PAUSE_S
-        self._lost_at_s = inf  # unless a word is heard before
+        self._lost_at_s = inf  # unless a message comes before
 
     def lost_s(self, now: float) -> float:
         """Seconds without a usable hub so far."""
         return self._lost_before_s + (now - self._since_s if self.is_lost else 0.0)
 
     def hear(self) -> None:
-        """A word of it, whatever it says."""
+        """Any message has come."""
         self._lost_at_s = inf
 
     def doubt(self, now: float) -> None:
-        """A round has waited without a word; a ping goes out."""
+        """The hub was silent for a whole wait, and a ping is sent."""
         self._lost_at_s = min(self._lost_at_s, now + DOUBT_S)
 
     def hangs(self, now: float) -> bool:
-        """Whether it is to be given up, if all that has arrived is read."""
+        """Whether the hub is lost now. Ask after all messages that have arrived were taken in."""
         return now >= self._lost_at_s
 
     def may_be_found(self, now: float) -> bool:
-        """Whether a word of a lost hub counts yet."""
+        """Whether the pause is over, so that a message finds the hub."""
         return now - self._since_s >= self._pause_s
 
     def lose(self, now: float) -> None:

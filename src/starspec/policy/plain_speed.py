@@ -1,4 +1,4 @@
-"""How fast this target decodes without drafts: what a hub must beat. No clock of its own."""
+"""How fast this target decodes without drafts, which a hub must beat. No clock of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import defaultdict, deque
 from statistics import median
 from typing import Final, NamedTuple
 
-NUM_ROUNDS: Final = 5  # plain rounds that are remembered: the last ones
-MIN_ROUNDS: Final = 3  # until then nothing is known
-PERIOD_S: Final = 60.0  # load changes: what is older is to be measured anew
+NUM_ROUNDS: Final = 5  # the last plain rounds are remembered
+MIN_ROUNDS: Final = 3  # before this many the speed is unknown
+PERIOD_S: Final = 60.0  # load changes, so older measurements are repeated
 
 
 class _Round(NamedTuple):
@@ -17,25 +17,25 @@ class _Round(NamedTuple):
 
 
 class PlainSpeed:
-    """Measured from rounds without a draft: those that came by themselves, and some now and then on purpose.
+    """Measured from rounds without any draft. Most of them happen anyway; a few are made for the measurement.
 
-    How long a round takes depends on how many sequences share it, so each size is measured apart, within a factor of
-    two.
+    The time of a round depends on how many sequences share it. So each size is measured separately, where a size is a
+    range up to a factor of two.
     """
 
     def __init__(self) -> None:
         self._rounds: dict[int, deque[_Round]] = defaultdict(lambda: deque(maxlen=NUM_ROUNDS))  # by size
-        self._known: dict[int, float] = {}  # size -> tokens a second; what was measured last comes last
+        self._known: dict[int, float] = {}  # size -> tokens per second; the size measured last comes last
 
     def tokens_per_s(self, num_sequences: int) -> float:
-        """Of one sequence, of so many in a round; of those measured last, until that is known; 0 = nothing is known."""
+        """Speed of one sequence in rounds of this size; if unknown, of the size measured last; 0 = unknown."""
         last = next(reversed(self._known.values()), 0.0)
         return self._known.get(_size(num_sequences), last)
 
     def add_round(self, verify_s: float, num_sequences: int, now: float) -> None:
-        """A round of so many sequences without a draft took so long.
+        """A round without drafts took this long.
 
-        What was measured long before it is forgotten; what is known of it by that stays until there is enough again.
+        Rounds older than PERIOD_S are forgotten. The speed learnt from them stays until there are enough new rounds.
         """
         size = _size(num_sequences)
         rounds = self._rounds[size]
@@ -47,7 +47,7 @@ class PlainSpeed:
             self._known[size] = 1.0 / median(each.seconds for each in rounds)
 
     def is_due(self, num_sequences: int, now: float) -> bool:
-        """Whether the next round, of so many sequences, should go without drafts, to be measured."""
+        """Whether the next round, of this many sequences, should have no drafts, so that it is measured."""
         rounds = self._rounds[_size(num_sequences)]
         return sum(now - each.at_s < PERIOD_S for each in rounds) < MIN_ROUNDS
 

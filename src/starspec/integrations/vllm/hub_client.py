@@ -1,7 +1,6 @@
-"""The hub's side of a vLLM server: a tag for each request, one message out and one wait a step.
+"""A vLLM server's hub: a tag for each request, and one message and one wait in each step.
 
-vLLM's own tokens are there in each call, so nothing has to be kept for the hub. A request for which no draft is wanted
-is not told to the hub. Its tokens are told when the next draft is wanted: all that lie behind the tag's prefix.
+The hub is told of a request only when a draft is wanted for it: then it is told all tokens that it does not have yet.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
 
-LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what to propose: vLLM tells a proposer no sampling parameters
+LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what the hub proposes; vLLM tells a proposer no sampling parameters
 
 
 class ToldTexts(NamedTuple):
-    """What the hub was told of more than a round commits, texts above all: tokens, since the client began."""
+    """Tokens, since the client began, in messages that are longer than those of a usual round: mostly prompts."""
 
     num_tokens: int = 0
-    num_read: int = 0  # of these: it drafted behind them,
-    num_refused: int = 0  # or would not
-    num_opened: int = 0  # how often it was told of a text, which the step then waited for
+    num_read: int = 0  # of these: the hub prefilled them and drafted,
+    num_refused: int = 0  # or it answered without a draft
+    num_opened: int = 0  # how many `Open`s were sent; the step waits for the answer
 
 
 class HubClient:
     """Proposals from a hub, over any transport. Not safe to call from two threads at once.
 
     Args:
-        vocab_size: as the handshake told it; the hub refuses other token ids, and with one all that came beside it.
-        p_min: of every draft that is asked for, as `DraftBudget` has it.
+        vocab_size: as in the handshake. The hub drops a whole multipart that has another token id.
+        p_min: of each draft, as in `DraftBudget`.
         clock: seconds, monotonic.
     """
 
@@ -59,22 +58,22 @@ class HubClient:
         self._clock = clock
         self._hub = HubConnection(transport, deadline, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
-        self.round: Round | None = None  # of this step; None = no sample
+        self.round: Round | None = None  # of this step; None = it does not tell how long drafting takes
         self.told = ToldTexts()
 
     @property
     def is_here(self) -> bool:
-        """Whether the hub can be spoken to."""
+        """Whether the hub can be told anything."""
         return not self._hub.is_lost
 
     @property
     def is_serving(self) -> bool:
-        """Whether the next step's proposals can be expected: a hub too slow for everybody is left alone for a while."""
+        """Whether the next step can get proposals. During a pause with a slow hub it cannot."""
         return self.is_here and not self._hub.record.patience.is_pausing
 
     @property
     def num_found(self) -> int:
-        """How often the hub was found; each time it may be another."""
+        """As HubConnection."""
         return self._hub.num_found
 
     @property
@@ -83,20 +82,20 @@ class HubClient:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the hub was told of more than a round commits, and has not answered to it."""
+        """As HubConnection."""
         return self._hub.is_prefilling
 
     def holds(self, request: KnownRequest) -> bool:
-        """Whether the hub has a request's text, as far as is known, or is reading it."""
+        """Whether the hub has prefilled a request, as far as is known, or is prefilling it."""
         tag = self._tags.get(request)
         return tag is not None and tag.session.is_held
 
     def reader_of(self, request: KnownRequest) -> int | None:
-        """This hub's number, as `num_found` counts, if it has a request's text; None if not."""
+        """The number of this hub, as `num_found` counts, if it holds the request; None if not."""
         return self.num_found if self.holds(request) else None
 
     def has_read(self, request: KnownRequest) -> bool:
-        """Whether this hub has read nearly all of a request, as far as is known, or is at it."""
+        """Whether this hub has prefilled nearly all of a request, as far as is known, or is prefilling it."""
         return self.holds(request) or request.read_by == self.num_found
 
     def most(self, request: KnownRequest) -> int:
@@ -107,13 +106,13 @@ class HubClient:
         return self._budget(MAX_FORWARDED).num_draft_tokens
 
     def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft] | None:
-        """Tell the hub what was committed, and wait for its proposals: one multipart out, one deadline's wait.
+        """Tell the hub what was committed, and wait for its proposals: one multipart, and one wait until the deadline.
 
-        Returns: the draft of each request whose proposal came, was sound and fits its present tokens; None if the
-            hub does not serve in this step.
+        Returns: the draft of each request whose proposal came and begins with its present tokens; None if the hub
+            does not serve in this step.
         """
         self.round = None
-        if not self._transport.is_connected:  # connecting is for `tend`
+        if not self._transport.is_connected:  # `tend` connects
             self._hub.notice_connection()
             return None
         self._hub.receive(0.0)
@@ -127,7 +126,7 @@ class HubClient:
         messages = [message for each in wanted if (message := self._tell(each)) is not None]
         if messages:
             self._hub.send(messages)
-        is_prefilling = self._hub.is_prefilling  # a prompt holds up whoever asks meanwhile
+        is_prefilling = self._hub.is_prefilling  # which delays all other drafts
         waited = self._hub.wait([tag for each in wanted if (tag := self._tags.get(each.request)) and tag.is_awaited])
         self.round = None if is_prefilling else waited.round
         if self._hub.is_lost:
@@ -142,28 +141,28 @@ class HubClient:
             self._hub.send(messages)
 
     def tend(self) -> None:
-        """Connect, connect again, and read what has come. Beside the steps; never waits."""
+        """Keep the connection, connect again, and take in messages. Called between the steps; never waits."""
         self._hub.receive(0.0)
         self._hub.ping_if_due()
 
     def shutdown(self) -> None:
-        """Leave in good order; no call follows."""
+        """Leave in good order. No other call follows."""
         self._transport.close()
 
     # ---------------------------------------------------------------- out
 
     def _tell(self, wanted: Wanted) -> TargetToHub | None:
-        """What the hub has not heard of a request; nothing while it is not to draft for it."""
+        """Returns: the message that asks for a draft; None if no draft is wanted, or none can be asked for now."""
         tag, now = self._tags.get(wanted.request), self._clock()
         if tag is None and wanted.num_draft_tokens:
             tag = self._hub.new_tag(wanted.request, LIKELIEST, vocab_size=self._vocab_size)
             self._tags[wanted.request] = tag
         if tag is not None and tag.is_unanswered and tag.prefill_wait.is_overdue(now):
-            wanted.request.read_by = self.reader_of(wanted.request)  # most of it, if its answer alone was lost
+            wanted.request.read_by = self.reader_of(wanted.request)  # if only the answer was lost
             tag.mark_absent()
         if tag is None or tag.is_unanswered:
             return None
-        if self._rest_of(tag):  # it came late, and is right so far
+        if self._rest_of(tag):  # the proposal came late, and begins with the tokens
             return None
         tag.drop_proposal()
         if tag.patience.is_pausing:
@@ -176,7 +175,7 @@ class HubClient:
         return self._ask(tag, wanted.request, budget)
 
     def _ask(self, tag: HubTag, request: KnownRequest, budget: DraftBudget) -> TargetToHub | None:
-        """A hub that is far behind drafts one token, so that its answer shows when it has caught up."""
+        """Ask for the draft. A hub that has to catch up drafts one token, so that its answer shows that it has."""
         is_catch_up = tag.should_catch_up
         message = tag.ask(self._budget(1) if is_catch_up else budget, self._clock(), is_catch_up=is_catch_up)
         if message is None:
@@ -189,7 +188,7 @@ class HubClient:
         return message
 
     def _note_opening(self, tag: HubTag, request: KnownRequest, num_tokens: int) -> None:
-        if request.read_by != self.num_found:  # what was told before and not answered stays told
+        if request.read_by != self.num_found:  # else these tokens are counted already
             self._note_told(tag, num_tokens)
         self.told = self.told._replace(num_opened=self.told.num_opened + 1)
 
@@ -203,18 +202,18 @@ class HubClient:
     # ---------------------------------------------------------------- in
 
     def _rest_of(self, tag: HubTag) -> tuple[int, ...]:
-        """What is left of a tag's last proposal behind the committed tokens. vLLM verifies chains only."""
+        """What the last proposal says after the committed tokens. vLLM verifies chains only."""
         if tag.proposal is None or not tag.proposal.tree.is_chain:
             return ()
         return tag.draft().token_ids
 
     def _draft_of(self, wanted: Wanted) -> Draft | None:
-        """The rest of a late proposal is what is left of what was asked for, too."""
+        """Of a late proposal, the tokens that were committed meanwhile count neither as drafted nor as requested."""
         tag = self._tags.get(wanted.request)
         token_ids = [] if tag is None else list(self._rest_of(tag)[: wanted.num_draft_tokens])
         if tag is None or tag.proposal is None or not token_ids:
             return None
-        num_asked = tag.session.wanted.num_steps - (len(wanted.request) - tag.proposal.prefix_len)
+        num_asked = tag.num_wanted - (len(wanted.request) - tag.proposal.prefix_len)
         tag.proposal = None
         tag.patience.note_in_time()
         self._hub.record.patience.note_in_time()
@@ -244,9 +243,9 @@ class HubClient:
         tag.num_told = 0
 
     def drop(self, tag: HubTag | None) -> None:
-        """As HubListener: after an answer that breaks the protocol, the request is told anew."""
+        """As HubListener: a request whose answer breaks the protocol is opened anew."""
         if tag is not None:
             tag.mark_absent()
 
     def find(self) -> None:
-        """As HubListener: requests are told to the hub in the step that wants drafts for them."""
+        """As HubListener: there is nothing to do before the next step wants drafts."""
