@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from starspec.stats import Mean
+from starspec.policy.estimators import DecayedMean
 
 MIN_ROUND_WAIT_S: Final = 0.050
 FIRST_ROUND_WAIT_S: Final = 1.0  # before any round has been measured
 MAX_GAP_S: Final = 0.250  # a client may always wait this long for a token, and longer only if two rounds take longer
 GAP_SHARE: Final = 0.8  # of the longest gap: the rest is for what happens between two rounds
+ROUND_WEIGHT: Final = 0.1  # of the newest round in the mean of recent rounds
 
 MIN_STEP_WAIT_S: Final = 0.005
 FIRST_STEP_WAIT_S: Final = 0.25  # before any round has been measured
@@ -93,7 +94,7 @@ class NoStallDeadline:
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s
-        self._round, self._verify = Mean(), Mean()  # seconds of recent rounds
+        self._round, self._verify = DecayedMean(ROUND_WEIGHT), DecayedMean(ROUND_WEIGHT)  # seconds
 
     def seconds(self, lengths: Sequence[int], rounds: RecentRounds) -> float:  # noqa: ARG002 (of the interface)
         """As Deadline."""
