@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -86,16 +87,5 @@ class LocalHub:
 
 def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDrafter:
     """The draft runs as the target does, but for its weights; it has a row for each of the target's."""
-    assert speculative.model is not None
-    model = ModelConfig(
-        model=speculative.model,
-        dtype=target.dtype,
-        device=target.device,
-        quantization=speculative.quantization,
-        numerics="fast",  # a draft's last bits decide nothing
-        max_model_len=speculative.max_model_len or target.max_model_len,
-        num_rows=target.num_rows,
-        fused=target.fused,
-        enforce_eager=target.enforce_eager,
-    )
-    return load_drafter(speculative, model, target.num_rows, target.model)
+    model = speculative.draft_model(replace(target, num_threads=None, kv_budget_bytes=None))
+    return load_drafter(speculative, model, target.num_rows, target.model if is_head(speculative) else None)

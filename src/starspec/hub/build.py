@@ -19,7 +19,7 @@ from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
 from starspec.models.heads.load import is_head, load_head
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.vocabulary import check_pair, load_tokenizer
 from starspec.tracing import Tracer
 
 
@@ -41,9 +41,10 @@ def load_drafter(
 
     Args:
         model: the draft model or head and how it runs; unused by method 'ngram'.
-        target: the model that an EAGLE head drafts for; unused by others.
+        target: the model that an EAGLE head drafts for, and whose vocabulary a draft model must share.
         num_ngram_rows: sequences whose n-gram index is kept; unused by others.
-    Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported.
+    Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported;
+        VocabularyMismatch.
     """
     match speculative.method:
         case "ngram":
@@ -53,12 +54,14 @@ def load_drafter(
             if model is None:
                 raise ConfigError(f"method '{speculative.method}' needs a draft: give its model")
             # its config.json alone may say that it is a head
-            return _load_eagle(speculative, model, target) if is_head(speculative) else _load_causal(model)
+            return _load_eagle(speculative, model, target) if is_head(speculative) else _load_causal(model, target)
         case _:
             assert_never(speculative.method)
 
 
-def _load_causal(model: ModelConfig) -> LoadedDrafter:
+def _load_causal(model: ModelConfig, target: str | None) -> LoadedDrafter:
+    if target is not None and target != model.model:
+        check_pair(target, model.model)
     runner = load_runner(model)
     fingerprint = vocab_fingerprint(load_tokenizer(model.model))
     return LoadedDrafter(CausalDrafter(runner), fingerprint, runner.cache.num_rows, runner.cache.num_bytes)
