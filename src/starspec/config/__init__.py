@@ -45,14 +45,10 @@ from starspec.config.target import (
     BatchingMethod,
     TargetConfig,
 )
-from starspec.draft_methods import DRAFT_METHODS
-
-EAGLE_METHODS = tuple(method for method, traits in DRAFT_METHODS.items() if traits.reads_features)
 
 __all__ = [
     "BATCHINGS",
     "DEFAULT_MAX_MODEL_LEN",
-    "EAGLE_METHODS",
     "MAX_DRAFT_TOKENS",
     "MAX_FEATURE_LAYERS",
     "MAX_PASSED_OVER",
