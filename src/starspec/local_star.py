@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from starspec.hub.build import LoadedDrafter, build_hub, load_drafter, terms_of
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import DraftSpec, resolve_draft
 from starspec.models.loading.vocabulary import check_vocabularies, load_tokenizer
 from starspec.models.runner import ModelInfo
 from starspec.policy.length.fixed import LengthPolicy, make_policy
@@ -61,11 +62,12 @@ class LocalHub:
             raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
         if speculative.model is None:
             raise ConfigError("speculative config: give the draft's model")
-        if not is_head(speculative):
+        draft = resolve_draft(speculative)
+        if draft.kind != "head":
             check_vocabularies(tokenizer, load_tokenizer(speculative.model))
         config = HubConfig()
         self._method = speculative.rejection_sample_method
-        self.loaded = _load_draft(target, speculative)
+        self.loaded = _load_draft(target, draft)
         self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)
         self._loop = HubLoop(build_hub(self.loaded, config), self._transport, time.monotonic)
         fingerprint = vocab_fingerprint(tokenizer)
@@ -84,18 +86,7 @@ class LocalHub:
         return drafts
 
 
-def _load_draft(target: ModelConfig, speculative: SpeculativeConfig) -> LoadedDrafter:
+def _load_draft(target: ModelConfig, draft: DraftSpec) -> LoadedDrafter:
     """The draft runs as the target does, but for its weights; it has a row for each of the target's."""
-    assert speculative.model is not None
-    model = ModelConfig(
-        model=speculative.model,
-        dtype=target.dtype,
-        device=target.device,
-        quantization=speculative.quantization,
-        numerics="fast",  # a draft's last bits decide nothing
-        max_model_len=speculative.max_model_len or target.max_model_len,
-        num_rows=target.num_rows,
-        fused=target.fused,
-        enforce_eager=target.enforce_eager,
-    )
-    return load_drafter(speculative, model, target.num_rows, target.model)
+    model = draft.config.draft_model(replace(target, num_threads=None, kv_budget_bytes=None))
+    return load_drafter(draft, model, target.num_rows, None if draft.head is None else target.model)

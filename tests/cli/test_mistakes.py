@@ -171,7 +171,7 @@ MISTAKES = {
         ("up", "--target", "x", "--ready-file", "/no/such/folder/r.json"),
         "--ready-file /no/such/folder/r.json: there is no folder /no/such/folder",
     ),
-    "a key that is none": (("up", "--target", "x", "--api-key", ""), "--api-key is empty: give a key, or leave the"),
+    "a key that is none": (("up", "--target", "x", "--api-key", ""), "the API key is empty: give one, or leave it out"),
     "a gateway's key that is none": (
         ("gateway", "--endpoint", "tcp://127.0.0.1:7800", "--target", "synthetic:", "--api-key", ""),
         "the API key is empty: give one, or leave it out",

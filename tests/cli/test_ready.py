@@ -9,6 +9,7 @@ import pytest
 
 from starspec.cli.display import LineDisplay
 from starspec.cli.process import ServerProcess
+from starspec.config import ProcessConfig
 from starspec.supervise.child import ChildSpec, ChildState
 from starspec.supervise.report import Ready, Report
 from starspec.supervise.supervisor import ChildView
@@ -25,7 +26,16 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def serve(memory: str) -> None:
-    ServerProcess("hub", None).serve(ADDRESS, lambda: None, lambda: None, memory)
+    class Toy:
+        address = ADDRESS
+
+        def run(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+    server = Toy()
+    server.memory = memory
+    ServerProcess("hub", ProcessConfig()).serve(server)
 
 
 @pytest.mark.parametrize(("memory", "told"), [(MEMORY, f"{ADDRESS}, {MEMORY}"), ("", ADDRESS)])

@@ -24,6 +24,7 @@ from starspec.fingerprint import vocab_fingerprint
 from starspec.hub.build import load_drafter, suited_to
 from starspec.hub.server import DraftServer
 from starspec.ids import TargetId
+from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.vocabulary import load_tokenizer
 from starspec.wire.ask import HubAsker
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, Proposal
@@ -167,7 +168,7 @@ def test_an_address_that_is_not_loopback_needs_keys() -> None:
 
 def test_a_draft_model_that_is_not_given_is_asked_for() -> None:
     with pytest.raises(ConfigError, match="needs a draft"):
-        load_drafter(SpeculativeConfig(), None, 1)
+        load_drafter(resolve_draft(SpeculativeConfig()), None, 1)
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
@@ -175,9 +176,9 @@ def test_drafts_that_have_nothing_to_prepare_refuse_to_run_ahead(method: Literal
     speculative = SpeculativeConfig(method=method)
     for run_ahead in ("chain", "outcomes"):
         with pytest.raises(ConfigError, match=f"--run-ahead {run_ahead} is of draft models: this draft .* leave the"):
-            suited_to(speculative, HubConfig(run_ahead=run_ahead))
-    assert suited_to(speculative, HubConfig(run_ahead="auto")).run_ahead == "off"
-    assert suited_to(SpeculativeConfig(), HubConfig(run_ahead="auto")).run_ahead == "auto"
+            suited_to(resolve_draft(speculative), HubConfig(run_ahead=run_ahead))
+    assert suited_to(resolve_draft(speculative), HubConfig(run_ahead="auto")).run_ahead == "off"
+    assert suited_to(resolve_draft(SpeculativeConfig()), HubConfig(run_ahead="auto")).run_ahead == "auto"
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
@@ -186,7 +187,7 @@ def test_drafts_that_have_no_prefix_to_share_refuse_to_share_between_targets(
 ) -> None:
     speculative = SpeculativeConfig(method=method)
     with pytest.raises(ConfigError, match=r"--share-prefixes hub is of draft models: this draft .* leave the"):
-        suited_to(speculative, HubConfig(share_prefixes="hub"))
+        suited_to(resolve_draft(speculative), HubConfig(share_prefixes="hub"))
     for unsaid in ("target", "off"):
-        assert suited_to(speculative, HubConfig(share_prefixes=unsaid)).share_prefixes == unsaid
-    assert suited_to(SpeculativeConfig(), HubConfig(share_prefixes="hub")).share_prefixes == "hub"
+        assert suited_to(resolve_draft(speculative), HubConfig(share_prefixes=unsaid)).share_prefixes == unsaid
+    assert suited_to(resolve_draft(SpeculativeConfig()), HubConfig(share_prefixes="hub")).share_prefixes == "hub"

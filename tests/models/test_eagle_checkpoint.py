@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError
 from starspec.models.heads.checkpoint import read_features, read_head, write_head
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import resolve_draft
 from starspec.models.heads.spec import HeadWeights, TargetShape
 from starspec.models.heads.vocabulary import is_said, offsets_of, token_ids_of
 
@@ -166,8 +166,8 @@ def test_a_head_that_does_not_fit_its_spec_is_not_written(tmp_path):
 def test_a_head_is_recognised_by_its_config_unless_it_is_safeailabs_eagle1(method, dialect, tmp_path):
     folder = write(tmp_path, *DIALECTS[method][dialect](head_of(method)))
     is_recognised = (method, dialect) != ("eagle", "SafeAILab")
-    assert is_head(SpeculativeConfig(method="draft_model", model=str(folder))) == is_recognised
-    assert is_head(SpeculativeConfig(method=method, model=str(folder)))
+    assert (resolve_draft(SpeculativeConfig(method="draft_model", model=str(folder))).kind == "head") == is_recognised
+    assert resolve_draft(SpeculativeConfig(method=method, model=str(folder))).kind == "head"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_head_is_recognised_by_its_config_unless_it_is_safeailabs_eagle1(metho
 )
 def test_a_head_is_recognised_by_its_architecture(architecture, is_recognised, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": [architecture]}))
-    assert is_head(SpeculativeConfig(method="draft_model", model=str(tmp_path))) == is_recognised
+    assert (resolve_draft(SpeculativeConfig(method="draft_model", model=str(tmp_path))).kind == "head") == is_recognised
 
 
 class TestVocabulary:

@@ -1,12 +1,22 @@
 """The processes of a star: what each is told, and that they fit together."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from starspec.config import BatchingConfig, HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.config import (
+    SERVERS,
+    BatchingConfig,
+    GatewayConfig,
+    HubConfig,
+    ModelConfig,
+    RemoteConfig,
+    SpeculativeConfig,
+    TargetConfig,
+)
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 from starspec.supervise.star import StarConfig, StarPorts, child_environment, star_specs
@@ -21,11 +31,8 @@ def star(**fields: object) -> StarConfig:
         "num_targets": 2,
         "target": TargetConfig(),
         "speculative": SELF_DRAFT,
-        "draft_device": "cpu",
-        "num_draft_rows": 16,
-        "host": "127.0.0.1",
-        "port": 1004,
-        "drain_s": 30.0,
+        "draft": ModelConfig(model=""),
+        "gateway": GatewayConfig(port=1004),
         "log_level": "info",
     }
     return StarConfig(**{**values, **fields})
@@ -35,31 +42,44 @@ def specs(config: StarConfig) -> dict[str, ChildSpec]:
     return {spec.name: spec for spec in star_specs(config, PORTS, {}, num_cores=4)}
 
 
-def option(spec: ChildSpec, flag: str) -> str:
-    return spec.command[spec.command.index(flag) + 1]
+def told(spec: ChildSpec) -> Any:
+    """The config that a child reads."""
+    return msgspec.json.decode(spec.stdin, type=SERVERS[spec.command[4]])
 
 
 def test_a_star_is_a_hub_its_targets_and_a_gateway() -> None:
     assert list(specs(star())) == ["hub", "target-0", "target-1", "gateway"]
 
 
+def test_a_process_list_shows_what_a_child_is_and_no_secret() -> None:
+    children = specs(star(gateway=GatewayConfig(api_key="secret")))
+    assert [spec.command[3:] for spec in children.values()] == [
+        ("child", "draft", "hub"),
+        ("child", "target", "target-0"),
+        ("child", "target", "target-1"),
+        ("child", "gateway", "gateway"),
+    ]
+    assert told(children["gateway"]).gateway.api_key == "secret"
+
+
 def test_the_targets_are_told_where_the_hub_listens() -> None:
     children = specs(star())
-    assert {option(children[name], "--hub") for name in ("target-0", "target-1", "gateway")} == {
-        f"tcp://127.0.0.1:{option(children['hub'], '--port')}"
-    }
+    hub = f"tcp://127.0.0.1:{told(children['hub']).hub.port}"
+    assert {told(children[name]).speculative.remote.endpoint for name in ("target-0", "target-1")} == {hub}
+    assert told(children["gateway"]).gateway.hub == hub
 
 
 def test_the_gateway_is_told_where_the_targets_listen() -> None:
     children = specs(star())
-    endpoints = [word for word in children["gateway"].command if word.startswith("tcp://")][:2]
-    assert endpoints == [f"tcp://127.0.0.1:{option(children[f'target-{n}'], '--port')}" for n in (0, 1)]
+    endpoints = told(children["gateway"]).gateway.targets
+    assert endpoints == tuple(f"tcp://127.0.0.1:{told(children[f'target-{n}']).target.port}" for n in (0, 1))
 
 
 def test_only_the_hub_loads_the_draft() -> None:
     children = specs(star())
-    assert '"int4"' in option(children["hub"], "--speculative-config")
-    assert '"int4"' not in option(children["target-0"], "--speculative-config")
+    hub, target = told(children["hub"]), told(children["target-0"])
+    assert (hub.draft.model, hub.draft.quantization, hub.speculative.quantization) == ("toy", "int4", "int4")
+    assert (target.speculative.model, target.speculative.quantization) == (None, "none")
 
 
 @pytest.mark.parametrize("said", [{"num_steps": 3, "eagle_topk": 2}, {"num_steps": 7}, {"num_speculative_tokens": 7}])
@@ -67,35 +87,32 @@ def test_all_read_the_draft_that_was_asked_for(said: dict[str, int]) -> None:
     speculative = SpeculativeConfig.from_mapping({"model": "toy", **said})
     children = specs(star(speculative=speculative))
     for name in ("hub", "target-0"):
-        read = SpeculativeConfig.from_mapping(json.loads(option(children[name], "--speculative-config")))
-        assert read.budget == speculative.budget
+        assert told(children[name]).speculative.budget == speculative.budget
 
 
 def test_the_hub_is_told_whose_vocabulary_it_has_to_share() -> None:
-    assert option(specs(star())["hub"], "--target") == "toy"
+    assert told(specs(star())["hub"]).target == "toy"
 
 
 def test_the_draft_may_have_threads_of_its_own() -> None:
     model = replace(star().model, num_threads=2)
-    children = specs(star(model=model, draft_num_threads=1))
-    assert option(children["hub"], "--num-threads") == "1"
-    assert option(children["target-0"], "--num-threads") == "2"
+    children = specs(star(model=model, draft=ModelConfig(model="", num_threads=1)))
+    assert told(children["hub"]).draft.num_threads == 1
+    assert told(children["target-0"]).model.num_threads == 2
 
 
 def test_without_a_draft_there_is_no_hub() -> None:
     children = specs(star(speculative=None))
     assert list(children) == ["target-0", "target-1", "gateway"]
-    assert "--hub" not in children["target-0"].command
+    assert told(children["target-0"]).speculative is None
 
 
 def test_the_targets_are_told_how_to_batch() -> None:
     batching = BatchingConfig(method="exspec", window=12, max_passed_over=None)
     children = specs(star(target=TargetConfig(batching=batching)))
     for name in ("target-0", "target-1"):
-        assert [option(children[name], flag) for flag in ("--batching", "--window", "--max-passed-over")] == [
-            *("exspec", "12", "0")
-        ]
-    assert "--window" not in specs(star())["target-0"].command
+        assert told(children[name]).target.batching == batching
+    assert told(specs(star())["target-0"]).target.batching.window is None
 
 
 def test_whoever_is_asked_for_work_stops_first() -> None:
@@ -109,8 +126,8 @@ def test_the_star_goes_on_without_its_hub_alone() -> None:
 
 def test_each_process_with_a_model_writes_its_own_trace(tmp_path: Path) -> None:
     children = specs(star(trace_folder=tmp_path))
-    parts = {option(spec, "--trace") for name, spec in children.items() if name != "gateway"}
-    assert len(parts) == 3
+    parts = {told(spec).process.trace_file for name, spec in children.items() if name != "gateway"}
+    assert len(parts - {None}) == 3
 
 
 @pytest.mark.parametrize("remote", [RemoteConfig(endpoint="tcp://10.0.0.1:7700"), RemoteConfig(keys="keys/")])
@@ -139,25 +156,17 @@ def test_the_hub_is_told_its_policies() -> None:
         slo_round_ms={"target-1": 40.0},
         rate_limits={"target-0": 1e3},
     )
-    child = specs(star(hub=hub, kv_budget_bytes=2**20))["hub"]
-    told = {flag: option(child, flag) for flag in child.command if flag.startswith("--")}
-    policies = ("--run-ahead", "--share-prefixes", "--max-batch", "--admission", "--scheduling")
-    assert {flag: told[flag] for flag in policies} == {
-        "--run-ahead": "auto",
-        "--share-prefixes": "hub",
-        "--max-batch": "4",
-        "--admission": "n_max",
-        "--scheduling": "fair",
-    }
-    assert (told["--weights"], told["--kv-budget"]) == ("target-0=3.0,target-1=0.5", "1048576")
-    assert (told["--slo-round-ms"], told["--rate-limit"]) == ("target-1=40.0", "target-0=1000.0")
+    child = told(specs(star(hub=hub, draft=ModelConfig(model="", kv_budget_bytes=2**20)))["hub"])
+    assert replace(child.hub, port=hub.port) == hub
+    assert child.draft.kv_budget_bytes == 2**20
 
 
 def test_the_hub_takes_as_many_tags_and_targets_as_the_star_can_have() -> None:
     ports = replace(PORTS, targets=tuple(range(2000, 2080)))
-    for num_targets, num_rows, told in ((2, 16, ("1024", "64")), (80, 80 * 32, ("2560", "80"))):
-        hub, *_ = star_specs(star(num_targets=num_targets, num_draft_rows=num_rows), ports, {}, num_cores=4)
-        assert (option(hub, "--max-tags"), option(hub, "--max-targets")) == told
+    for num_targets, num_seqs, limits in ((2, 8, (1024, 64)), (80, 32, (2560, 80))):
+        config = star(num_targets=num_targets, target=TargetConfig(max_num_seqs=num_seqs))
+        hub, *_ = star_specs(config, ports, {}, num_cores=4)
+        assert (told(hub).hub.max_tags, told(hub).hub.max_targets) == limits
 
 
 def test_policies_of_targets_that_are_not_there_are_refused() -> None:

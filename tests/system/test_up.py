@@ -57,7 +57,7 @@ class Up:
 
     def child(self, command: str) -> psutil.Process | None:
         """The child that runs this command, if it runs."""
-        children = [each for each in self.process.children() if command in each.cmdline()[3:4]]
+        children = [each for each in self.process.children() if each.cmdline()[3:5] == ["child", command]]
         return children[0] if children else None
 
     def end(self, number: signal.Signals) -> int:

@@ -16,7 +16,7 @@ from starspec.cli import bench
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.keys import keygen
-from starspec.cli.serve import draft, gateway, target
+from starspec.cli.serve import child, draft, gateway, target
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
@@ -50,6 +50,7 @@ def starspec(
 
 for command in (generate, up, draft, target, gateway, keygen, verify, doctor, train):
     app.command()(command)
+app.command(hidden=True)(child)
 app.add_typer(bench.app)
 
 

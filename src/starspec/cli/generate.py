@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from starspec.cli import options as opt
+from starspec.cli.binder import bound, take
 from starspec.cli.process import log_to_stderr
+from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DraftOptions
+from starspec.config import ModelConfig, Option
+from starspec.config.option import NONE_GIVEN, SAMPLING
 
 if TYPE_CHECKING:
     from starspec.llm import LLM
@@ -20,88 +24,49 @@ if TYPE_CHECKING:
     from starspec.stats import RequestStats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How the answer is drawn, and whether the prompt is a chat."""
+
+    chat: Annotated[bool, Option("Put the prompt into the model's chat template.", SAMPLING, ("--chat",))] = False
+    max_tokens: Annotated[int, Option("Tokens to generate, at most.", SAMPLING, least=1)] = 128
+    temperature: Annotated[float, Option("0 = always the likeliest token.", SAMPLING, least=0.0)] = 0.0
+    top_p: Annotated[float, Option("Keep the likeliest tokens of this share, 0 to 1.", SAMPLING)] = 1.0
+    top_k: Annotated[int, Option("Keep this many likeliest tokens; 0 = all.", SAMPLING)] = 0
+    min_p: Annotated[float, Option("Keep tokens of at least this share of the likeliest one, 0 to 1.", SAMPLING)] = 0.0
+    seed: Annotated[int | None, Option("Of the draws.", SAMPLING, shown="another each time")] = None
+    stop: Annotated[tuple[str, ...], Option("End before this text; may be repeated.", SAMPLING, shown=NONE_GIVEN)] = ()
+
+    def to_params(self) -> SamplingParams:
+        """Raises: RequestError if a value is out of range."""
+        from starspec.sampling_params import SamplingParams  # noqa: PLC0415 (imports what --help does not need)
+
+        return SamplingParams(**{each.name: getattr(self, each.name) for each in fields(self) if each.name != "chat"})
+
+
+@bound
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")],
     *,
-    target: opt.TargetModel,
-    draft: opt.DraftModel = None,
-    draft_quantization: opt.DraftQuantization = None,
-    spec_method: opt.SpecMethod = None,
-    spec_tokens: opt.SpecTokens = None,
-    draft_p_min: opt.DraftPMin = None,
-    speculative_config: opt.SpeculativeJson = None,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Put the prompt into the model's chat template.", rich_help_panel=opt.SAMPLING),
-    ] = False,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens to generate, at most.", rich_help_panel=opt.SAMPLING)
-    ] = 128,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 = always the likeliest token.", rich_help_panel=opt.SAMPLING)
-    ] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens of this share, 0 to 1.", rich_help_panel=opt.SAMPLING)
-    ] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(help="Keep this many likeliest tokens; 0 = all.", rich_help_panel=opt.SAMPLING)
-    ] = 0,
-    min_p: Annotated[
-        float,
-        typer.Option(
-            help="Keep tokens of at least this share of the likeliest one, 0 to 1.", rich_help_panel=opt.SAMPLING
-        ),
-    ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the draws.", show_default="another each time", rich_help_panel=opt.SAMPLING)
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="End before this text; may be repeated.", show_default="none", rich_help_panel=opt.SAMPLING),
-    ] = None,
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    device: opt.Device = opt.MODEL.device,
-    numerics: opt.Numerics = opt.MODEL.numerics,
-    max_model_len: opt.MaxModelLen = None,
-    num_threads: opt.NumThreads = None,
+    model: Annotated[ModelConfig, take(*TARGET_MODEL)],
+    drafting: Annotated[
+        DraftOptions,
+        take("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text"),
+    ],
+    sampling: SamplingOptions,
 ) -> None:
     """Answer one prompt in this process: the text on standard output, one line of statistics on standard error."""
-    from starspec.sampling_params import SamplingParams  # noqa: PLC0415 (as below: nothing before it is needed)
-
-    config = DraftOptions(
-        json_text=speculative_config,
-        method=spec_method,
-        model=draft,
-        quantization=draft_quantization,
-        num_tokens=spec_tokens,
-        p_min=draft_p_min,
-    ).to_config()
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-    )
+    speculative = drafting.to_config()
+    params = sampling.to_params()
     log_to_stderr("warning")
     text = sys.stdin.read() if prompt == "-" else prompt
-    with _loading(target):
+    with _loading(model.model):
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)
 
-        llm = LLM(
-            model=target,
-            speculative_config=config,
-            max_num_seqs=1,
-            dtype=dtype,
-            device=device,
-            numerics=numerics,
-            max_model_len=max_model_len,
-            num_threads=num_threads,
-        )
+        options = {name: getattr(model, name) for name in TARGET_MODEL}
+        llm = LLM(speculative_config=speculative, max_num_seqs=1, **options)
     with llm:
-        _answer(llm, text, params, is_chat=chat)
+        _answer(llm, text, params, is_chat=sampling.chat)
 
 
 def _loading(model: str) -> AbstractContextManager[object]:

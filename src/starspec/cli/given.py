@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
-from starspec.config import Admission, BatchingConfig, BatchingMethod, MaxBatch, TargetConfig
+from starspec.config import MAX_PASSED_OVER, BatchingConfig, BatchingMethod, Option
 from starspec.errors import ConfigError
 
 Number = TypeVar("Number", int, float)
@@ -19,7 +19,7 @@ def batching_config(method: BatchingMethod, window: int | None, max_passed_over:
     """What the three options say together. Raises: ConfigError for an option of exspec beside another method."""
     if method != "exspec" and (window, max_passed_over) != (None, None):
         raise ConfigError(f"--window and --max-passed-over are of --batching exspec, not {method}")
-    bound = TargetConfig().batching.max_passed_over if max_passed_over is None else max_passed_over or None
+    bound = MAX_PASSED_OVER if max_passed_over is None else max_passed_over or None
     return BatchingConfig(method=method, window=window, max_passed_over=bound)
 
 
@@ -78,23 +78,21 @@ def by_name(text: str | None, option: str) -> dict[str, float]:
     return found
 
 
-def max_batch(text: str) -> MaxBatch:
-    """What was given as auto or 4. Raises: ConfigError unless it is that."""
-    if text == "auto":
-        return "auto"
+def word_or_number(text: str, flag: str, option: Option) -> str | int:
+    """What was given as auto or 4. Raises: ConfigError unless it is a word of the option, or a number from 1 on."""
+    if text in option.words:
+        return text
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--max-batch must be auto or a number of sequences, not '{text}'")
+        raise ConfigError(f"{flag} must be {option.known}, not '{text}'")
     return int(text)
 
 
-def admission(text: str) -> Admission:
-    """What was given as off, n_max or 4. Raises: ConfigError unless it is that."""
-    words: dict[str, Literal["off", "n_max"]] = {"off": "off", "n_max": "n_max"}
-    if text in words:
-        return words[text]
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--admission must be off, n_max or a number of targets, not '{text}'")
-    return int(text)
+def port_range(text: str, option: str) -> tuple[int, int]:
+    """What was given as 7701-7764. Raises: ConfigError naming the option unless it is that."""
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536):
+        raise ConfigError(f"{option} must be FIRST-LAST, as in 7701-7764, not '{text}'")
+    return int(first), int(last)
 
 
 def shard(text: str) -> tuple[int, int]:

@@ -9,13 +9,35 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
+from starspec.config import ProcessConfig
 from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import Trace
 from starspec.openmp import unless_given
 from starspec.supervise.report import HURRY, Failed, Loading, Ready, supervisor_line
+
+
+class Server(Protocol):
+    """What a server command runs."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def memory(self) -> str:
+        """What it keeps for sequences, for people; empty = nothing."""
+        ...
+
+    def run(self) -> None:
+        """Serve; returns when the server has stopped."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the server to stop in good order; asked again, it waits for nothing. Callable from a signal handler."""
+        ...
 
 
 class ServerProcess:
@@ -23,19 +45,19 @@ class ServerProcess:
 
     Args:
         name: shown in logs, tables and traces.
-        trace_file: where the trace goes at the end; None = there is none.
-    Raises: ConfigError if it cannot go there.
+    Raises: ConfigError if the trace cannot be written where it is told to.
     Effects: threads of this process's forwards spin only briefly before they sleep, if torch is not loaded yet.
     """
 
-    def __init__(self, name: str, trace_file: Path | None) -> None:
-        check_folder(trace_file, "--trace")
+    def __init__(self, name: str, config: ProcessConfig) -> None:
+        self._trace_file = None if config.trace_file is None else Path(config.trace_file)
+        check_folder(self._trace_file, "--trace")
         os.environ.update(unless_given(os.environ))
         self._name = name
-        self._trace_file = trace_file
         self._line = supervisor_line(os.environ)
         self._console = Console(stderr=True, highlight=False)
-        self.trace = Trace(name) if trace_file else None
+        self.trace = Trace(name) if self._trace_file else None
+        log_to_stderr(config.log_level)
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
@@ -50,23 +72,20 @@ class ServerProcess:
             self._console.print(f"{self._name}: {what} ...")
         yield
 
-    def serve(self, address: str, run: Callable[[], None], stop: Callable[[], None], memory: str = "") -> None:
+    def serve(self, server: Server) -> None:
         """Say that the server is ready, run it, and write the trace when it has stopped.
 
-        Args:
-            memory: what it keeps for sequences.
-            run: returns when the server has stopped.
-            stop: asks it to, in good order; asked again, it waits for nothing. Called from a signal handler: on SIGINT
-                and SIGTERM, and when a supervisor is in a hurry.
+        Effects: SIGINT and SIGTERM stop the server, and a supervisor in a hurry stops it a second time.
         """
-        stop_on_signal(stop, then=signal.SIG_DFL if self._line is None else signal.SIG_IGN)
+        stop_on_signal(server.stop, then=signal.SIG_DFL if self._line is None else signal.SIG_IGN)
         if self._line is not None:
-            signal.signal(HURRY, lambda number, frame: stop())  # noqa: ARG005 (the signature of a handler)
-            self._line.send(Ready(address, memory))
+            signal.signal(HURRY, lambda number, frame: server.stop())  # noqa: ARG005 (the signature of a handler)
+            self._line.send(Ready(server.address, server.memory))
         else:
-            self._console.print(f"{self._name}: ready at {address}{memory and f', {memory}'}, Ctrl-C stops it")
+            memory = server.memory and f", {server.memory}"
+            self._console.print(f"{self._name}: ready at {server.address}{memory}, Ctrl-C stops it")
         try:
-            run()
+            server.run()
         finally:
             if self.trace is not None and self._trace_file is not None:
                 self.trace.write(self._trace_file)

@@ -5,56 +5,104 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final
 
-from starspec.config import SpeculativeConfig
+from starspec.cli.binder import flag_of
+from starspec.config import Quantization, SpeculativeConfig
+from starspec.config.option import A_MODEL, NONE_GIVEN, SPECULATION, Option
+from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
 
-FLAG = "--speculative-config"
+FLAG: Final = "--speculative-config"
+SHORT_FORMS: Final = ("method", "model", "quantization", "num_speculative_tokens", "draft_p_min")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
     """What the command line says about drafting; None = not said."""
 
-    json_text: str | None = None
-    method: str | None = None
-    model: str | None = None
-    quantization: str | None = None
-    num_tokens: int | None = None
-    p_min: float | None = None
-    hub: str | None = None
-    keys: str | None = None  # given for the whole process; the JSON may name others for the link to the hub
-    insecure: bool = False
+    model: Annotated[
+        str | None,
+        Option(
+            f"Draft model: {A_MODEL}. The same as 'model' of {FLAG}.",
+            SPECULATION,
+            flags=("--draft", "--spec-model"),  # `--spec-model` is what vLLM calls it
+            shown=NONE_GIVEN,
+        ),
+    ] = None
+    quantization: Annotated[
+        Quantization | None,
+        Option(
+            f"Of the draft's weights; the output cannot change. The same as 'quantization' of {FLAG}.",
+            SPECULATION,
+            flags=("--draft-quantization",),
+            shown=NONE_GIVEN,
+        ),
+    ] = None
+    method: Annotated[
+        DraftMethod | None,
+        Option(
+            f"What drafts: a model, an EAGLE head, or prompt lookup. The same as 'method' of {FLAG}.",
+            SPECULATION,
+            flags=("--spec-method",),
+            shown="draft_model",
+        ),
+    ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        Option(
+            f"Draft tokens a round, 0 to 64. The same as 'num_speculative_tokens' of {FLAG}.",
+            SPECULATION,
+            flags=("--spec-tokens",),
+            shown="4",
+        ),
+    ] = None
+    draft_p_min: Annotated[
+        float | None,
+        Option(
+            "Stop drafting when the nodes to expand have, together, less than this probability, 0 to 1. The same as "
+            f"'draft_p_min' of {FLAG}.",
+            SPECULATION,
+            shown="0",
+        ),
+    ] = None
+    json_text: Annotated[
+        str | None,
+        Option(
+            "JSON object with vLLM's keys (method, model, quantization, num_speculative_tokens, ...), "
+            "and ours under 'remote' and 'length'.",
+            SPECULATION,
+            flags=(FLAG, "-sc"),
+            shown=NONE_GIVEN,
+        ),
+    ] = None
+    hub: Annotated[
+        str | None,
+        Option("Public port of the draft server, tcp://HOST:PORT.", SPECULATION, shown=NONE_GIVEN),
+    ] = None
 
-    def to_config(self) -> SpeculativeConfig | None:
+    def to_config(self, keys: str | None = None, insecure: bool = False) -> SpeculativeConfig | None:
         """The short forms merged into the JSON; None if nothing asks for drafting.
 
-        Raises: ConfigError if both say the same thing, if the JSON is none, or if a key or value is not known.
+        Args:
+            keys, insecure: given for the whole process; the JSON may name others for the link to the hub.
+        Raises: ConfigError if both say the same thing, if the JSON is invalid, or if a key or value is unknown.
         """
-        short_forms = {
-            ("--spec-method", "method"): self.method,
-            ("--draft", "model"): self.model,
-            ("--draft-quantization", "quantization"): self.quantization,
-            ("--spec-tokens", "num_speculative_tokens"): self.num_tokens,
-            ("--draft-p-min", "draft_p_min"): self.p_min,
-        }
+        short_forms = {name: getattr(self, name) for name in SHORT_FORMS}
         if all(said is None for said in (self.json_text, self.hub, *short_forms.values())):
             return None
         values = _parse(self.json_text)
-        for (flag, key), value in short_forms.items():
-            _put(values, key, value, flag, key)
+        for name, value in short_forms.items():
+            _put(values, name, value, flag_of(DraftOptions, name), name)
         if self.hub is not None or "remote" in values:
-            values["remote"] = _remote(values.get("remote", {}), self)
+            remote = values.get("remote", {})
+            values["remote"] = self._remote(remote, keys, insecure) if isinstance(remote, Mapping) else remote
         return SpeculativeConfig.from_mapping(values)
 
-
-def _remote(remote: Any, options: DraftOptions) -> Any:
-    if not isinstance(remote, Mapping):
-        return remote  # from_mapping says what is wrong with it
-    merged = {"keys": options.keys, "insecure": options.insecure, **remote}
-    _put(merged, "endpoint", options.hub, "--hub", "remote.endpoint")
-    return merged
+    def _remote(self, remote: Mapping[str, Any], keys: str | None, insecure: bool) -> dict[str, Any]:
+        merged = {"keys": keys, "insecure": insecure, **remote}
+        _put(merged, "endpoint", self.hub, "--hub", "remote.endpoint")
+        return merged
 
 
 def _put(values: dict[str, Any], key: str, value: Any, flag: str, path: str) -> None:

@@ -9,183 +9,161 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 
 from starspec.cli import given
-from starspec.cli import options as opt
+from starspec.cli.binder import bound, take
 from starspec.cli.display import Display, LineDisplay, TableDisplay
+from starspec.cli.options import BatchingOptions
 from starspec.cli.process import check_folder
+from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DraftOptions
-from starspec.config import HubConfig, ModelConfig, SpeculativeConfig, TargetConfig
-from starspec.errors import ConfigError, StarspecError
+from starspec.config import (
+    GatewayConfig,
+    HubConfig,
+    ModelConfig,
+    Option,
+    ProcessConfig,
+    SpeculativeConfig,
+    TargetConfig,
+)
+from starspec.config.network import LOOPBACK
+from starspec.config.option import MODELS, NONE_GIVEN, PROCESS
+from starspec.errors import StarspecError
 from starspec.observe.trace import merge
 from starspec.supervise.child import ChildState
 from starspec.supervise.ports import PortReservations
-from starspec.supervise.star import LOOPBACK, StarConfig, StarPorts, star_specs, trace_part
+from starspec.supervise.star import StarConfig, StarPorts, star_specs, trace_part
 from starspec.supervise.supervisor import ChildView, Supervisor
 
 STEP_S = 0.2  # between looks at signals and statuses
 TOGETHER_S = 0.3
 
 
-def up(
-    *,
-    target: opt.TargetModel,
-    targets: Annotated[
-        int, typer.Option(min=1, max=256, help="Target servers to start.", rich_help_panel=opt.MODELS)
-    ] = 2,
-    draft: opt.DraftModel = None,
-    draft_quantization: opt.DraftQuantization = None,
-    spec_method: opt.SpecMethod = None,
-    spec_tokens: opt.SpecTokens = None,
-    draft_p_min: opt.DraftPMin = None,
-    speculative_config: opt.SpeculativeJson = None,
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    device: opt.Device = opt.MODEL.device,
-    draft_device: Annotated[
-        str | None,
-        typer.Option(help="As --device, for the draft.", show_default="as --device", rich_help_panel=opt.MODELS),
-    ] = None,
-    numerics: opt.Numerics = opt.MODEL.numerics,
-    max_model_len: opt.MaxModelLen = None,
-    num_threads: opt.NumThreads = None,
+TARGET_LIMITS = ("max_num_seqs", "max_num_queued_reqs", "prefill_chunk")
+POLICIES = (
+    *("run_ahead", "share_prefixes"),
+    *("max_batch", "scheduling", "weights", "slo_round_ms", "rate_limits", "admission"),
+)
+API = ("host", "port", "served_model_name", "api_key", "shutdown_timeout_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarOptions:
+    """How many targets there are, and where the draft runs."""
+
+    num_targets: Annotated[int, Option("Target servers to start.", MODELS, ("--targets",), least=1, most=256)] = 2
+    draft_device: Annotated[str | None, Option("As --device, for the draft.", MODELS, shown="as --device")] = None
     draft_num_threads: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="As --num-threads, for the draft; a layer of a small head is over before two threads have met.",
-            show_default="as --num-threads",
-            rich_help_panel=opt.MODELS,
+        Option(
+            "As --num-threads, for the draft. A layer of a small head ends before two threads have met.",
+            MODELS,
+            least=1,
+            shown="as --num-threads",
         ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address that the HTTP API listens on.", rich_help_panel=opt.NETWORK)] = (
-        opt.GATEWAY.host
-    ),
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 = any free one.", rich_help_panel=opt.NETWORK),
-    ] = opt.GATEWAY.port,
-    served_model_name: opt.ServedModelName = None,
-    api_key: opt.ApiKey = None,
-    max_num_seqs: opt.MaxNumSeqs = opt.TARGET.max_num_seqs,
-    batching: opt.Batching = opt.TARGET.batching.method,
-    window: opt.Window = None,
-    max_passed_over: opt.MaxPassedOver = None,
-    max_num_queued_reqs: opt.MaxNumQueuedReqs = opt.TARGET.max_num_queued_reqs,
-    prefill_chunk: opt.PrefillChunk = opt.TARGET.prefill_chunk,
-    run_ahead: opt.RunAheadMode = opt.HUB.run_ahead,
-    share_prefixes: opt.SharePrefixes = opt.HUB.share_prefixes,
-    max_batch: opt.MaxBatchText = "auto",
-    scheduling: opt.DraftScheduling = opt.HUB.scheduling,
-    weights: opt.Weights = None,
-    slo_round_ms: opt.SloRoundMs = None,
-    rate_limit: opt.RateLimit = None,
-    admission: opt.AdmissionText = "off",
-    kv_budget: opt.KvBudget = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """How the command itself behaves."""
+
     table: Annotated[
         bool,
-        typer.Option(
-            help="The live table, if standard output is a terminal; a line now and then otherwise.",
-            rich_help_panel=opt.PROCESS,
+        Option(
+            "The live table, if standard output is a terminal; a line now and then otherwise.",
+            PROCESS,
+            ("--table/--no-table",),
         ),
-    ] = True,
-    start_timeout: Annotated[
+    ] = True
+    start_timeout_s: Annotated[
         float,
-        typer.Option(min=1.0, help="Seconds that all processes have to become ready.", rich_help_panel=opt.PROCESS),
-    ] = 600.0,
-    shutdown_timeout: opt.ShutdownTimeout = opt.GATEWAY.shutdown_timeout_s,
+        Option("Seconds that all processes have to become ready.", PROCESS, ("--start-timeout",), least=1.0),
+    ] = 600.0
     ready_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the addresses to this file as JSON once all processes are ready; it goes when they stop.",
-            show_default=opt.NONE_GIVEN,
-            rich_help_panel=opt.PROCESS,
+        Option(
+            "Write the addresses to this file as JSON once all processes are ready; it goes when they stop.",
+            PROCESS,
+            shown=NONE_GIVEN,
         ),
-    ] = None,
-    trace: opt.TraceFile = None,
-    log_level: opt.LogLevel = "warning",
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_folder(self.ready_file, "--ready-file")
+
+
+@bound
+def up(
+    *,
+    model: Annotated[ModelConfig, take(*TARGET_MODEL)],
+    star: StarOptions,
+    drafting: Annotated[
+        DraftOptions,
+        take("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text"),
+    ],
+    api: Annotated[GatewayConfig, take(*API)],
+    limits: Annotated[TargetConfig, take(*TARGET_LIMITS)],
+    batching: BatchingOptions,
+    hub: Annotated[HubConfig, take(*POLICIES)],
+    draft: Annotated[ModelConfig, take("kv_budget_bytes", model="")],
+    options: UpOptions,
+    process: Annotated[ProcessConfig, take(log_level="warning")],
 ) -> None:
     """Start a draft server, targets and an OpenAI-compatible gateway on this machine, and keep them running.
 
     Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those.
     """
-    speculative = DraftOptions(
-        json_text=speculative_config,
-        method=spec_method,
-        model=draft,
-        quantization=draft_quantization,
-        num_tokens=spec_tokens,
-        p_min=draft_p_min,
-    ).to_config()
-    limits = TargetConfig(
-        max_num_seqs=max_num_seqs,
-        batching=given.batching_config(batching, window, max_passed_over),
-        max_num_queued_reqs=max_num_queued_reqs,
-        prefill_chunk=prefill_chunk,
+    speculative = drafting.to_config()
+    given.check_key_variable(api.api_key)
+    config = StarConfig(
+        model=model,
+        num_targets=star.num_targets,
+        target=replace(limits, batching=batching.to_config()),
+        speculative=speculative,
+        hub=_suited_to(speculative, hub),
+        draft=_run_as(model, draft, star),
+        gateway=api,
+        log_level=process.log_level,
     )
-    hub = HubConfig(
-        run_ahead=run_ahead,
-        share_prefixes=share_prefixes,
-        max_batch=given.max_batch(max_batch),
-        scheduling=scheduling,
-        weights=given.by_name(weights, "--weights"),
-        slo_round_ms=given.by_name(slo_round_ms, "--slo-round-ms"),
-        rate_limits=given.by_name(rate_limit, "--rate-limit"),
-        admission=given.admission(admission),
-    )
-    if api_key == "":
-        raise ConfigError("--api-key is empty: give a key, or leave the option out to ask for none")
-    given.check_key_variable(api_key)
-    check_folder(ready_file, "--ready-file")
-    served_name = () if served_model_name is None else ("--served-model-name", served_model_name)
+    trace = None if process.trace_file is None else Path(process.trace_file)
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
-        star = StarConfig(
-            model=ModelConfig(
-                model=target,
-                dtype=dtype,
-                device=device,
-                numerics=numerics,
-                max_model_len=max_model_len,
-                num_threads=num_threads,
-            ),
-            num_targets=targets,
-            target=limits,
-            speculative=speculative,
-            hub=_suited_to(speculative, hub),
-            kv_budget_bytes=given.num_bytes(kv_budget, "--kv-budget"),
-            draft_device=draft_device or device,
-            draft_num_threads=draft_num_threads or num_threads,
-            num_draft_rows=targets * limits.num_rows,
-            host=host,
-            port=port,
-            gateway_arguments=served_name,
-            drain_s=shutdown_timeout,
-            log_level=log_level,
-            trace_folder=trace_folder,
-        )
-        environ = dict(os.environ) if api_key is None else {**os.environ, "STARSPEC_API_KEY": api_key}
-        ports = _reserve(reservations, star)
-        _find_models(target, speculative)
-        specs = star_specs(star, ports, environ, num_cores=len(os.sched_getaffinity(0)))
-        display = TableDisplay() if table and TableDisplay.is_possible() else LineDisplay()
-        with display, _removed(ready_file):
+        config = replace(config, trace_folder=trace_folder)
+        ports = _reserve(reservations, config)
+        _find_models(model.model, speculative)
+        specs = star_specs(config, ports, os.environ, num_cores=len(os.sched_getaffinity(0)))
+        display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
+        with display, _removed(options.ready_file):
             with Supervisor(specs, display.say) as supervisor:
-                _run(_Star(star, ports, supervisor, display), start_timeout, ready_file)
-            _merge_traces(star, supervisor.views, trace, display)
+                _run(_Star(config, ports, supervisor, display), options)
+            _merge_traces(config, supervisor.views, trace, display)
+
+
+def _run_as(model: ModelConfig, draft: ModelConfig, star: StarOptions) -> ModelConfig:
+    """How the draft runs: as the targets do, except for what is said of the draft."""
+    return replace(
+        draft,
+        dtype=model.dtype,
+        device=star.draft_device or model.device,
+        max_model_len=model.max_model_len,
+        num_threads=star.draft_num_threads or model.num_threads,
+    )
 
 
 def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConfig:
     """Raises: ConfigError if the draft cannot do what the hub is told: here, and not in a process that is restarted."""
-    if speculative is None or (hub.run_ahead, hub.share_prefixes) == (opt.HUB.run_ahead, opt.HUB.share_prefixes):
+    default = HubConfig()
+    if speculative is None or (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes):
         return hub
     from starspec.hub.build import suited_to  # noqa: PLC0415 (imports torch)
+    from starspec.models.heads.resolve import resolve_draft  # noqa: PLC0415
 
-    return suited_to(speculative, hub)
+    return suited_to(resolve_draft(speculative), hub)
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
@@ -236,7 +214,7 @@ def _removed(ready_file: Path | None) -> Iterator[None]:
 def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
     """All addresses before any process starts, so that all can load their models at the same time."""
     return StarPorts(
-        gateway=reservations.reserve(star.host, star.port),
+        gateway=reservations.reserve(star.gateway.host, star.gateway.port),
         hub=reservations.reserve(LOOPBACK, 0),
         targets=tuple(reservations.reserve(LOOPBACK, 0) for _ in range(star.num_targets)),
     )
@@ -258,15 +236,15 @@ class _Interrupts:
         self._last_s = now
 
 
-def _run(star: _Star, start_timeout_s: float, ready_file: Path | None) -> None:
+def _run(star: _Star, options: UpOptions) -> None:
     """From start to end; on return every child has ended, in good order if they could."""
     interrupts, was_ready = _Interrupts(), False
     try:
         star.supervisor.start()
-        _await_ready(star, start_timeout_s, interrupts)
+        _await_ready(star, options.start_timeout_s, interrupts)
         if not interrupts.count:
             was_ready = True
-            _announce(star, ready_file)
+            _announce(star, options.ready_file)
         while not interrupts.count:
             star.supervisor.step(STEP_S)
             star.display.show(star.supervisor.views)
@@ -290,7 +268,7 @@ def _await_ready(star: _Star, timeout_s: float, interrupts: _Interrupts) -> None
 
 def _is_healthy(star: _Star) -> bool:
     """Whether the gateway has found a target."""
-    connection = http.client.HTTPConnection(_reachable(star.config.host), star.ports.gateway, timeout=1.0)
+    connection = http.client.HTTPConnection(_reachable(star.config.gateway.host), star.ports.gateway, timeout=1.0)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == http.HTTPStatus.OK
@@ -319,7 +297,7 @@ def _merge_traces(star: StarConfig, views: Sequence[ChildView], trace: Path | No
     if trace is None or star.trace_folder is None:
         return
     parts = {view.spec.name: trace_part(star.trace_folder, view.spec.name) for view in views}
-    traced = [view for view in views if str(parts[view.spec.name]) in view.spec.command]
+    traced = [view for view in views if view.spec.name != "gateway"]
     merge([parts[view.spec.name] for view in traced], trace)
     lacking = [view.spec.name for view in traced if view.num_restarts or not parts[view.spec.name].is_file()]
     if lacking:

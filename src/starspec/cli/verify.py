@@ -74,8 +74,8 @@ def verify(
         method=spec_method,
         model=draft,
         quantization=draft_quantization,
-        num_tokens=spec_tokens,
-        p_min=draft_p_min,
+        num_speculative_tokens=spec_tokens,
+        draft_p_min=draft_p_min,
     ).to_config()
     if drafting is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")

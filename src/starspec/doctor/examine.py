@@ -22,7 +22,7 @@ from starspec.harness.datasets import Prompt
 from starspec.harness.decode import decode, make_engine
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import DraftSpec, resolve_draft
 from starspec.models.loading.vocabulary import load_tokenizer
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7))
@@ -82,12 +82,13 @@ def examine(
         raise ConfigError("there is nothing to examine: give --draft")
     provenance = collect_provenance({"target": target.model, "draft": draft.model})
     report = None if tree_report is None else read_tree_report(tree_report, provenance)
-    checks = _first_checks(target, draft)
+    spec = resolve_draft(draft)
+    checks = _first_checks(target, spec)
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
     bench = Workbench(target)
     samples = [_sample(bench, prompts, each, max_tokens) for each in SAMPLINGS]
-    examined = _load(bench, draft, samples[0], max_draft_tokens)
+    examined = _load(bench, spec, samples[0], max_draft_tokens)
     checks.append(check_lengths(bench.runner.info, examined.info))
     checks.append(check_sizes(bench.runner.info, examined.info))
     checks += check_arithmetic(target.dtype, target.device)
@@ -95,7 +96,7 @@ def examine(
         told = _told_layers(examined, draft, report)
         checks.append(check_tree_report(report, provenance, target, draft.quantization, told))
     steps = examined.step_seconds(max_draft_tokens + 1)
-    giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if is_head(draft) else 0.0  # hidden states, every round
+    giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if spec.head else 0.0  # hidden states, every round
     verify_s = [steps.target_s[0], *(each + giving_s for each in steps.target_s[1:])]
     times = StepTimes(draft_s=steps.draft_s, verify_s=verify_s, link_s=link_s)
     return Examination(
@@ -108,13 +109,13 @@ def examine(
     )
 
 
-def _first_checks(target: ModelConfig, draft: SpeculativeConfig) -> list[Check]:
+def _first_checks(target: ModelConfig, draft: DraftSpec) -> list[Check]:
     """What can be said before anything is loaded."""
-    assert draft.model is not None
+    assert draft.config.model is not None
     tokenizer = load_tokenizer(target.model)
-    if is_head(draft):
-        return check_head(target.model, draft, tokenizer)
-    return check_tokenizers(tokenizer, load_tokenizer(draft.model))
+    if draft.head is not None:
+        return check_head(target.model, draft.config, tokenizer)
+    return check_tokenizers(tokenizer, load_tokenizer(draft.config.model))
 
 
 def _sample(bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int) -> Sample:
@@ -123,8 +124,10 @@ def _sample(bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max
     return Sample(sampling.name, jobs, decode(engine, jobs, batch_size=bench.runner.cache.num_rows))
 
 
-def _load(bench: Workbench, draft: SpeculativeConfig, sample: Sample, max_draft_tokens: int) -> ExaminedDraft:
-    return HeadDraft(bench, draft, sample, max_draft_tokens) if is_head(draft) else CausalDraft(bench, draft)
+def _load(bench: Workbench, draft: DraftSpec, sample: Sample, max_draft_tokens: int) -> ExaminedDraft:
+    if draft.head is not None:
+        return HeadDraft(bench, draft.config, sample, max_draft_tokens)
+    return CausalDraft(bench, draft.config)
 
 
 def _told_layers(examined: ExaminedDraft, draft: SpeculativeConfig, report: TreeReport) -> tuple[int, ...] | None:

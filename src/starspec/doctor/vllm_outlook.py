@@ -26,7 +26,7 @@ from starspec.harness.provenance import collect_provenance
 from starspec.harness.step_times import time_draft_steps
 from starspec.hub.grow import CausalDrafter
 from starspec.integrations.vllm.hub_client import LIKELIEST
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.vocabulary import load_tokenizer
 
@@ -56,7 +56,7 @@ def examine_vllm(
     Raises: ConfigError if the server does not answer or drafts already, or if the draft is none for vLLM; ModelError if
         it cannot be loaded.
     """
-    if draft.model is None or is_head(draft):
+    if draft.model is None or resolve_draft(draft).head is not None:
         raise ConfigError("vLLM hands over no hidden states: its draft must be a causal LM, and no EAGLE head")
     reading = read_vllm(url)
     provenance, checks = collect_provenance({"draft": draft.model}), check_server(reading)

@@ -59,6 +59,11 @@ class GatewayServer:
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    @property
+    def memory(self) -> str:
+        """A gateway keeps nothing for sequences."""
+        return ""
+
     def run(self) -> None:
         """Serve until `stop`, then until the answers in flight are done or the time is over."""
         asyncio.run(self.serve())

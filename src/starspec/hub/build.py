@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import assert_never
 
-from starspec.config import EAGLE_METHODS, HubConfig, ModelConfig, SpeculativeConfig
-from starspec.draft_methods import HEAD
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.hub.drafter import Drafter
@@ -17,9 +15,10 @@ from starspec.hub.grow import CausalDrafter
 from starspec.hub.handshake import FeatureTerms, HubTerms
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
-from starspec.models.heads.load import is_head, load_head
+from starspec.models.heads.load import load_head
+from starspec.models.heads.resolve import DraftSpec
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.vocabulary import check_pair, load_tokenizer
 from starspec.tracing import Tracer
 
 
@@ -35,56 +34,55 @@ class LoadedDrafter:
 
 
 def load_drafter(
-    speculative: SpeculativeConfig, model: ModelConfig | None, num_ngram_rows: int, target: str | None = None
+    draft: DraftSpec, model: ModelConfig | None, num_ngram_rows: int, target: str | None = None
 ) -> LoadedDrafter:
-    """Load what the method asks for.
+    """Load what drafts.
 
     Args:
-        model: the draft model or head and how it runs; unused by method 'ngram'.
-        target: the model that an EAGLE head drafts for; unused by others.
-        num_ngram_rows: sequences whose n-gram index is kept; unused by others.
-    Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported.
+        model: the draft model or head and how it runs; unused by prompt lookup.
+        target: the model that an EAGLE head drafts for, and whose vocabulary a draft model must share.
+        num_ngram_rows: sequences whose n-gram index prompt lookup keeps; unused by others.
+    Raises: ConfigError if there is no draft model; ModelError if it is missing, corrupt or not supported;
+        VocabularyMismatch.
     """
-    match speculative.method:
-        case "ngram":
-            lookup = (speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-            return LoadedDrafter(NgramDrafter(*lookup, num_ngram_rows), None, num_ngram_rows, 0)
-        case "draft_model" | "eagle" | "eagle3":
-            if model is None:
-                raise ConfigError(f"method '{speculative.method}' needs a draft: give its model")
-            # its config.json alone may say that it is a head
-            return _load_eagle(speculative, model, target) if is_head(speculative) else _load_causal(model)
-        case _:
-            assert_never(speculative.method)
+    config = draft.config
+    if draft.kind == "ngram":
+        drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max, num_ngram_rows)
+        return LoadedDrafter(drafter, None, num_ngram_rows, 0)
+    if model is None:
+        raise ConfigError(f"method '{config.method}' needs a draft: give its model")
+    return _load_eagle(config, model, target) if draft.kind == "head" else _load_causal(model, target)
 
 
-def _load_causal(model: ModelConfig) -> LoadedDrafter:
+def _load_causal(model: ModelConfig, target: str | None) -> LoadedDrafter:
+    if target is not None and target != model.model:
+        check_pair(target, model.model)
     runner = load_runner(model)
     fingerprint = vocab_fingerprint(load_tokenizer(model.model))
     return LoadedDrafter(CausalDrafter(runner), fingerprint, runner.cache.num_rows, runner.cache.num_bytes)
 
 
-def _load_eagle(speculative: SpeculativeConfig, model: ModelConfig, target: str | None) -> LoadedDrafter:
+def _load_eagle(config: SpeculativeConfig, model: ModelConfig, target: str | None) -> LoadedDrafter:
     if target is None:
         raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
-    head = load_head(model, target, speculative.feature_layers)
+    head = load_head(model, target, config.feature_layers)
     spec = head.spec
-    if speculative.method in EAGLE_METHODS and speculative.method != spec.method:
-        raise ConfigError(f"'{model.model}' is a head of method '{spec.method}', not '{speculative.method}'")
+    if config.traits.reads_features and config.method != spec.method:
+        raise ConfigError(f"'{model.model}' is a head of method '{spec.method}', not '{config.method}'")
     terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
     fingerprint = vocab_fingerprint(load_tokenizer(target))
     return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
 
 
-def suited_to(speculative: SpeculativeConfig, config: HubConfig) -> HubConfig:
-    """What the drafter can do of what the hub is told: where it cannot run ahead, run-ahead `auto` is off.
+def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
+    """The hub's config, as far as the draft can follow it: run-ahead `auto` is off for a draft that cannot run ahead.
 
-    Raises: ConfigError if it is told to run ahead, or to share prefixes between targets, and cannot.
+    Raises: ConfigError if the hub is told to run ahead, or to share prefixes between targets, and the draft cannot.
     """
-    traits = HEAD if is_head(speculative) else speculative.traits  # its config.json alone may say that it is one
-    if traits.why_not_ahead is None:
+    why_not = draft.traits.why_not_ahead
+    if why_not is None:
         return config
-    told = f"is of draft models: this draft {traits.why_not_ahead}, leave the option out"
+    told = f"is of draft models: this draft {why_not}, leave the option out"
     if config.run_ahead in ("chain", "outcomes"):
         raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
     if config.share_prefixes == "hub":

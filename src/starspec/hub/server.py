@@ -13,6 +13,7 @@ from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.hub.build import build_hub, load_drafter, suited_to, terms_of
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
+from starspec.models.heads.resolve import resolve_draft
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys, require_keys
@@ -32,7 +33,7 @@ class DraftServer:
     Args:
         speculative: method and limits of the drafter.
         model: the draft and how it runs; None for method 'ngram'.
-        target: the model that an EAGLE head drafts for.
+        target: the model that an EAGLE head drafts for, and whose vocabulary a draft model must share.
     Raises: ConfigError if it cannot or must not listen there; ModelError if the model cannot be used.
     """
 
@@ -44,11 +45,12 @@ class DraftServer:
         target: str | None = None,
         trace: Tracer | None = None,
     ) -> None:
-        config = suited_to(speculative, config)  # first: a mistake is known at once, a model takes a while
+        draft = resolve_draft(speculative)
+        config = suited_to(draft, config)  # first: a mistake is known at once, a model takes a while
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
         check_free(config.host, config.port, "the hub")
-        loaded = load_drafter(speculative, model, config.max_tags, target)
+        loaded = load_drafter(draft, model, config.max_tags, target)
         self._loaded = loaded
         hub = build_hub(loaded, config, trace=trace)
         self._is_stopping = threading.Event()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import FileIO
@@ -25,6 +26,7 @@ class ChildSpec:
 
     name: str  # shown to people
     command: tuple[str, ...]
+    stdin: bytes = b""  # all that it can read of its standard input
     environment: Mapping[str, str] = field(default_factory=dict)  # the whole of it
     stop_stage: int = 0  # children of a lower stage have stopped before this one is asked to
     is_essential: bool = True  # given up = everything stops; otherwise the others go on without it
@@ -68,11 +70,13 @@ class Child:
         self.spec = spec
         self.line, theirs = socket.socketpair()
         self.line.setblocking(False)
-        with theirs:  # from then on the child alone holds its end
+        with theirs, tempfile.TemporaryFile() as stdin:  # from then on the child alone holds its ends
+            stdin.write(spec.stdin)  # a file: writing it never waits for the child, and it has no name to open
+            stdin.seek(0)
             self._process = subprocess.Popen(
                 spec.command,
                 env=environment_with_line(spec.environment, theirs.fileno()),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,

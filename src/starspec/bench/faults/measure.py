@@ -16,7 +16,7 @@ from starspec.draft_methods import DraftMethod
 from starspec.errors import PeerLost
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import resolve_draft
 
 NUM_TARGETS = 2
 NUM_STREAMS = 8
@@ -68,7 +68,7 @@ class FaultModels:
     def draft_options(self) -> tuple[str, ...]:
         """Words of the hub's command line beyond the draft. An EAGLE head borrows its target's embedding."""
         speculative = SpeculativeConfig(method=self.method, model=self.draft)
-        borrowed = ("--target", self.target) if is_head(speculative) else ()
+        borrowed = ("--target", self.target) if resolve_draft(speculative).head else ()
         return ("--draft-quantization", self.quantization, "--spec-method", self.method, *borrowed)
 
 

@@ -25,7 +25,7 @@ from starspec.harness.datasets import Prompt, spread
 from starspec.harness.decode import Job
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.workbench import GREEDY, Workbench
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import resolve_draft
 from starspec.models.packed import PackedRunner
 
 ASSISTANCES = (Assistance("heuristic"), Assistance("constant", 3), Assistance("constant", 5))
@@ -99,7 +99,7 @@ class PairModels:
     @property
     def assistant(self) -> str | None:
         """What transformers can be assisted by: an EAGLE head is no model of its own."""
-        return None if is_head(self.speculative(self.quantization)) else self.draft
+        return None if resolve_draft(self.speculative(self.quantization)).head else self.draft
 
     def speculative(self, quantization: Quantization) -> SpeculativeConfig:
         return SpeculativeConfig(

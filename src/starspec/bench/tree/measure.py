@@ -21,7 +21,7 @@ from starspec.harness.provenance import collect_provenance
 from starspec.harness.step_times import StepSeconds, time_steps
 from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import NO_DEADLINE_S, LocalHub
-from starspec.models.heads.load import is_head
+from starspec.models.heads.resolve import resolve_draft
 from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import TargetStats
@@ -138,7 +138,7 @@ def measure_tree(
     Raises: ModelError, VocabularyMismatch.
     """
     advance("loading", None)
-    grid = replace(plan.grid or (HEAD_GRID if is_head(models.speculative()) else CAUSAL_GRID), **plan.only)
+    grid = replace(plan.grid or (HEAD_GRID if resolve_draft(models.speculative()).head else CAUSAL_GRID), **plan.only)
     shapes = grid.shapes()
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()

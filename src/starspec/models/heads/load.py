@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -11,10 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from starspec.config import EAGLE_METHODS, ModelConfig, SpeculativeConfig
+from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.heads.checkpoint import read_head
-from starspec.models.heads.dialect import names_a_head
 from starspec.models.heads.head import EagleHead
 from starspec.models.heads.spec import HeadWeights, TargetShape
 from starspec.models.linear.narrow_or_wide import RowLimit
@@ -66,24 +64,6 @@ class TargetTensors:
         except UNREADABLE as error:
             raise ModelError(f"the weights in '{self.folder}' cannot be read: {first_line(error)}") from error
         raise ModelError(f"the weights in '{self.folder}' have no {' or '.join(names)}, which an EAGLE head borrows")
-
-
-def is_head(speculative: SpeculativeConfig) -> bool:
-    """Whether the draft is an EAGLE head: its method says so, or its config.json.
-
-    That of SafeAILab's EAGLE-1 looks like that of a small Llama: there the method must say so.
-    """
-    if speculative.method in EAGLE_METHODS:
-        return True
-    if speculative.method != "draft_model" or speculative.model is None or is_synthetic(speculative.model):
-        return False
-    if Path(speculative.model).expanduser().is_file():  # .gguf
-        return False
-    try:
-        config = json.loads((locate(speculative.model) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, ModelError):
-        return False  # whoever loads it says what is wrong with it
-    return isinstance(config, dict) and names_a_head(config)
 
 
 def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] | None = None) -> EagleHead:

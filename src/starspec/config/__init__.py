@@ -1,0 +1,91 @@
+"""What each process is told at its start: frozen dataclasses, one for each concern, with units in the names.
+
+A field's annotation says its command-line option too (see `option.py`). A flag wins over a file, and a file over the
+default. An unknown key is an error that names the nearest known key.
+"""
+
+from starspec.config.checks import build, nearest
+from starspec.config.gateway import GatewayConfig
+from starspec.config.hub import (
+    MIN_LEASE_S,
+    Admission,
+    AheadMode,
+    HubConfig,
+    MaxBatch,
+    PrefixScope,
+    RunAhead,
+    Scheduling,
+)
+from starspec.config.limits import (
+    MAX_DRAFT_TOKENS,
+    MAX_FEATURE_LAYERS,
+    MAX_STOP_LEN,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+)
+from starspec.config.model import DEFAULT_MAX_MODEL_LEN, Dtype, ModelConfig, Numerics, Quantization
+from starspec.config.option import Option
+from starspec.config.process import (
+    SERVERS,
+    GatewayProcess,
+    HubProcess,
+    LogLevel,
+    ProcessConfig,
+    ServerConfig,
+    TargetProcess,
+)
+from starspec.config.speculative import LengthConfig, RemoteConfig, SampleMethod, SpeculativeConfig
+from starspec.config.target import (
+    BATCHINGS,
+    MAX_PASSED_OVER,
+    MIN_SERVING_LEASE_S,
+    WINDOW_BATCHES,
+    BatchAdmission,
+    BatchingConfig,
+    BatchingMethod,
+    TargetConfig,
+)
+
+__all__ = [
+    "BATCHINGS",
+    "DEFAULT_MAX_MODEL_LEN",
+    "MAX_DRAFT_TOKENS",
+    "MAX_FEATURE_LAYERS",
+    "MAX_PASSED_OVER",
+    "MAX_STOP_LEN",
+    "MAX_TOP_K",
+    "MAX_TOP_LOGPROBS",
+    "MIN_LEASE_S",
+    "MIN_SERVING_LEASE_S",
+    "SERVERS",
+    "WINDOW_BATCHES",
+    "Admission",
+    "AheadMode",
+    "BatchAdmission",
+    "BatchingConfig",
+    "BatchingMethod",
+    "Dtype",
+    "GatewayConfig",
+    "GatewayProcess",
+    "HubConfig",
+    "HubProcess",
+    "LengthConfig",
+    "LogLevel",
+    "MaxBatch",
+    "ModelConfig",
+    "Numerics",
+    "Option",
+    "PrefixScope",
+    "ProcessConfig",
+    "Quantization",
+    "RemoteConfig",
+    "RunAhead",
+    "SampleMethod",
+    "Scheduling",
+    "ServerConfig",
+    "SpeculativeConfig",
+    "TargetConfig",
+    "TargetProcess",
+    "build",
+    "nearest",
+]

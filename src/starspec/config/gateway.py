@@ -1,0 +1,64 @@
+"""The OpenAI-compatible gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from starspec.config.checks import check_words
+from starspec.config.network import LOOPBACK, Insecure, Keys, ShutdownTimeout
+from starspec.config.option import A_MODEL, LIMITS, MODELS, NETWORK, NONE_GIVEN, Option
+from starspec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """The OpenAI-compatible gateway."""
+
+    model: Annotated[
+        str,
+        Option(f"The targets' model, for its tokenizer and chat template: {A_MODEL}.", MODELS, flags=("--target",)),
+    ] = ""
+    targets: Annotated[
+        tuple[str, ...],  # serving ports
+        Option(
+            "A target server, tcp://HOST:PORT; may be repeated. Without one, --hub's metrics are served alone.",
+            NETWORK,
+            flags=("--endpoint",),
+            shown=NONE_GIVEN,
+        ),
+    ] = ("tcp://127.0.0.1:7800",)
+    hub: Annotated[
+        str | None,
+        Option("Public port of the draft server, tcp://HOST:PORT, to show it in /metrics.", NETWORK, shown=NONE_GIVEN),
+    ] = None
+    host: Annotated[str, Option("Address that the HTTP API listens on.", NETWORK)] = LOOPBACK
+    port: Annotated[int, Option("Port of the HTTP API; 0 = any free one.", NETWORK, least=0, most=65535)] = 8000
+    served_model_name: Annotated[str | None, Option("Model name in the API.", NETWORK, shown="the folder's name")] = (
+        None
+    )
+    api_key: Annotated[
+        str | None,
+        Option(
+            "Key that clients must send; prefer the variable, which does not show in process lists.",
+            NETWORK,
+            shown=NONE_GIVEN,
+            envvar="STARSPEC_API_KEY",
+        ),
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "ignore"],
+        Option("auto: the model's generation_config.json gives a request's defaults; ignore: it does not.", MODELS),
+    ] = "auto"
+    keys: Keys = None
+    insecure: Insecure = False
+    max_body_bytes: Annotated[int, Option("Longest request body, in bytes.", LIMITS, least=1)] = 4 * 1024 * 1024
+    keep_alive_s: Annotated[
+        float, Option("Seconds after which a silent stream gets a comment.", LIMITS, ("--keep-alive",), least=0.1)
+    ] = 15.0
+    shutdown_timeout_s: ShutdownTimeout = 30.0
+
+    def __post_init__(self) -> None:
+        check_words(self)
+        if self.api_key == "":
+            raise ConfigError("the API key is empty: give one, or leave it out to ask for none")

@@ -1,0 +1,78 @@
+"""One model and how it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from starspec.config.checks import check_ranges, check_words
+from starspec.config.option import A_MODEL, LIMITS, MODELS, NONE_GIVEN, Option
+
+DEFAULT_MAX_MODEL_LEN: Final = 4096  # tokens. It sizes the KV cache, and few requests are longer
+MAX_NUM_THREADS: Final = 1024  # of a forward; the operating system refuses more in words of its own
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
+"""Of the weights only."""
+Numerics = Literal["invariant", "fast"]
+"""The same bits with and without speculation, or speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One model and how it runs."""
+
+    # `--model` is what other servers call it
+    model: Annotated[str, Option(f"Target model: {A_MODEL}.", MODELS, flags=("--target", "--model"))]
+    dtype: Annotated[Dtype, Option("Number format of the weights.", MODELS)] = "bfloat16"
+    device: Annotated[str, Option("cpu, cuda or cuda:N.", MODELS)] = "cpu"
+    quantization: Quantization = "none"  # of drafts
+    numerics: Annotated[
+        Numerics,
+        Option(
+            "invariant: the same bits with and without speculation, as far as this machine's kernels allow; "
+            "fast: gives that up for speed.",
+            MODELS,
+        ),
+    ] = "invariant"
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "Tokens of the longest sequence, prompt and output.",
+            MODELS,
+            least=2,
+            shown=f"the model's own, at most {DEFAULT_MAX_MODEL_LEN}",
+        ),
+    ] = None
+    num_threads: Annotated[
+        int | None,
+        Option("CPU threads of a forward.", MODELS, least=1, most=MAX_NUM_THREADS, shown="OMP_NUM_THREADS, or all"),
+    ] = None
+    num_rows: Annotated[
+        int,
+        Option(
+            "Sequences that the draft model can grow at once: its cache rows.",
+            LIMITS,
+            flags=("--max-num-seqs",),
+            least=1,
+        ),
+    ] = 8
+    kv_budget_bytes: Annotated[
+        int | None,
+        Option(
+            "Memory for the draft's keys and values, as 512MiB, 2GiB or bytes. It is divided into cache rows, and "
+            "replaces one row a sequence. Sequences beyond them are served too: they take the rows that were not used "
+            "for longest.",
+            LIMITS,
+            flags=("--kv-budget",),
+            least=1,
+            shown=NONE_GIVEN,
+            form="memory",
+        ),
+    ] = None
+    fused: bool = True  # False: unmodified Hugging Face modules, the reference
+    enforce_eager: bool = False  # True: no CUDA graphs
+
+    def __post_init__(self) -> None:
+        check_words(self)
+        check_ranges(self)

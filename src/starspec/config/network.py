@@ -1,0 +1,37 @@
+"""Options that all servers have in common: where they listen, and with which keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from starspec.config.option import LIMITS, NETWORK, NONE_GIVEN, PROCESS, Option
+
+LOOPBACK = "127.0.0.1"
+
+Host = Annotated[str, Option("Address to listen on.", NETWORK)]
+Port = Annotated[int, Option("Port to listen on; 0 = any free one.", NETWORK, least=0, most=65535)]
+Keys = Annotated[
+    str | None,
+    Option(
+        "Folder made by `starspec keygen`; needed for every address that is not loopback.",
+        NETWORK,
+        shown=NONE_GIVEN,
+        form="path",
+    ),
+]
+Insecure = Annotated[bool, Option("Allow addresses that are not loopback without keys.", NETWORK, ("--insecure",))]
+PrefillChunk = Annotated[int, Option("Prompt tokens of one forward.", LIMITS, least=1)]
+ShutdownTimeout = Annotated[
+    float,
+    Option(
+        "Seconds that requests in flight have to end after SIGINT or SIGTERM.",
+        PROCESS,
+        ("--shutdown-timeout",),
+        least=0.0,
+    ),
+]
+
+
+def lease(least_s: float) -> Option:
+    """The option of a server's lease."""
+    return Option("Seconds of silence after which a caller's work is freed.", LIMITS, ("--lease",), least=least_s)

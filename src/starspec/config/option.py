@@ -1,0 +1,67 @@
+"""How a config field appears on a command line. The field's annotation says it once, beside its name and type.
+
+    num_rows: Annotated[int, Option("Sequences held at once.", LIMITS, least=1)] = 8
+
+`starspec.cli.binder` makes command-line options of such fields, and `check_ranges` tests the same bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+MODELS: Final = "Models"
+SPECULATION: Final = "Speculation"
+NETWORK: Final = "Network"
+LIMITS: Final = "Limits"
+PROCESS: Final = "Process"
+SAMPLING: Final = "Sampling"
+MEASURE: Final = "Measurement"
+
+NONE_GIVEN: Final = "none"
+A_MODEL: Final = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
+
+Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals"]
+"""How a value is written on the command line.
+
+plain             as the field's own type
+path              a file or folder; the field holds text
+memory            512MiB, 2GiB or a number of bytes
+by_name           NAME=NUMBER,...
+word_or_number    one of the field's words, or a number
+ports             FIRST-LAST
+numbers, reals    several with commas between
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field as a command-line option.
+
+    Args:
+        help: a sentence for `--help`.
+        panel: the heading under which `--help` lists the option.
+        flags: its names; empty = the field's name.
+        least, most: bounds of a number, or of each number in `numbers`. Both inclusive.
+        shown: what `--help` shows as the default, where the default itself says nothing.
+        form: how the value is written.
+        words: those of a `word_or_number`.
+        unit: what its number counts.
+        envvar: an environment variable that gives the value too.
+    """
+
+    help: str
+    panel: str
+    flags: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    shown: str | None = None
+    form: Form = "plain"
+    words: tuple[str, ...] = ()
+    unit: str = ""
+    envvar: str | None = None
+
+    @property
+    def known(self) -> str:
+        """What a `word_or_number` may be, for an error's sentence."""
+        return f"{', '.join(self.words)} or a number of {self.unit}"

@@ -1,0 +1,158 @@
+"""What drafts for a target, how far, and where: `--speculative-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from starspec.config.checks import at_least, build, check_keys, check_words
+from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
+from starspec.config.model import ModelConfig, Quantization
+from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
+from starspec.errors import ConfigError
+from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
+
+SampleMethod = Literal["coupled", "rejection"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConfig:
+    """`"remote": {...}` of a speculative config: where the hub is and what to do without it."""
+
+    endpoint: str | None = None  # tcp://host:port of the hub's public port; None = a hub of one's own in this process
+    keys: str | None = None  # folder made by `starspec keygen`; required unless the host is loopback
+    insecure: bool = False  # allow a host that is not loopback without keys
+    deadline_ms: float | None = None  # longest wait for proposals; None = follows recent rounds
+    fallback: Literal["ngram", "none"] = "none"  # drafter of rounds that the hub misses
+
+    def __post_init__(self) -> None:
+        check_words(self, "remote.")
+        if self.deadline_ms is not None and self.deadline_ms <= 0:
+            raise ConfigError(f"remote.deadline_ms must be positive, got {self.deadline_ms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthConfig:
+    """`"length": {...}` of a speculative config: how far to speculate."""
+
+    policy: Literal["fixed"] = "fixed"
+
+    def __post_init__(self) -> None:
+        check_words(self, "length.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """`--speculative-config`: vLLM's keys where the meaning is the same, ours under `remote` and `length`."""
+
+    method: DraftMethod = "draft_model"
+    model: str | None = None  # draft or EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
+    quantization: Quantization = "none"  # of the draft's weights
+    num_speculative_tokens: int = 4  # K: depth of the chain, 0..64
+    eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
+    num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
+    num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
+    draft_p_min: float = 0.0  # drafting stops when the nodes to expand have less, together; 0 = never
+    disable_by_batch_size: int | None = None  # rounds of more sequences than this draft nothing; None = all draft
+    max_model_len: int | None = None  # of the draft
+    feature_layers: tuple[int, ...] | None = None  # input of an EAGLE head: hidden states; None = as its config says
+    prompt_lookup_min: int = 2  # shortest n-gram that method ngram looks up
+    prompt_lookup_max: int = 4  # longest
+    rejection_sample_method: SampleMethod = (
+        "coupled"  # coupled: the target's own draw decides; rejection: its distribution
+    )
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    length: LengthConfig = field(default_factory=LengthConfig)
+
+    def __post_init__(self) -> None:
+        check_words(self)
+        if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")
+        self._check_tree()
+        if self.disable_by_batch_size is not None:
+            at_least("disable_by_batch_size", self.disable_by_batch_size, 1)
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
+        if self.model is not None and not self.traits.needs_model:
+            raise ConfigError(f"method '{self.method}' takes no model")
+
+    @property
+    def traits(self) -> MethodTraits:
+        return DRAFT_METHODS[self.method]
+
+    def draft_model(self, base: ModelConfig) -> ModelConfig | None:
+        """The draft's model, which runs as `base` does except for what this config says; None if it has no model.
+
+        Raises: ConfigError if `base` has memory for keys and values, and the method keeps none.
+        """
+        if base.kv_budget_bytes is not None and not self.traits.needs_model:
+            raise ConfigError(f"--kv-budget is of draft models: method '{self.method}' keeps no keys and values")
+        if self.model is None:
+            return None
+        return replace(
+            base,
+            model=self.model,
+            quantization=self.quantization,
+            numerics="fast",  # the last bits of a draft decide nothing
+            max_model_len=self.max_model_len or base.max_model_len,
+        )
+
+    @property
+    def budget(self) -> DraftBudget:
+        """What a round asks for. `num_draft_tokens` counts the root here, as in SGLang, and not there."""
+        num_steps = self.num_speculative_tokens if self.num_steps is None else self.num_steps
+        if self.eagle_topk == 1 or num_steps == 0:
+            return DraftBudget.chain(num_steps, self.draft_p_min)
+        num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
+        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, self.draft_p_min)
+        return replace(tree, num_draft_tokens=min(num_nodes, tree.max_nodes))
+
+    def _check_tree(self) -> None:
+        if not 1 <= self.eagle_topk <= MAX_TOP_K:
+            raise ConfigError(f"eagle_topk must be 1 to {MAX_TOP_K}, got {self.eagle_topk}")
+        if self.num_steps is not None and not 0 <= self.num_steps <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"num_steps must be 0 to {MAX_DRAFT_TOKENS}, got {self.num_steps}")
+        budget = self.budget
+        if budget.num_forwarded > MAX_FORWARDED:
+            raise ConfigError(
+                f"eagle_topk {budget.top_k} with num_steps {budget.num_steps} forwards {budget.num_forwarded} nodes a"
+                f" round; at most {MAX_FORWARDED} fit: lower one of them"
+            )
+        if not (budget.is_chain or self.traits.draws_trees):
+            raise ConfigError(f"method '{self.method}' drafts chains: leave eagle_topk at 1")
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise ConfigError(f"draft_p_min is a probability, 0 to 1, got {self.draft_p_min}")
+        if self.draft_p_min and not self.traits.knows_probabilities:
+            raise ConfigError(f"method '{self.method}' knows no probabilities: leave draft_p_min out")
+        if self.num_draft_tokens is None:
+            return
+        if not 2 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS + 1:
+            raise ConfigError(f"num_draft_tokens (the root counts) must be 2 to {MAX_DRAFT_TOKENS + 1}")
+        if self.eagle_topk == 1 and self.num_draft_tokens != budget.num_steps + 1:
+            raise ConfigError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but a chain of {budget.num_steps} steps has"
+                f" {budget.num_steps + 1} with its root: leave it out, or set eagle_topk above 1 for a tree"
+            )
+        if budget.num_steps == 0:
+            raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but 0 steps draft nothing: leave one out")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
+        """Build from parsed JSON; dashes in keys count as underscores.
+
+        Raises: ConfigError naming the unknown key and the nearest known one, or what is out of range or said twice.
+        """
+        where = "speculative config"
+        known = {str(key).replace("-", "_"): value for key, value in values.items()}
+        for key, part in (("remote", RemoteConfig), ("length", LengthConfig)):
+            if isinstance(known.get(key), Mapping):
+                check_keys(part, known[key], f"{where}, {key}")
+        config = build(cls, known, where)
+        depths = (known.get("num_speculative_tokens"), config.num_steps)
+        if None not in depths and depths[0] != depths[1]:
+            raise ConfigError(
+                f"num_speculative_tokens {depths[0]} and num_steps {depths[1]} are two words for the depth of a draft:"
+                " leave one out"
+            )
+        return config
