@@ -26,7 +26,7 @@ from starspec.engine.drafts import NgramDrafts, draft_budget
 from starspec.engine.feature_outbox import FeatureOutbox, FeatureRequest
 from starspec.engine.hub_tag import HubTag
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
-from starspec.ids import RequestId, Tag
+from starspec.ids import RequestKey, Tag
 from starspec.policy.deadline import Deadline
 from starspec.policy.length.fixed import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed
@@ -70,7 +70,7 @@ class RemoteDrafts:
         self._method = method
         self._deadline = Deadline(deadline_s)
         self._tags: dict[Tag, HubTag] = {}
-        self._by_request: dict[RequestId, Tag] = {}
+        self._by_request: dict[RequestKey, Tag] = {}
         self._tag_numbers = itertools.count(1)
         self._hub = HubConnection(transport, self, clock)
         self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
@@ -248,7 +248,7 @@ class RemoteDrafts:
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
         """Sequences that the next round may be of: of this one's batch, and of those who were not in it."""
         ready = [*batch, *(state.sequence for state in self._tags.values())]
-        return len({each.request_id for each in ready if each.state is SequenceState.RUNNING})
+        return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
     def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
         """What to ask for; a hub never gives more nodes than it said in its Welcome."""
@@ -262,7 +262,7 @@ class RemoteDrafts:
         tag = Tag(next(self._tag_numbers))
         state = HubTag(sequence, TagSession(Role.TARGET, tag), FeatureOutbox(self._feature_terms))
         self._tags[tag] = state
-        self._by_request[sequence.request_id] = tag
+        self._by_request[sequence.key] = tag
         return state
 
     def _open(self, state: HubTag) -> list[TargetToHub]:
@@ -304,11 +304,11 @@ class RemoteDrafts:
     def _forget(self, state: HubTag) -> list[TargetToHub]:
         """Drop the tag. Returns: what tells the hub."""
         del self._tags[state.session.tag]
-        del self._by_request[state.sequence.request_id]
+        del self._by_request[state.sequence.key]
         return state.close()
 
     def _state(self, sequence: TargetSequence) -> HubTag | None:
-        tag = self._by_request.get(sequence.request_id)
+        tag = self._by_request.get(sequence.key)
         return None if tag is None else self._tags[tag]
 
     def _tree(self, sequence: TargetSequence, state: HubTag | None, num_sequences: int) -> DraftTree:
