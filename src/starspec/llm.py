@@ -225,7 +225,7 @@ class LLM:
                 self._let_go(request_id)
 
     def _step(self) -> None:
-        for output in self.engine.step():
+        for output in self.engine.step().values():
             self._takers[output.request_id](output)
 
     def _let_go(self, request_id: RequestId) -> None:

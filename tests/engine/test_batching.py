@@ -366,7 +366,7 @@ def test_aborted_requests_change_nothing_for_others(method, data):
         engine.submit(str(index), each.spec)  # type: ignore[arg-type]
     aborted, found = set(), {str(index): [] for index in range(6)}
     while engine.has_work:
-        for output in engine.step():
+        for output in engine.step().values():
             found[output.request_id] += output.token_ids
         if data.draw(st.integers(0, 3)) == 0:
             aborted.add(victim := str(data.draw(st.integers(0, 5))))
@@ -390,7 +390,7 @@ def test_a_long_prompt_beside_running_answers_stops_none_of_them(method):
         pass
     engine.submit(RequestId("newcomer"), specs[2])
     for _ in range(3):  # chunks of 16 of its prompt
-        assert {each.request_id for each in engine.step()} == {"0", "1"}
+        assert {each.request_id for each in engine.step().values()} == {"0", "1"}
         engine.check_integrity()
     while engine.has_work:  # the runner is everybody's
         engine.step()

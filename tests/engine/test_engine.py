@@ -75,7 +75,7 @@ def finish(engine: TargetEngine) -> dict[str, list[EngineOutput]]:
     for _ in range(1000):
         if not engine.has_work:
             break
-        for each in engine.step():
+        for each in engine.step().values():
             outputs.setdefault(each.request_id, []).append(each)
         engine.check_integrity()
     assert not engine.has_work
@@ -296,7 +296,7 @@ def test_an_exception_in_a_step_fails_its_requests_and_no_other() -> None:
     engine.submit(RequestId("b"), spec_of(PROMPT))
     engine.step()
     failed = engine.fail_step("internal error")
-    assert [(each.request_id, each.finish_reason) for each in failed] == [("a", "error")]
+    assert [(each.request_id, each.finish_reason) for each in failed.values()] == [("a", "error")]
     engine.check_integrity()
     assert list(finish(engine)) == ["b"]
 
@@ -321,7 +321,7 @@ def test_a_prompt_that_cannot_be_read_ends_its_own_request_alone() -> None:
     engine.submit(RequestId("b"), spec_of([1, 2, 3, 4, 5]))
     with pytest.raises(RuntimeError):
         engine.step()
-    assert [each.request_id for each in engine.fail_step("internal error")] == ["b"]
+    assert [each.request_id for each in engine.fail_step("internal error").values()] == ["b"]
     engine.check_integrity()
     (parts,) = finish(engine).values()
     assert [token for part in parts for token in part.token_ids] == plain([1, 2, 3], 12)
@@ -340,7 +340,7 @@ def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
     runner.bad_num_tokens = 3
     with pytest.raises(RuntimeError):
         engine.step()
-    failed = {each.request_id for each in engine.fail_step("internal error")}
+    failed = {each.request_id for each in engine.fail_step("internal error").values()}
     runner.bad_num_tokens = None
     engine.check_integrity()
     assert len(failed) == 2
@@ -363,7 +363,7 @@ def test_joining_leaving_and_aborting_at_any_moment_change_no_token(seed: int, d
             name = chance.choice(sorted(wanted))
             engine.abort(RequestId(name))
             aborted.add(name)
-        for each in engine.step():
+        for each in engine.step().values():
             got.setdefault(each.request_id, []).extend(each.token_ids)
         engine.check_integrity()
     for each in finish(engine).items():

@@ -393,7 +393,7 @@ def test_a_request_may_ask_for_fewer_draft_tokens() -> None:
     star.engine.submit(RequestId("a"), spec)
     outputs = []
     while star.engine.has_work:
-        outputs += star.engine.step()
+        outputs += star.engine.step().values()
     assert [len(each.token_ids) for each in outputs] == [3, 3, 3]
 
 
@@ -423,7 +423,7 @@ def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes
     star.engine.submit(RequestId("a"), RequestSpec(PROMPT, sampling, max_tokens=40, logprobs=1))
     outputs = []
     while star.engine.has_work:
-        outputs += star.engine.step()
+        outputs += star.engine.step().values()
         star.engine.check_integrity()
     assert sum(len(each.token_ids) for each in outputs) == 40
     assert outputs[-1].finish_reason == "length"

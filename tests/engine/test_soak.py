@@ -58,7 +58,7 @@ def serve(engine: TargetEngine, num_requests: int, chance: random.Random, check:
             num_begun += 1
         if going and chance.random() < 0.02:
             engine.abort(going.pop(chance.randrange(len(going))))
-        for output in engine.step():
+        for output in engine.step().values():
             if output.finish_reason is not None:
                 going.remove(output.request_id)
                 num_ended += 1

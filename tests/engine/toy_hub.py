@@ -226,7 +226,7 @@ class Star:
 
     def step(self) -> None:
         started_s = self.clock.now
-        for each in self.engine.step():
+        for each in self.engine.step().values():
             self.got[each.request_id].extend(each.token_ids)
         self.longest_gap_s = max(self.longest_gap_s, self.clock.now - started_s)
         self.engine.check_integrity()

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
 from starspec.engine.batching import PARTS, make_scheduler
-from starspec.ids import RequestId
+from starspec.ids import LOCAL, RequestId, RequestKey
 from starspec.policy.same_length import SameLengthPool
 from starspec.policy.target_batch import (
     Candidate,
@@ -18,10 +18,18 @@ from starspec.policy.target_batch import (
 )
 
 
+def key_of(name):
+    return RequestKey(LOCAL, RequestId(name))
+
+
+def keys(*names):
+    return tuple(key_of(name) for name in names)
+
+
 def candidates(*lengths, passed_over=()):
     waits = [*passed_over, *[0] * (len(lengths) - len(passed_over))]
     return tuple(
-        Candidate(RequestId(str(index)), length, wait)
+        Candidate(key_of(str(index)), length, wait)
         for index, (length, wait) in enumerate(zip(lengths, waits, strict=True))
     )
 
@@ -31,7 +39,10 @@ def snapshot(waiting=(), prefilling=(), running=(), num_free_rows=0):
 
 
 def decoded(pool, *lengths, passed_over=()):
-    return [int(each) for each in pool.choose(snapshot(running=candidates(*lengths, passed_over=passed_over))).decode]
+    return [
+        int(each.request_id)
+        for each in pool.choose(snapshot(running=candidates(*lengths, passed_over=passed_over))).decode
+    ]
 
 
 BOUNDED, UNBOUNDED = SameLengthPool(2, 3), SameLengthPool(2, None)
@@ -69,34 +80,34 @@ def test_one_that_was_passed_over_too_often_goes_with_its_own_length_if_it_can()
 
 def test_the_window_is_refilled_by_length_and_nobody_waits_outside_for_ever():
     waiting = candidates(9, 5, 7, 5)
-    assert BOUNDED.choose(snapshot(waiting=waiting, num_free_rows=3)).admit == ("1", "3", "2")
+    assert BOUNDED.choose(snapshot(waiting=waiting, num_free_rows=3)).admit == keys("1", "3", "2")
     overdue = candidates(9, 5, 7, 5, passed_over=(3,))
-    assert BOUNDED.choose(snapshot(waiting=overdue, num_free_rows=3)).admit == ("0", "1", "3")
-    assert UNBOUNDED.choose(snapshot(waiting=overdue, num_free_rows=1)).admit == ("1",)
+    assert BOUNDED.choose(snapshot(waiting=overdue, num_free_rows=3)).admit == keys("0", "1", "3")
+    assert UNBOUNDED.choose(snapshot(waiting=overdue, num_free_rows=1)).admit == keys("1")
 
 
 def test_fixed_batches_begin_together_and_nobody_joins():
     fixed = FixedBatches()
     first = fixed.choose(snapshot(waiting=candidates(5, 6, 7), num_free_rows=2))
-    assert (first.admit, first.prefill, first.decode) == (("0", "1"), "0", ())
-    reading = fixed.choose(snapshot(candidates(7), candidates(6), candidates(5), 0))
-    assert (reading.admit, reading.decode) == ((), ())
+    assert (first.admit, first.prefill, first.decode) == (keys("0", "1"), key_of("0"), ())
+    prefill = fixed.choose(snapshot(candidates(7), candidates(6), candidates(5), 0))
+    assert (prefill.admit, prefill.decode) == ((), ())
     late = fixed.choose(snapshot(waiting=candidates(7), running=candidates(5), num_free_rows=1))
-    assert (late.admit, late.decode) == ((), ("0",))
+    assert (late.admit, late.decode) == ((), keys("0"))
 
 
 def test_continuous_batches_take_whoever_comes():
     plan = Continuous().choose(snapshot(candidates(7), (), candidates(5), 1))
-    assert (plan.admit, plan.prefill, plan.decode) == (("0",), "0", ("0",))
+    assert (plan.admit, plan.prefill, plan.decode) == (keys("0"), key_of("0"), keys("0"))
 
 
-def test_rounds_wait_while_a_prompt_is_read_where_prompts_come_first():
+def test_rounds_wait_while_a_prompt_is_prefilled_where_prompts_come_first():
     for scheduler in (Continuous(), SameLengthPool(2, 3)):
         first = PromptsFirst(scheduler)
-        reading = first.choose(snapshot(candidates(7), (), candidates(5), 1))
-        assert (reading.admit, reading.prefill, reading.decode) == (("0",), "0", ())
+        prefill = first.choose(snapshot(candidates(7), (), candidates(5), 1))
+        assert (prefill.admit, prefill.prefill, prefill.decode) == (keys("0"), key_of("0"), ())
         assert first.choose(snapshot((), candidates(6), candidates(5), 0)).decode == ()
-        assert first.choose(snapshot(candidates(7), (), candidates(5), 0)).decode == ("0",)
+        assert first.choose(snapshot(candidates(7), (), candidates(5), 0)).decode == keys("0")
 
 
 def test_every_method_has_its_parts():
@@ -126,15 +137,15 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4))
     def arrive(self, lengths):
         for length in lengths:
-            self.waiting.append([str(self.next_id), length, 0])
+            self.waiting.append([key_of(str(self.next_id)), length, 0])
             self.next_id += 1
 
     @rule(gains=st.lists(st.integers(1, 5), min_size=4, max_size=4), ends=st.sets(st.integers(0, 3), max_size=1))
     def step(self, gains, ends):
         snapshot = ScheduleSnapshot(
-            tuple(Candidate(RequestId(name), length, wait) for name, length, wait in self.waiting),
+            tuple(Candidate(name, length, wait) for name, length, wait in self.waiting),
             (),
-            tuple(Candidate(RequestId(name), length, wait) for name, length, wait in self.window),
+            tuple(Candidate(name, length, wait) for name, length, wait in self.window),
             self.window_size - len(self.window),
         )
         plan = self.pool.choose(snapshot)

@@ -68,7 +68,7 @@ class Target:
             self.engine.submit(RequestId(str(index)), job.spec)
 
     def step(self) -> None:
-        for output in self.engine.step():
+        for output in self.engine.step().values():
             answer = self.answers[int(output.request_id)]
             answer.token_ids += output.token_ids
             answer.finish_reason = output.finish_reason

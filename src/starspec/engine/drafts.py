@@ -9,7 +9,7 @@ from torch import Tensor
 
 from starspec.config import SpeculativeConfig
 from starspec.engine.sequence import RoundOutput, TargetSequence
-from starspec.ids import RequestId
+from starspec.ids import RequestKey
 from starspec.policy.length.fixed import LengthPolicy, LengthSnapshot
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
@@ -104,14 +104,14 @@ class NgramDrafts(NoDrafts):
     def __init__(self, policy: LengthPolicy, lookup_min: int, lookup_max: int) -> None:
         self._policy = policy
         self._lookup = (lookup_min, lookup_max)
-        self._indexes: dict[RequestId, NgramIndex] = {}
+        self._indexes: dict[RequestKey, NgramIndex] = {}
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence in sequences:
             sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
             index = NgramIndex(*self._lookup)
             index.append(sequence.token_ids)
-            self._indexes[sequence.request_id] = index
+            self._indexes[sequence.key] = index
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self.propose(sequence, len(batch)) for sequence in batch]
@@ -121,17 +121,17 @@ class NgramDrafts(NoDrafts):
         length = draft_budget(sequence, self._policy, num_sequences).num_steps
         if length == 0:
             return EMPTY_TREE
-        return DraftTree.chain(self._indexes[sequence.request_id].propose(length))
+        return DraftTree.chain(self._indexes[sequence.key].propose(length))
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
             if added.finish is not None:
                 self.close(sequence)
             else:
-                self._indexes[sequence.request_id].append(added.token_ids)
+                self._indexes[sequence.key].append(added.token_ids)
 
     def close(self, sequence: TargetSequence) -> None:
-        self._indexes.pop(sequence.request_id, None)
+        self._indexes.pop(sequence.key, None)
 
 
 def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:

@@ -13,7 +13,7 @@ from starspec.engine.drafts import Drafts
 from starspec.engine.round import RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
-from starspec.ids import RequestId
+from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
 from starspec.models.runner import BatchRunner, Segment
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
 from starspec.stats import TargetStats
@@ -50,7 +50,7 @@ class TargetEngine:
         is_even = PARTS[config.batching.method].commits_evenly
         self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=is_even)
         self._scheduler = make_scheduler(config)
-        self._sequences: dict[RequestId, TargetSequence] = {}  # in order of arrival
+        self._sequences: dict[RequestKey, TargetSequence] = {}  # in order of arrival
         self._at_work: Sequence[TargetSequence] = ()  # whom this step's prompt or round is of
         self._started_s = clock()
         self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
@@ -82,13 +82,14 @@ class TargetEngine:
         """Those who would wait after the next step's admissions."""
         return max(0, self.num_waiting - self._num_free_rows)
 
-    def submit(self, request_id: RequestId, spec: RequestSpec) -> None:
+    def submit(self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL) -> None:
         """Take a request in.
 
         Raises: RequestError if it can never run; QueueFull if the waiting line is at its bound.
         """
+        key = RequestKey(peer, request_id)
         try:
-            if request_id in self._sequences:
+            if key in self._sequences:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
             if not self.has_room:
@@ -106,8 +107,8 @@ class TargetEngine:
             include_stop=spec.include_stop_str_in_output,
             skip_special_tokens=spec.skip_special_tokens,
         )
-        self._sequences[request_id] = TargetSequence(
-            request_id,
+        self._sequences[key] = TargetSequence(
+            key,
             spec,
             max_len=min(num_prompt + max_tokens, info.max_model_len),
             eos_token_ids=info.eos_token_ids,
@@ -115,16 +116,20 @@ class TargetEngine:
             arrived_s=self._clock(),
         )
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
         """Nobody waits for this request any more: free everything of it. Unknown ids are ignored."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._sequences.get(RequestKey(peer, request_id))
         if sequence is None:
             return
         self.stats.num_aborted += 1
         self.drafts.close(sequence)
         self._release(sequence)
 
-    def step(self) -> list[EngineOutput]:
+    def requests_of(self, peer: PeerId) -> list[RequestId]:
+        """The ids of the peer's requests that have not ended, oldest first."""
+        return [key.request_id for key in self._sequences if key.peer == peer]
+
+    def step(self) -> dict[RequestKey, EngineOutput]:
         """Admit, forward one prefill chunk, run one round.
 
         Returns: what each sequence of the round gained.
@@ -136,13 +141,13 @@ class TargetEngine:
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
         if plan.admit:
-            self._admit([self._sequences[request_id] for request_id in plan.admit])
+            self._admit([self._sequences[key] for key in plan.admit])
         if plan.prefill is not None:
             self._at_work = [self._sequences[plan.prefill]]
             self._prefill(self._sequences[plan.prefill])
         if not plan.decode:
             self.drafts.poll()
-            return []
+            return {}
         batch = self._in_order_of_rows(plan.decode)
         self._at_work = batch
         outputs = self._rounds.run(batch)
@@ -153,17 +158,17 @@ class TargetEngine:
                 self.stats.num_finished += 1
                 self._release(sequence)
         self._rate(sum(len(each.token_ids) for each in outputs))
-        return outputs
+        return {each.key: output for each, output in zip(batch, outputs, strict=True)}
 
-    def fail_step(self, reason: str) -> list[EngineOutput]:
+    def fail_step(self, reason: str) -> dict[RequestKey, EngineOutput]:
         """After an exception in a step: end the requests that it worked on, so that the others can go on.
 
         They are those of the prompt or the round that was at work, or all that hold a row if none was.
         """
-        outputs = []
+        outputs = {}
         at_work = [each for each in self._at_work if each.row is not None]
         for sequence in at_work or [each for each in self._sequences.values() if each.row is not None]:
-            outputs.append(sequence.output(RoundOutput(finish=Finish("error", reason))))
+            outputs[sequence.key] = sequence.output(RoundOutput(finish=Finish("error", reason)))
             self.drafts.close(sequence)
             self._release(sequence)
         return outputs
@@ -200,12 +205,12 @@ class TargetEngine:
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
-    def _in_order_of_rows(self, request_ids: Iterable[RequestId]) -> list[TargetSequence]:
+    def _in_order_of_rows(self, keys: Iterable[RequestKey]) -> list[TargetSequence]:
         """The sequences in the order of their cache rows: what lies side by side in both is read together.
 
         (Of a rectangle, it is the order of the rows that share it, whoever came first.)
         """
-        sequences = [self._sequences[request_id] for request_id in request_ids]
+        sequences = [self._sequences[key] for key in keys]
         return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
 
     def _snapshot(self) -> ScheduleSnapshot:
@@ -214,7 +219,7 @@ class TargetEngine:
             by_state[sequence.state].append(sequence)
         by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
         waiting, prefilling, running = (
-            tuple(Candidate(each.request_id, len(each.token_ids), each.num_passed_over) for each in by_state[state])
+            tuple(Candidate(each.key, len(each.token_ids), each.num_passed_over) for each in by_state[state])
             for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)
         )
         return ScheduleSnapshot(waiting, prefilling, running, self._num_free_rows)
@@ -230,11 +235,11 @@ class TargetEngine:
         Returns: how many could be in this step's round and are not.
         """
         overtaken, left_out = passed_over(snapshot, plan)
-        for request_id in (*plan.admit, *plan.decode):
-            self._sequences[request_id].num_passed_over = 0
-        for request_id in (*overtaken, *left_out):
-            self._sequences[request_id].num_passed_over += 1
-        waits = [self._sequences[request_id].num_passed_over for request_id in left_out]
+        for key in (*plan.admit, *plan.decode):
+            self._sequences[key].num_passed_over = 0
+        for key in (*overtaken, *left_out):
+            self._sequences[key].num_passed_over += 1
+        waits = [self._sequences[key].num_passed_over for key in left_out]
         self.stats.batch.longest_wait_rounds = max(self.stats.batch.longest_wait_rounds, *waits, 0)
         return len(left_out)
 
@@ -269,7 +274,7 @@ class TargetEngine:
 
     def _release(self, sequence: TargetSequence) -> None:
         sequence.state = SequenceState.FINISHED
-        del self._sequences[sequence.request_id]
+        del self._sequences[sequence.key]
         if sequence.row is not None:
             self.runner.cache.free(sequence.row)
             sequence.row = None

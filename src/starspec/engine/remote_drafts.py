@@ -27,7 +27,7 @@ from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budget
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_link import FeatureOutbox, FeatureRequest, SequenceLink, SequenceTokens
-from starspec.ids import RequestId
+from starspec.ids import RequestKey
 from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.length.fixed import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed
@@ -71,7 +71,7 @@ class RemoteDrafts:
         self._deadline = NoStallDeadline(deadline_s)
         self._hub = HubConnection(transport, self._deadline, self, clock)
         self._links: dict[HubTag, SequenceLink] = {}
-        self._by_request: dict[RequestId, SequenceLink] = {}
+        self._by_request: dict[RequestKey, SequenceLink] = {}
         self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the present round ...
@@ -103,7 +103,7 @@ class RemoteDrafts:
         return self._feature_request.layers
 
     def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        link = self._by_request.get(sequence.request_id)
+        link = self._by_request.get(sequence.key)
         if link is not None:
             link.features.add(start, features)
             if link.tag.session.is_held and not self._hub.is_lost:
@@ -117,7 +117,7 @@ class RemoteDrafts:
         return trees
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        links = [self._by_request.get(sequence.request_id) for sequence in batch]
+        links = [self._by_request.get(sequence.key) for sequence in batch]
         for link in filter(None, links):
             link.stop_if_undraftable()
         waited = self._hub.wait([link.tag for link in links if link is not None and link.tag.is_awaited])
@@ -130,7 +130,7 @@ class RemoteDrafts:
             self._hub.note_paused_step()
         self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
-            link = self._by_request.get(sequence.request_id)
+            link = self._by_request.get(sequence.key)
             if link is None:
                 continue
             if added.finish is not None:
@@ -146,7 +146,7 @@ class RemoteDrafts:
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
-        link = self._by_request.get(sequence.request_id)
+        link = self._by_request.get(sequence.key)
         if link is not None:
             self._hub.send(self._close(link))
 
@@ -238,7 +238,7 @@ class RemoteDrafts:
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
         """Sequences that the next round may have: those of this round's batch, and those that were not in it."""
         ready = [*batch, *(link.sequence for link in self._links.values())]
-        return len({each.request_id for each in ready if each.state is SequenceState.RUNNING})
+        return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
     def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
         return self._hub.limited(draft_budget(sequence, self._policy, num_sequences))
@@ -246,7 +246,7 @@ class RemoteDrafts:
     def _new_link(self, sequence: TargetSequence) -> SequenceLink:
         tag = self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method)
         link = SequenceLink(sequence, tag, FeatureOutbox(self._feature_request))
-        self._links[tag] = self._by_request[sequence.request_id] = link
+        self._links[tag] = self._by_request[sequence.key] = link
         return link
 
     def _open(self, link: SequenceLink) -> list[TargetToHub]:
@@ -260,7 +260,7 @@ class RemoteDrafts:
         now, record = self._clock(), self._hub.record
         messages = link.ask(wanted, now)
         if not messages:
-            num_tokens, request_id = len(link.sequence.token_ids), link.sequence.request_id
+            num_tokens, request_id = len(link.sequence.token_ids), link.sequence.key.request_id
             log.warning("a sequence is too long to be told to the hub", request=request_id, num_tokens=num_tokens)
             return []
         if record.is_full:  # one tag asks for all
@@ -294,6 +294,6 @@ class RemoteDrafts:
     def _close(self, link: SequenceLink) -> list[TargetToHub]:
         """Drop the link. Returns: what tells the hub."""
         del self._links[link.tag]
-        del self._by_request[link.sequence.request_id]
+        del self._by_request[link.sequence.key]
         message = self._hub.close_tag(link.tag)
         return [] if message is None else [message]

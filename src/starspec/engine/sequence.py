@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from starspec.engine.detokenize import Detokenizer
-from starspec.ids import RequestId
+from starspec.ids import RequestId, RequestKey
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats
@@ -50,7 +50,7 @@ class TargetSequence:
 
     def __init__(
         self,
-        request_id: RequestId,
+        key: RequestKey,
         spec: RequestSpec,
         *,
         max_len: int,
@@ -58,7 +58,7 @@ class TargetSequence:
         detokenizer: Detokenizer,
         arrived_s: float,
     ) -> None:
-        self.request_id = request_id
+        self.key = key
         self.spec = spec
         self.sampling: SamplingSpec = spec.sampling
         self.token_ids = list(spec.prompt_token_ids)
@@ -75,6 +75,10 @@ class TargetSequence:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = frozenset(spec.sampling.end_token_ids)
         self._detokenizer = detokenizer
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.key.request_id
 
     @property
     def num_output_tokens(self) -> int:

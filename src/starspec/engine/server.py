@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 import structlog
@@ -18,7 +17,7 @@ from starspec.cache.rows import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
 from starspec.errors import CapacityError, RequestError
-from starspec.ids import RequestId, TargetId
+from starspec.ids import PeerId, RequestKey, TargetId
 from starspec.wire.messages import (
     Abort,
     Ask,
@@ -35,14 +34,6 @@ from starspec.wire.transports.sockets import endpoint_at
 IDLE_WAIT_S = 0.05  # between looks at the hub's link while there is nothing to do
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class _Gateway:
-    """A gateway that has requests here."""
-
-    heard_s: float
-    requests: dict[RequestId, RequestId]  # the gateway's id -> ours
 
 
 class TargetServer:
@@ -63,9 +54,7 @@ class TargetServer:
         self._engine = engine
         self._serving = serving
         self._clock = clock
-        self._gateways: dict[bytes, _Gateway] = {}
-        self._owners: dict[RequestId, tuple[bytes, RequestId]] = {}  # our id -> (gateway, its id)
-        self._num_requests = 0
+        self._heard_s: dict[PeerId, float] = {}  # when each gateway sent its last message
         self._is_stopping = threading.Event()
         self._stop_by_s = float("inf")
 
@@ -113,7 +102,7 @@ class TargetServer:
             return
         self._deliver(self._step())
 
-    def _step(self) -> Sequence[EngineOutput]:
+    def _step(self) -> Mapping[RequestKey, EngineOutput]:
         """The one place where an exception of a step is survived: those that it worked on fail, the others go on."""
         try:
             return self._engine.step()
@@ -121,70 +110,53 @@ class TargetServer:
             log.exception("a step failed; its requests end with an error")
             return self._engine.fail_step("internal error")
 
-    def _handle(self, peer: bytes, message: GatewayToTarget) -> None:
-        gateway = self._gateways.setdefault(peer, _Gateway(self._clock(), {}))
-        gateway.heard_s = self._clock()
+    def _handle(self, peer: PeerId, message: GatewayToTarget) -> None:
+        self._heard_s[peer] = self._clock()
         match message:
             case Submit():
-                self._submit(peer, gateway, message)
+                self._submit(peer, message)
             case Abort(request_id=request_id):
-                if request_id in gateway.requests:  # else it crossed the last emission
-                    self._drop(gateway.requests[request_id])
+                self._engine.abort(request_id, peer)
             case Ask():
                 self._serving.send(peer, [self._status()])
             case _:
                 assert_never(message)
 
-    def _submit(self, peer: bytes, gateway: _Gateway, message: Submit) -> None:
-        self._num_requests += 1
-        request_id = RequestId(f"{self._config.name}-{self._num_requests}")
+    def _submit(self, peer: PeerId, message: Submit) -> None:
         try:
             if self._is_stopping.is_set():
                 raise CapacityError("this target is shutting down")
-            if message.request_id in gateway.requests:
-                raise RequestError(f"request id {message.request_id} is in use", "request_id")
-            self._engine.submit(request_id, message.spec)
+            self._engine.submit(message.request_id, message.spec, peer)
         except RequestError as error:
             refusal = Rejected(message.request_id, str(error), error.param, error.status)
             self._serving.send(peer, [refusal])
         except CapacityError as error:
             refusal = Rejected(message.request_id, str(error), None, 503, error.retry_after_s)
             self._serving.send(peer, [refusal])
-        else:
-            gateway.requests[message.request_id] = request_id
-            self._owners[request_id] = (peer, message.request_id)
 
-    def _drop(self, request_id: RequestId) -> None:
-        peer, theirs = self._owners.pop(request_id)
-        del self._gateways[peer].requests[theirs]
-        self._engine.abort(request_id)
-
-    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
-        """Send each gateway its emissions in one go."""
-        by_peer: dict[bytes, list[TargetToGateway]] = {}
-        for output in outputs:
-            peer, theirs = self._owners[output.request_id]
-            by_peer.setdefault(peer, []).append(_renamed(output, theirs))
-            if output.finish_reason is not None:
-                del self._owners[output.request_id]
-                del self._gateways[peer].requests[theirs]
+    def _deliver(self, outputs: Mapping[RequestKey, EngineOutput]) -> None:
+        """Send each gateway the outputs of its requests in one go."""
+        by_peer: dict[PeerId, list[TargetToGateway]] = {}
+        for key, output in outputs.items():
+            by_peer.setdefault(key.peer, []).append(output)
         for peer, messages in by_peer.items():
             if not self._serving.send(peer, messages):
                 self._forget(peer)
 
     def _expire_gateways(self) -> None:
         limit_s = self._clock() - self._config.lease_s
-        for peer, gateway in list(self._gateways.items()):
-            if gateway.heard_s < limit_s:
-                given_up = [EngineOutput(theirs, [], "", finish_reason="abort") for theirs in gateway.requests]
-                self._serving.send(peer, given_up)  # it may be there after all, and slow
+        for peer, heard_s in list(self._heard_s.items()):
+            if heard_s < limit_s:
+                request_ids = self._engine.requests_of(peer)
+                aborted = [EngineOutput(request_id, [], "", finish_reason="abort") for request_id in request_ids]
+                self._serving.send(peer, aborted)  # the gateway may be slow rather than gone
                 self._forget(peer)
 
-    def _forget(self, peer: bytes) -> None:
-        """A gateway is gone: abort what it asked for."""
-        for request_id in list(self._gateways[peer].requests.values()):
-            self._drop(request_id)
-        del self._gateways[peer]
+    def _forget(self, peer: PeerId) -> None:
+        """A gateway is gone: abort its requests."""
+        for request_id in self._engine.requests_of(peer):
+            self._engine.abort(request_id, peer)
+        del self._heard_s[peer]
 
     def _status(self) -> TargetStatus:
         engine = self._engine
@@ -204,15 +176,3 @@ class TargetServer:
             is_stopping=self._is_stopping.is_set(),
             max_num_requests=engine.max_num_requests,
         )
-
-
-def _renamed(output: EngineOutput, request_id: RequestId) -> EngineOutput:
-    return EngineOutput(
-        request_id=request_id,
-        token_ids=output.token_ids,
-        text=output.text,
-        logprobs=output.logprobs,
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-        stats=output.stats,
-    )

@@ -106,7 +106,7 @@ def decode(
             engine.submit(request_id, jobs[names[request_id]].spec)
         del waiting[:num_joining]
         num_active += num_joining
-        for output in engine.step():
+        for output in engine.step().values():
             answer = answers[names[output.request_id]]
             answer.token_ids += output.token_ids
             if output.finish_reason is not None:

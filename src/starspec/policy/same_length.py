@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, first_prefill, ids_of
+from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, first_prefill, keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class SameLengthPool:
 
         The window is whoever holds a row: `num_free_rows` bounds it.
         """
-        admit = ids_of(self._refill(snapshot.waiting)[: snapshot.num_free_rows])
-        return StepPlan(admit, first_prefill(snapshot, admit), ids_of(self._group(snapshot.running)))
+        admit = keys_of(self._refill(snapshot.waiting)[: snapshot.num_free_rows])
+        return StepPlan(admit, first_prefill(snapshot, admit), keys_of(self._group(snapshot.running)))
 
     def _refill(self, waiting: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """In the order in which prompts enter the window: neighbours are of similar length."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
 
-from starspec.ids import RequestId
+from starspec.ids import RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One sequence, as a scheduler sees it."""
 
-    request_id: RequestId
+    key: RequestKey
     num_tokens: int = 0  # committed
     num_passed_over: int = 0  # steps in a row that took others instead, although it could have been taken
 
@@ -32,9 +32,9 @@ class ScheduleSnapshot:
 class StepPlan:
     """What one step does, in this order."""
 
-    admit: tuple[RequestId, ...]  # get a cache row and a tag at the hub
-    prefill: RequestId | None  # forward one chunk of this prompt
-    decode: tuple[RequestId, ...]  # one round over these
+    admit: tuple[RequestKey, ...]  # get a cache row and a tag at the hub
+    prefill: RequestKey | None  # forward one chunk of this prompt
+    decode: tuple[RequestKey, ...]  # one round over these
 
 
 class Scheduler(Protocol):
@@ -48,8 +48,8 @@ class Continuous:
     """First come, first served; one prefill chunk beside each round, so that a long prompt delays others little."""
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
-        admit = ids_of(snapshot.waiting[: snapshot.num_free_rows])
-        return StepPlan(admit, first_prefill(snapshot, admit), ids_of(snapshot.running))
+        admit = keys_of(snapshot.waiting[: snapshot.num_free_rows])
+        return StepPlan(admit, first_prefill(snapshot, admit), keys_of(snapshot.running))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class FixedBatches:
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         is_over = not snapshot.prefilling and not snapshot.running
-        admit = ids_of(snapshot.waiting[: snapshot.num_free_rows]) if is_over else ()
+        admit = keys_of(snapshot.waiting[: snapshot.num_free_rows]) if is_over else ()
         prefill = first_prefill(snapshot, admit)
-        return StepPlan(admit, prefill, () if prefill else ids_of(snapshot.running))
+        return StepPlan(admit, prefill, () if prefill else keys_of(snapshot.running))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +78,25 @@ class PromptsFirst:
         return plan if plan.prefill is None else replace(plan, decode=())
 
 
-def ids_of(candidates: tuple[Candidate, ...]) -> tuple[RequestId, ...]:
-    return tuple(each.request_id for each in candidates)
+def keys_of(candidates: tuple[Candidate, ...]) -> tuple[RequestKey, ...]:
+    return tuple(each.key for each in candidates)
 
 
-def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestId, ...]) -> RequestId | None:
+def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestKey, ...]) -> RequestKey | None:
     """The prompt whose turn it is: one that was begun is read to its end; of those that enter together, the oldest."""
-    entering = (each for each in ids_of(snapshot.waiting) if each in admit)
-    return next(chain(ids_of(snapshot.prefilling), entering), None)
+    entering = (each for each in keys_of(snapshot.waiting) if each in admit)
+    return next(chain(keys_of(snapshot.prefilling), entering), None)
 
 
-def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[RequestId], list[RequestId]]:
+def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[RequestKey], list[RequestKey]]:
     """In whose place a plan takes others.
 
     Returns: those who wait on although one that arrived later gets a row; and those who could be in the plan's
         round and are not.
     """
     admitted, decoded = set(plan.admit), set(plan.decode)
-    waiting = ids_of(snapshot.waiting)
+    waiting = keys_of(snapshot.waiting)
     num_before_last = max((place for place, each in enumerate(waiting) if each in admitted), default=0)
     overtaken = [each for each in waiting[:num_before_last] if each not in admitted]
-    left_out = [each for each in ids_of(snapshot.running) if each not in decoded] if plan.decode else []
+    left_out = [each for each in keys_of(snapshot.running) if each not in decoded] if plan.decode else []
     return overtaken, left_out

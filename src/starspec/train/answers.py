@@ -149,7 +149,7 @@ def _answers(
             engine.submit(request_id, spec)
             being_said[request_id] = Answer(index=index, prompt_ids=prompt_ids, answer_ids=[], temperature=temperature)
             upcoming = next(waiting, None)
-        for output in engine.step():
+        for output in engine.step().values():
             answer_ids = being_said[output.request_id].answer_ids
             answer_ids += output.token_ids
             num_said += len(output.token_ids)

@@ -14,7 +14,7 @@ import structlog
 import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
-from starspec.ids import RequestId
+from starspec.ids import PeerId, RequestId
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import CurveAuthenticator, Keys, require_keys
 from starspec.wire.messages import (
@@ -67,7 +67,7 @@ class ServingServer:
             self.close()
             raise
 
-    def receive(self, timeout_s: float) -> list[tuple[bytes, GatewayToTarget]]:
+    def receive(self, timeout_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
         """(gateway, message) pairs in order of arrival; waits up to `timeout_s` (0 = not at all) for the first.
 
         A malformed frame is dropped and counted; if it was a request, its gateway is told. A gateway that asks in
@@ -75,16 +75,16 @@ class ServingServer:
         """
         if timeout_s > 0:
             self._socket.poll(int(timeout_s * 1000))
-        arrived: list[tuple[bytes, GatewayToTarget]] = []
+        arrived: list[tuple[PeerId, GatewayToTarget]] = []
         for _ in range(READ_BURST):
             try:
                 peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            arrived += self._messages(peer, frames)
+            arrived += self._messages(PeerId(peer), frames)
         return arrived
 
-    def send(self, peer: bytes, messages: Sequence[TargetToGateway]) -> bool:
+    def send(self, peer: PeerId, messages: Sequence[TargetToGateway]) -> bool:
         """Hand messages over without waiting; they travel together, as many as a multipart may hold.
 
         Returns: False if the gateway is gone or does not read, or if a message is too large for a frame: its
@@ -106,7 +106,7 @@ class ServingServer:
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
 
-    def _messages(self, peer: bytes, frames: list[bytes]) -> list[tuple[bytes, GatewayToTarget]]:
+    def _messages(self, peer: PeerId, frames: list[bytes]) -> list[tuple[PeerId, GatewayToTarget]]:
         try:
             messages = self._decoder.decode_all(frames)
         except PeerProtocolError as error:
@@ -117,7 +117,7 @@ class ServingServer:
             return []
         return [(peer, message) for message in messages if not self._is_refused(peer, message)]
 
-    def _is_refused(self, peer: bytes, message: GatewayToTarget) -> bool:
+    def _is_refused(self, peer: PeerId, message: GatewayToTarget) -> bool:
         if not isinstance(message, Ask) or message.protocol_version == PROTOCOL_VERSION:
             return False
         refused = Refused.for_version(message.protocol_version, "this target", "the gateway")

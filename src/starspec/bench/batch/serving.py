@@ -65,7 +65,7 @@ def serve(
             if not engine.has_work:
                 sleep(max(0.0, arrivals[num_submitted] - (clock() - started_s)))
                 continue
-            for output in engine.step():
+            for output in engine.step().values():
                 index = int(output.request_id)
                 answers[index].token_ids += output.token_ids
                 if output.finish_reason is not None:

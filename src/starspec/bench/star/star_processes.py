@@ -195,7 +195,7 @@ class _Requests:
         while time.monotonic() < end_s:
             if self._running is None:
                 self._running = self._submit(next(self._seeds))
-            for output in self._engine.step():
+            for output in self._engine.step().values():
                 num_tokens += len(output.token_ids)
                 if output.finish_reason is not None:
                     self._running = None
