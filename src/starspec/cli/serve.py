@@ -133,7 +133,7 @@ def draft(
         with process.loading(f"loading draft {speculative.model or speculative.method}"):
             from starspec.hub.server import DraftServer  # noqa: PLC0415 (imports torch)
             from starspec.models.heads.load import is_head  # noqa: PLC0415
-            from starspec.models.loading.vocabulary import check_pair  # noqa: PLC0415
+            from starspec.models.loading.tokenizer import check_pair  # noqa: PLC0415
 
             if target is not None and model is not None and target != model.model and not is_head(speculative):
                 check_pair(target, model.model)

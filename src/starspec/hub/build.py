@@ -19,7 +19,7 @@ from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
 from starspec.models.heads.load import is_head, load_head
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.tracing import Tracer
 
 
