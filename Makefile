@@ -46,7 +46,7 @@ check: $(INSTALLED)
 # Hours on 2 cores; shorter without PROMPTS, with the few prompts that come with starspec alone.
 certify: models
 	for part in $(PARTS); do \
-		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.loading.embedded)" \
+		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.loading.demo_model)" \
 			--head src/starspec/heads/smollm2-135m \
 			$(foreach file,$(PROMPTS),--dataset $(file)) $(if $(TARGET),--target $(TARGET) --draft $(DRAFT)) \
 			$(if $(SHARD),--shard $(SHARD)) $(if $(DEVICE),--device $(DEVICE)) \
@@ -54,7 +54,7 @@ certify: models
 	done
 
 models: $(INSTALLED)
-	$(BIN)/python -m starspec.models.loading.embedded
+	$(BIN)/python -m starspec.models.loading.demo_model
 
 format: $(INSTALLED)
 	$(BIN)/ruff format $(SOURCES)

@@ -27,7 +27,7 @@ from race import HEAD, SELF_DRAFT, RaceRow, race, race_line, race_rows
 from star_process import star
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, write_report
-from starspec.models.loading.embedded import embedded_head_folder, embedded_model_folder
+from starspec.models.loading.demo_model import demo_head_folder, demo_model_folder
 from starspec.observe.status import StatusWatch
 from starspec.observe.table import star_line, star_table
 
@@ -227,7 +227,7 @@ def main() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is stopped on the way out
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     started_s = time.monotonic()
-    model = embedded_model_folder()
+    model = demo_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
         is_identical = asyncio.run(converse(addresses, started_s, given.max_tokens))
     rows: list[RaceRow] = []
@@ -238,7 +238,7 @@ def main() -> None:
         rows += race_rows(draft.name, results)
         is_identical &= all(row.is_identical for row in rows)
     if given.json is not None:
-        models = {"target": str(model), "head": str(embedded_head_folder())}
+        models = {"target": str(model), "head": str(demo_head_folder())}
         ratios = {f"{row.drafts}, {row.prompts}": row.speed_up for row in rows}
         write_report(Report(collect_provenance(models), rows, ratios), given.json)
     sys.exit(0 if is_identical else 1)

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from rich.console import Console
 
 from starspec.harness.report import Spread
-from starspec.models.loading.embedded import embedded_head_folder
+from starspec.models.loading.demo_model import demo_head_folder
 
 KINDS = {
     "code": (
@@ -46,7 +46,7 @@ HEAD_OPTIONS = [
     "--draft-quantization",
     "int4",
 ]
-HEAD = Draft("the EAGLE head", lambda _: ["--draft", str(embedded_head_folder()), *HEAD_OPTIONS])
+HEAD = Draft("the EAGLE head", lambda _: ["--draft", str(demo_head_folder()), *HEAD_OPTIONS])
 SELF_DRAFT = Draft("the target itself in int4", lambda model: ["--draft", str(model), "--draft-quantization", "int4"])
 
 

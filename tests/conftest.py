@@ -69,18 +69,18 @@ def modelled_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct, made out of its package the first time."""
-    from starspec.models.loading.embedded import embedded_model_folder
+    from starspec.models.loading.demo_model import demo_model_folder
 
-    return embedded_model_folder()
+    return demo_model_folder()
 
 
 @pytest.fixture(scope="session")
 def random_head(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an EAGLE-3 head for SmolLM2 that has learned nothing; its vocabulary is the first 1024 tokens."""
-    from starspec.models.heads.checkpoint import write_head
-    from starspec.models.heads.layout import OPTIONAL, tensor_shapes
     from starspec.models.heads.load import TargetTensors
     from starspec.models.heads.spec import HeadSpec, HeadWeights
+    from starspec.models.heads.tensors import OPTIONAL, tensor_shapes
+    from starspec.models.heads.write import write_head
 
     target = TargetTensors.of(str(smollm2)).shape
     spec = HeadSpec(

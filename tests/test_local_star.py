@@ -7,7 +7,7 @@ from dataclasses import replace
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.local_star import LocalHub
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 
 TARGET = "synthetic:vocab=64,step_ms=0,alpha=0.7"
 DRAFT = f"{TARGET},role=draft"

@@ -27,7 +27,7 @@ from starspec import LLM, SamplingParams
 from starspec.config import ModelConfig
 from starspec.harness.datasets import read_prompts
 from starspec.harness.provenance import collect_provenance
-from starspec.models.linear.prepack import PlainLinear
+from starspec.models.linear.dense import PlainLinear
 from starspec.models.linear.quantized_cuda import CompiledInt8Linear, TorchaoInt4Linear
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.locate import locate

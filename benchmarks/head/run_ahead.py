@@ -25,7 +25,7 @@ from starspec import LLM, SamplingParams
 from starspec.harness.datasets import Prompt, prompt_token_ids, read_prompts, spread
 from starspec.harness.provenance import collect_provenance
 from starspec.models.heads.checkpoint import read_head
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.train.answer_files import Answer
 from starspec.train.features import Target, Text, collate, collect_features, load_target
 from starspec.train.head import TrainedHead

@@ -23,7 +23,7 @@ from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer, prompt_ids_of_chat
+from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.stats import RequestStats, TargetStats

@@ -17,7 +17,7 @@ from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
 from starspec.models.heads.resolve import DraftSpec, resolve_draft
-from starspec.models.loading.vocabulary import check_vocabularies, load_tokenizer
+from starspec.models.loading.tokenizer import check_vocabularies, load_tokenizer
 from starspec.models.runner import ModelInfo
 from starspec.policy.length.fixed import LengthPolicy, make_policy
 from starspec.stats import TargetStats

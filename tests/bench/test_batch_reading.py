@@ -18,7 +18,7 @@ from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.harness.decode import Job
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stats import BatchStats, TargetStats

@@ -1,6 +1,7 @@
 import pytest
 
-from starspec.cache.rows import RowPool, memory_of
+from starspec.cache.memory import memory_of
+from starspec.cache.rows import RowPool
 from starspec.errors import NoFreeRow, OurBug
 
 

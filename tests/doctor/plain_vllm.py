@@ -11,7 +11,7 @@ from typing import Any
 
 from starspec.config import ModelConfig
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
 MAX_MODEL_LEN = 512

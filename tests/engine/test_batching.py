@@ -27,7 +27,7 @@ from starspec.errors import ConfigError
 from starspec.harness.decode import Answer, Job, decode, make_engine
 from starspec.ids import RequestId
 from starspec.models.fused import FusedRunner
-from starspec.models.linear.packing import make_packer
+from starspec.models.linear.packer import make_packer
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.verify import VerifyResult
 from starspec.stats import TargetStats

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from toy import HashRunner, WordTokenizer, next_of
 
-from starspec.cache.rows import memory_of
+from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine

@@ -24,9 +24,9 @@ from starspec.harness.decode import make_engine
 from starspec.ids import RequestId
 from starspec.local_star import LocalHub
 from starspec.models.fused import FusedRunner
-from starspec.models.linear.packing import make_packer
+from starspec.models.linear.packer import make_packer
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.policy.length.fixed import FixedLength, make_policy
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget

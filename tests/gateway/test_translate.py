@@ -13,7 +13,7 @@ from starspec.gateway.defaults import GenerationDefaults, read_generation_defaul
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest
 from starspec.gateway.translate import Translator
-from starspec.models.loading.vocabulary import eos_token_ids
+from starspec.models.loading.tokenizer import eos_token_ids
 from starspec.wire.messages import RequestSpec
 
 EOS = 257

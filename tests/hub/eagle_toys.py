@@ -17,9 +17,9 @@ from starspec.hub.eagle import EagleDrafter
 from starspec.hub.hub import DraftHub
 from starspec.ids import LinkId, TargetId
 from starspec.models.heads.head import EagleHead, HeadOutput
-from starspec.models.heads.layout import tensor_shapes
 from starspec.models.heads.spec import HeadSpec, HeadWeights
-from starspec.models.linear.prepack import pack_dense
+from starspec.models.heads.tensors import tensor_shapes
+from starspec.models.linear.dense import pack_dense
 from starspec.models.runner import Segment
 from starspec.sampling.spec import SamplingSpec
 from starspec.train.head import TrainedHead

@@ -20,9 +20,9 @@ from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
-from starspec.speculation.drawing import dice_after, draw_children
-from starspec.speculation.node_draft import NodeDraft
-from starspec.speculation.proposing import propose_token, propose_tokens
+from starspec.speculation.propose_coupled import propose_token, propose_tokens
+from starspec.speculation.propose_rejection import dice_after, draw_children
+from starspec.speculation.tree import DrawnCandidates
 from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.bad_channel import VirtualClock
@@ -45,7 +45,7 @@ class ReferenceTree(NamedTuple):
     """A proposal by paths."""
 
     nodes: set[Path]
-    drafts: dict[Path, NodeDraft]  # what was drawn below them
+    drafts: dict[Path, DrawnCandidates]  # what was drawn below them
 
 
 def reference_tree(
@@ -62,7 +62,7 @@ def reference_tree(
     Args:
         logits_of: the draft's, after some tokens: [V].
     """
-    drafts: dict[Path, NodeDraft] = {}
+    drafts: dict[Path, DrawnCandidates] = {}
     scores: dict[tuple[int, ...], float] = {(): 0.0}
     to_expand: list[tuple[int, ...]] = [()]
     for _ in range(min(budget.num_steps, max_len - len(token_ids))):

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from starspec.hub import growing_tree
 from starspec.hub.growing_tree import Children, DraftToken, GrowingTree
 from starspec.speculation.budget import DraftBudget, TopKSpec
-from starspec.speculation.node_draft import Drawing, NodeDraft
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates
 
 END = 9
 PAIR = TopKSpec(2)
@@ -30,7 +29,8 @@ def children(path: Path, top_k: int) -> Children:
     ]
     if hash((path, 3)) % 3 == 0:
         return Children(tokens)
-    return Children(tokens, NodeDraft(tuple(order), tuple(order), (1 / top_k,) * top_k, Drawing.WITHOUT_REPLACEMENT))
+    probs = (1 / top_k,) * top_k
+    return Children(tokens, DrawnCandidates(tuple(order), tuple(order), probs, Drawing.WITHOUT_REPLACEMENT))
 
 
 def grow(tree: GrowingTree, prefix: Path, budget: DraftBudget) -> int:
@@ -51,7 +51,7 @@ def paths(tree: DraftTree) -> list[Path]:
     return found
 
 
-def drafts(tree: DraftTree) -> dict[Path, NodeDraft]:
+def drafts(tree: DraftTree) -> dict[Path, DrawnCandidates]:
     """What was drawn, by path."""
     return {(() if node == ROOT else paths(tree)[node]): draft for node, draft in tree.drafts.items()}
 
@@ -151,7 +151,7 @@ def test_a_tree_ends_where_all_nodes_to_expand_together_are_hardly_reached() -> 
 
 def test_what_drawn_nodes_are_together_brings_no_layer_about() -> None:
     drawn, half = GrowingTree(is_drawn=True), DraftBudget(5, 3, 2, p_min=0.5)
-    draft = NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
+    draft = DrawnCandidates((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
     drawn.expand(ROOT, Children([DraftToken(1, log(0.45)), DraftToken(2, log(0.4))], draft), half.top_k_spec)
     assert drawn.to_forward(half) == []
     assert drawn.to_forward(replace(half, p_min=0.42)) == [0]
@@ -160,7 +160,7 @@ def test_what_drawn_nodes_are_together_brings_no_layer_about() -> None:
 @pytest.mark.parametrize("reached", [0.2, 0.1])
 def test_whether_a_drawn_node_is_proposed_does_not_depend_on_what_is_drawn_below_it(reached: float) -> None:
     """Else what is drawn there would be tested more often than the draft says it, or more seldom (ADR 9)."""
-    draft = NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
+    draft = DrawnCandidates((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
     tree, budget = GrowingTree(is_drawn=True), DraftBudget(3, 3, 2, p_min=0.5)
     likely_of = {
         (): (0.55, 0.25),
@@ -207,7 +207,7 @@ def grow_drawn(budget: DraftBudget, seed: int, below: Path | None = None, salt: 
                 rest -= shares[-1]
                 shares.append(rest * dice.uniform(0.8, 1.0))
             tokens = [DraftToken(token, log(share)) for token, share in zip(order, shares, strict=True)]
-            draft = NodeDraft(order, order, (1 / budget.top_k,) * budget.top_k, Drawing.WITHOUT_REPLACEMENT)
+            draft = DrawnCandidates(order, order, (1 / budget.top_k,) * budget.top_k, Drawing.WITHOUT_REPLACEMENT)
             tree.expand(node, Children(tokens, draft), budget.top_k_spec)
     return tree
 
@@ -230,7 +230,8 @@ def test_chains_that_are_known_at_once_have_no_slots() -> None:
 
 def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_children_is_proposed() -> None:
     tree = GrowingTree()
-    drawn = [NodeDraft(ids, ids, (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT) for ids in ((1, 2), (3, 4), (5, 6), (7, 8))]
+    pairs = ((1, 2), (3, 4), (5, 6), (7, 8))
+    drawn = [DrawnCandidates(ids, ids, (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT) for ids in pairs]
     tree.expand(ROOT, Children([DraftToken(1, -0.1), DraftToken(2, -1.0)], drawn[0]), PAIR)
     tree.expand(0, Children([DraftToken(3, -0.2), DraftToken(4, -5.0)], drawn[1]), PAIR)
     tree.expand(1, Children([DraftToken(5, -3.0), DraftToken(6, -4.0)], drawn[2]), PAIR)

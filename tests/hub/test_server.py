@@ -25,7 +25,7 @@ from starspec.hub.build import load_drafter, suited_to
 from starspec.hub.server import DraftServer
 from starspec.ids import TargetId
 from starspec.models.heads.resolve import resolve_draft
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.wire.ask import HubAsker
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, Proposal
 from starspec.wire.transports.zmq_target import ZmqTarget

@@ -27,7 +27,7 @@ from starspec.harness.datasets import hash_prompts, own_prompts, prompt_token_id
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import write_report
 from starspec.integrations.vllm.draft_length import PROBE_EVERY
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 RECEIPT = os.environ.get("VLLM_RECEIPT", "")

@@ -22,8 +22,8 @@ from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.policy.length.fixed import FixedLength
+from starspec.sampling import reference
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation import reference
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubToTarget

@@ -13,11 +13,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from starspec.sampling import reference
 from starspec.sampling.draw import next_token
+from starspec.sampling.filters import support
 from starspec.sampling.noise import gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
-from starspec.sampling.support import support
-from starspec.speculation import reference
 
 FALSE_ALARM = 1e-4  # over the whole file; each chi-square test has its share (Bonferroni)
 NUM_DRAWS = 2**16  # of each law

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import next_token
+from starspec.sampling.reference import splitmix64
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation import reference
-from starspec.speculation.proposing import propose_token
+from starspec.speculation.propose_coupled import propose_token
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 from starspec.speculation.verify import verify_tree, verify_trees
 
@@ -36,8 +37,8 @@ class ToyTarget:
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """The row after these tokens, [V]."""
-        state = reduce(reference.splitmix64, token_ids, self.model_seed)
-        return torch.tensor([reference.splitmix64(state, i) % 9 / 2 for i in range(V)], dtype=self.dtype)
+        state = reduce(splitmix64, token_ids, self.model_seed)
+        return torch.tensor([splitmix64(state, i) % 9 / 2 for i in range(V)], dtype=self.dtype)
 
     def tree_logits(self, token_ids: Sequence[int], tree: DraftTree) -> Tensor:
         """The rows after the tokens and after each node of the tree, [N + 1, V]."""

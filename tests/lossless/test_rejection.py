@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.drawing import dice_after, draw_children
-from starspec.speculation.node_draft import Drawing, NodeDraft
+from starspec.speculation.propose_rejection import dice_after, draw_children
 from starspec.speculation.rejection import try_candidates
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates
 from starspec.speculation.verify import verify_tree
 
 WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
@@ -24,10 +23,10 @@ by_drawing = pytest.mark.parametrize("drawing", [WITH, WITHOUT], ids=lambda each
 Law = tuple[float, ...]
 
 
-def node_draft(q: Sequence[float], candidates: Sequence[int], drawing: Drawing) -> NodeDraft:
+def node_draft(q: Sequence[float], candidates: Sequence[int], drawing: Drawing) -> DrawnCandidates:
     """A dense law as the sparse one that crosses the wire."""
     support = [token_id for token_id, prob in enumerate(q) if prob > 0]
-    return NodeDraft(tuple(candidates), tuple(support), tuple(q[token_id] for token_id in support), drawing)
+    return DrawnCandidates(tuple(candidates), tuple(support), tuple(q[token_id] for token_id in support), drawing)
 
 
 def possible_candidates(q: Sequence[float], num: int, drawing: Drawing) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -42,7 +41,7 @@ def possible_candidates(q: Sequence[float], num: int, drawing: Drawing) -> Itera
         yield candidates, chance
 
 
-def outcomes(p: Sequence[float], draft: NodeDraft) -> Iterator[tuple[int, bool, float]]:
+def outcomes(p: Sequence[float], draft: DrawnCandidates) -> Iterator[tuple[int, bool, float]]:
     """What a node's dice can say: the token, whether a candidate passed, how likely."""
     trial = try_candidates(torch.tensor(p, dtype=torch.float64), draft)
     left = 1.0
@@ -121,7 +120,7 @@ def logits_of(probs: Sequence[float]) -> torch.Tensor:
     return torch.tensor(probs, dtype=torch.float64).log()
 
 
-def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawing) -> NodeDraft:
+def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawing) -> DrawnCandidates:
     """Two candidates; without replacement they are drawn as a hub draws them."""
     dice = dice_after(seed, path)
     if drawing is WITHOUT:
@@ -134,7 +133,7 @@ def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawin
 def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
     """A round with a tree of two layers, then, if it gave one token only, one without a draft."""
     position = 7
-    drafts: dict[int, NodeDraft] = {}
+    drafts: dict[int, DrawnCandidates] = {}
     tokens: list[int] = []
     parents: list[int] = []
     for node, path in _nodes(drafts, tokens, parents):
@@ -151,7 +150,7 @@ def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
 
 
 def _nodes(
-    drafts: dict[int, NodeDraft], tokens: list[int], parents: list[int]
+    drafts: dict[int, DrawnCandidates], tokens: list[int], parents: list[int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The root and its children; whoever iterates says what was drawn below each."""
     yield ROOT, ()

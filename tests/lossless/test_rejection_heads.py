@@ -24,7 +24,7 @@ from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.workbench import Workbench
 from starspec.hub import children
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.drawing import DrawnChildren
+from starspec.speculation.propose_rejection import DrawnChildren
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
 NUM_ANSWERS = 1200  # of each test

@@ -20,7 +20,7 @@ from starspec.harness.decode import Job, decode
 from starspec.hub import children
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.drawing import DrawnChildren
+from starspec.speculation.propose_rejection import DrawnChildren
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
 NUM_ANSWERS = 2000  # of each test

@@ -7,9 +7,8 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from starspec.models.heads.layout import tensor_shapes
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
-from starspec.models.heads.vocabulary import is_said, offsets_of
+from starspec.models.heads.tensors import is_said, offsets_of, tensor_shapes
 
 TARGET = TargetShape(num_layers=10, hidden_size=16, vocab_size=40)
 LAYERS = (2, 5, 7)  # EAGLE-3's own of 10

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from starspec.models.heads.checkpoint import write_head
-from starspec.models.heads.layout import tensor_shapes
 from starspec.models.heads.spec import HeadSpec, HeadWeights
+from starspec.models.heads.tensors import tensor_shapes
+from starspec.models.heads.write import write_head
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
 SIZE = 128  # tokens and hidden size

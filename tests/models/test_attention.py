@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 from starspec.models.attention.call import MIN_QUERY_ROWS, Form
-from starspec.models.attention.plan import MAX_QUERY_ROWS, Reading, joined, plan_calls
+from starspec.models.attention.plan import MAX_QUERY_ROWS, AttentionMode, joined, plan_calls
 from starspec.models.attention.ragged import Placement, RaggedAttention
 from starspec.models.batch import RowRange, build_batch, plan_forwards
 from starspec.models.runner import Segment
@@ -32,7 +32,7 @@ def make_cache(prefix_lens, num_kv_heads):
     return cache
 
 
-def planned(row, first, prefix_len, tree, reading=Reading.TOGETHER, *, group=1):
+def planned(row, first, prefix_len, tree, mode=AttentionMode.TOGETHER, *, group=1):
     """The calls of one whole segment that is no prompt."""
     return plan_calls(
         row,
@@ -41,7 +41,7 @@ def planned(row, first, prefix_len, tree, reading=Reading.TOGETHER, *, group=1):
         parents=tree,
         new_tokens=range(len(tree)),
         is_prompt=False,
-        reading=reading,
+        mode=mode,
         group=group,
         like=torch.empty(0),
     )
@@ -55,20 +55,20 @@ def parents(draw, max_tokens=14):
     return (-1, *(draw(st.integers(0, token - 1)) for token in range(1, num_tokens)))
 
 
-@pytest.fixture(params=[*Reading, "as on an accelerator"])
-def reading(request, monkeypatch):
+@pytest.fixture(params=[*AttentionMode, "as on an accelerator"])
+def mode(request, monkeypatch):
     """How the cache is read; also as where calls are dear, on a device that tests have not."""
-    if isinstance(request.param, Reading):
+    if isinstance(request.param, AttentionMode):
         return request.param
-    for module in ("attention_plan", "batch"):
+    for module in ("attention.plan", "batch"):
         monkeypatch.setattr(f"starspec.models.{module}.is_accelerator", lambda device: True)
-    return Reading.FAST
+    return AttentionMode.FAST
 
 
 @pytest.mark.parametrize("heads", [(6, 2), (4, 4), (5, 1), (1, 1)])
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trees=st.lists(st.tuples(st.integers(1, 2 * KEY_BLOCK), parents()), min_size=1, max_size=3))
-def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads, reading, trees):
+def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads, mode, trees):
     num_heads, num_kv_heads = heads
     cache = make_cache([length for length, _ in trees], num_kv_heads)
     segments = [Segment(row, [1] * len(tree), len(tree), tree) for row, (_, tree) in enumerate(trees)]
@@ -77,7 +77,7 @@ def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads
     query = torch.randn(num_tokens, num_heads, HEAD_DIM, generator=generator)
     keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=generator)
     [pieces] = plan_forwards(segments, RowRange(1, None))
-    batch = build_batch(pieces, cache, RowRange(1, None), num_heads, reading)
+    batch = build_batch(pieces, cache, RowRange(1, None), num_heads, mode)
     got = batch.attention(0, query, keys_values, 0.3).view(num_tokens, num_heads, HEAD_DIM)
 
     row_of = [(row, token) for row, (_, tree) in enumerate(trees) for token in range(len(tree))]
@@ -119,7 +119,7 @@ def test_runs_of_several_rows_attend_in_one_call_what_each_attends_alone(rows, h
             parents=tree,
             new_tokens=range(len(tree)),
             is_prompt=False,
-            reading=Reading.FAST,
+            mode=AttentionMode.FAST,
             group=num_heads // num_kv_heads,
             like=cache.keys[0],
         )
@@ -144,7 +144,7 @@ def test_whole_blocks_are_read_on_accelerators_and_what_is_beyond_is_hidden(pref
         parents=None,
         new_tokens=range(2),
         is_prompt=False,
-        reading=Reading.FAST,
+        mode=AttentionMode.FAST,
         group=1,
         like=torch.empty(0, device=device),
     )
@@ -164,7 +164,7 @@ def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
             parents=None,
             new_tokens=range(num_tokens),
             is_prompt=is_prompt,
-            reading=Reading.FAST,
+            mode=AttentionMode.FAST,
             group=1,
             like=cache.keys[0],
         )
@@ -198,27 +198,27 @@ def test_where_calls_are_cheap_only_neighbours_of_about_one_length_are_joined(ro
 
 
 @pytest.mark.parametrize(
-    ("reading", "expected"),
+    ("mode", "expected"),
     [
         (
-            Reading.TOGETHER,
+            AttentionMode.TOGETHER,
             [(Form.BY_RUN, (0,), 0, 1, 0), (Form.BY_RUN, (1,), 1, 3, 0), (Form.BY_BRANCHES, (1,), 3, 5, 2),
              (Form.BY_BRANCHES, (1,), 5, 7, 1), (Form.BY_BRANCHES, (2,), 8, 9, 1), (Form.BY_ROWS, (3, 4), 9, 11, 0)],
         ),
         (
-            Reading.BY_RUN,
+            AttentionMode.BY_RUN,
             [(Form.BY_RUN, (0,), 0, 1, 0), (Form.BY_RUN, (1,), 1, 3, 0), (Form.BY_RUN, (1,), 3, 4, 1),
              (Form.BY_RUN, (1,), 4, 5, 1), (Form.BY_RUN, (1,), 5, 7, 1), (Form.BY_RUN, (2,), 8, 9, 1),
              (Form.BY_ROWS, (3, 4), 9, 11, 0)],
         ),
     ],
 )  # fmt: skip
-def test_branches_are_joined_with_others_of_their_row_alone(reading, expected):
+def test_branches_are_joined_with_others_of_their_row_alone(mode, expected):
     tree = (-1, 0, 0, 0, 0, 4)  # 0 1, then 2 and 3 in the slot of 1, then 4 5
 
     alone, pair = (-1,), (-1, -1)
-    calls = planned(0, 0, 5, alone, reading) + planned(1, 1, 5, tree, reading) + planned(2, 7, 5, pair, reading)[1:]
-    calls += planned(3, 9, 5, alone, reading) + planned(4, 10, 5, alone, reading)
+    calls = planned(0, 0, 5, alone, mode) + planned(1, 1, 5, tree, mode) + planned(2, 7, 5, pair, mode)[1:]
+    calls += planned(3, 9, 5, alone, mode) + planned(4, 10, 5, alone, mode)
     found = joined(calls, are_calls_dear=True)
     assert [(call.form, call.rows, call.first, call.last, len(call.branches)) for call in found] == expected
 
@@ -248,7 +248,7 @@ def test_a_run_that_is_read_together_leaves_no_block_of_few_query_rows(group, nu
 @pytest.mark.parametrize("num_tokens", [1, 5, 30])
 def test_no_run_that_is_read_by_run_has_more_query_rows_than_one_block_of_the_kernel(group, num_tokens):
     cache = make_cache([KEY_BLOCK - 3], 1)
-    calls = planned(0, 0, KEY_BLOCK - 3, tuple(range(-1, num_tokens - 1)), Reading.BY_RUN, group=group)
+    calls = planned(0, 0, KEY_BLOCK - 3, tuple(range(-1, num_tokens - 1)), AttentionMode.BY_RUN, group=group)
     assert [token for call in calls for token in range(call.first, call.last)] == list(range(num_tokens))
     for call in calls:
         assert call.mask.shape[2] <= MAX_QUERY_ROWS or call.last == call.first + 1

@@ -6,7 +6,7 @@ from tiny import make_config, make_info, make_model, prefill, prompt_ids
 
 from starspec.models.batch import MAX_DECODE_TOKENS, RowRange, plan_forwards
 from starspec.models.fused import FusedRunner
-from starspec.models.linear.prepack import pack_dense
+from starspec.models.linear.dense import pack_dense
 from starspec.models.runner import Segment
 
 LONG = MAX_DECODE_TOKENS + 1

@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from starspec.models.linear import dynamic_int8
-from starspec.models.linear.dynamic_int8 import DynamicInt8Linear, can_multiply_int8, largest_weight_code
+from starspec.models.linear import quantized_cpu
 from starspec.models.linear.quantize import INT8_MAX, quantize_int8
+from starspec.models.linear.quantized_cpu import DynamicInt8Linear, can_multiply_int8, largest_weight_code
 
 pytestmark = pytest.mark.skipif(
     not can_multiply_int8(torch.empty(1, 1)), reason="this processor has no kernels for integer products"
@@ -96,5 +96,5 @@ def test_processors_without_kernels_for_it_are_told_apart(monkeypatch):
     weight = random_weight()
     assert not can_multiply_int8(weight.to("meta"))
     for capability, can in (("AVX2", True), ("AVX512", True), ("DEFAULT", False), ("SVE256", False)):
-        monkeypatch.setattr(dynamic_int8.torch.backends.cpu, "get_cpu_capability", lambda each=capability: each)
+        monkeypatch.setattr(quantized_cpu.torch.backends.cpu, "get_cpu_capability", lambda each=capability: each)
         assert can_multiply_int8(weight) == can

@@ -14,7 +14,7 @@ from tiny import make_config
 from starspec.config import DEFAULT_MAX_MODEL_LEN
 from starspec.errors import CacheRangeError, ModelError
 from starspec.models.heads.head import EagleHead
-from starspec.models.linear.prepack import pack_dense
+from starspec.models.linear.dense import pack_dense
 from starspec.models.runner import Segment
 from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch, unroll

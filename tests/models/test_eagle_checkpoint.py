@@ -23,10 +23,11 @@ from transformers import LlamaConfig
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError
-from starspec.models.heads.checkpoint import read_features, read_head, write_head
+from starspec.models.heads.checkpoint import read_feature_layers, read_head
 from starspec.models.heads.resolve import resolve_draft
 from starspec.models.heads.spec import HeadWeights, TargetShape
-from starspec.models.heads.vocabulary import is_said, offsets_of, token_ids_of
+from starspec.models.heads.tensors import is_said, offsets_of, token_ids_of
+from starspec.models.heads.write import write_head
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -245,8 +246,8 @@ class TestFeatureLayers:
     @pytest.mark.parametrize("dialect", DIALECTS["eagle3"])
     def test_without_a_list_all_dialects_mean_the_same_layers(self, dialect, tmp_path):
         folder = write(tmp_path, *DIALECTS["eagle3"][dialect](make_head()))
-        assert read_features(folder, target=TARGET).layers == LAYERS
-        assert read_features(folder, target=TargetShape(num_layers=32, hidden_size=16, vocab_size=40)).layers == (
+        assert read_feature_layers(folder, target=TARGET).layers == LAYERS
+        assert read_feature_layers(folder, target=TargetShape(num_layers=32, hidden_size=16, vocab_size=40)).layers == (
             2,
             16,
             29,
@@ -266,7 +267,7 @@ class TestFeatureLayers:
         config, tensors = DIALECTS["eagle3"][dialect](make_head())
         config |= {"eagle_config": {LISTED: [1, 4, 6]}} if nested else {LISTED: [1, 4, 6]}
         folder = write(tmp_path, config, tensors)
-        reading = read_features(folder)
+        reading = read_feature_layers(folder)
         assert (reading.layers, reading.other) == (layers, other)
         assert read_head(folder).spec.feature_layers == layers
         assert read_head(folder, feature_layers=other).spec.feature_layers == other
@@ -275,12 +276,12 @@ class TestFeatureLayers:
     def test_a_list_of_specforge_is_its_own_whatever_the_family(self, family, tmp_path):
         config, tensors = DIALECTS["eagle3"]["SpecForge"](make_head())
         config |= {LISTED: [1, 4, 6], "architectures": [f"{family}ForCausalLMEagle3"]}
-        assert read_features(write(tmp_path, config, tensors)).layers == (2, 5, 7)
+        assert read_feature_layers(write(tmp_path, config, tensors)).layers == (2, 5, 7)
 
     @pytest.mark.parametrize("dialect", DIALECTS["eagle"])
     def test_eagle1_reads_the_last_hidden_state(self, dialect, tmp_path):
         folder = write(tmp_path, *DIALECTS["eagle"][dialect](head_of("eagle")))
-        reading = read_features(folder, target=TARGET)
+        reading = read_feature_layers(folder, target=TARGET)
         assert (reading.layers, reading.other) == ((10,), None)
 
     def test_eagle1_reads_no_more_than_one(self, tmp_path):
@@ -291,7 +292,7 @@ class TestFeatureLayers:
     def test_another_reading_beyond_the_target_is_none(self, tmp_path):
         config, tensors = vllm(make_head())
         folder = write(tmp_path, config | {LISTED: [2, 5, 10]}, tensors)
-        reading = read_features(folder, target=TARGET)
+        reading = read_feature_layers(folder, target=TARGET)
         assert (reading.layers, reading.other) == ((2, 5, 10), None)
 
     @pytest.mark.parametrize(

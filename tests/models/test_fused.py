@@ -19,9 +19,9 @@ from starspec.errors import ModelError
 from starspec.models.attention.rotary import rotary_table
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.linear.prepack import pack_dense
+from starspec.models.linear.dense import pack_dense
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
 LLAMA3 = {

@@ -9,10 +9,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.loading.gguf import converted_folder, made_once
-from starspec.models.loading.gguf_facts import LLAMA3
+from starspec.models.loading.cached_folder import made_once
+from starspec.models.loading.gguf import LLAMA3, converted_folder
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
 HIDDEN, HEADS, LAYERS, INNER = 64, 4, 2, 96

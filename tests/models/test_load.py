@@ -11,7 +11,7 @@ from starspec.errors import ConfigError, ModelError
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
 

@@ -11,19 +11,20 @@ from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_i
 from starspec.cache.ragged import RaggedCache
 from starspec.config import ModelConfig
 from starspec.models.attention.call import MIN_QUERY_ROWS
-from starspec.models.attention.plan import Reading
+from starspec.models.attention.plan import AttentionMode
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
+from starspec.models.linear.dense import PrepackedLinear, pack_dense
 from starspec.models.linear.interface import StepLinear
-from starspec.models.linear.packing import make_packer
-from starspec.models.linear.prepack import PrepackedLinear, pack_dense
+from starspec.models.linear.packer import make_packer
 from starspec.models.linear.swapped import swap_linears
 from starspec.models.loading.load import load_runner
-from starspec.models.numerics import attention as attention_numerics
 from starspec.models.numerics import probe as numerics
-from starspec.models.numerics.attention import attention_is_invariant
-from starspec.models.numerics.probe import MAX_ROWS, SURE_ROWS, invariant_rows, settle_numerics
+from starspec.models.numerics import ragged_attention
+from starspec.models.numerics.probe import settle_numerics
+from starspec.models.numerics.ragged_attention import attention_is_invariant
+from starspec.models.numerics.row_counts import MAX_ROWS, SURE_ROWS, invariant_rows
 from starspec.models.runner import Segment
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -124,7 +125,7 @@ def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtyp
     """Token by token on any machine; by run where it keeps bits, which the probe finds out."""
     num_heads, num_kv_heads, head_dim = heads
     like = RaggedCache(1, 1, 1, num_kv_heads, head_dim, dtype=dtype)
-    assert attention_is_invariant(like, num_heads, Reading.BY_TOKEN)
+    assert attention_is_invariant(like, num_heads, AttentionMode.BY_TOKEN)
 
 
 @pytest.mark.parametrize("width", [2, 3, 5, 8])
@@ -213,7 +214,7 @@ def test_sums_in_float32_are_compared_before_they_are_rounded():
 
 def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
     runner = make_runner(dtype=torch.float32)
-    runner.rows, runner.reading = RowRange(1, None), Reading.FAST
+    runner.rows, runner.attention_mode = RowRange(1, None), AttentionMode.FAST
     head = runner._head
     runner._head = lambda x: head(x) * (1 + 1e-6 * len(x))
     runner._head.num_bytes = head.num_bytes
@@ -225,7 +226,7 @@ def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
 
 def test_layers_that_round_by_row_count_are_reported_though_every_linear_is_fine():
     runner = make_runner(dtype=torch.float32)
-    runner.reading = Reading.FAST
+    runner.attention_mode = AttentionMode.FAST
     layer = runner.layers[0]
     runner.layers[0] = dataclasses.replace(layer, input_norm=lambda x: layer.input_norm(x) * (1 + 1e-5 * len(x)))
     settle_numerics(runner)
@@ -249,14 +250,14 @@ def kernels_that_round_by_query_rows(monkeypatch):
 @pytest.mark.usefixtures("kernels_that_round_by_query_rows")
 def test_where_query_rows_change_bits_tokens_attend_one_by_one_and_the_promise_holds():
     runner = make_runner(dtype=torch.float32)
-    assert runner.reading is Reading.BY_TOKEN
+    assert runner.attention_mode is AttentionMode.BY_TOKEN
     assert "one by one" in runner.numerics_report
     assert_same_bits_however_batched(runner, (1, 30, 59, 62, 63, 64), chain_len=5)
 
 
 def test_where_query_rows_do_not_change_bits_keys_are_read_once_a_run():
     runner = make_runner(dtype=torch.float32)
-    assert runner.reading in (Reading.TOGETHER, Reading.BY_RUN)
+    assert runner.attention_mode in (AttentionMode.TOGETHER, AttentionMode.BY_RUN)
     assert "one by one" not in runner.numerics_report
 
 
@@ -274,14 +275,14 @@ def kernels_that_round_by_slots(monkeypatch):
 @pytest.mark.usefixtures("kernels_that_round_by_slots")
 def test_where_hidden_slots_change_bits_sequences_attend_one_by_one_and_the_promise_holds():
     runner = make_runner(dtype=torch.float32)
-    assert runner.reading is Reading.BY_RUN
+    assert runner.attention_mode is AttentionMode.BY_RUN
     assert_same_bits_however_batched(runner, (1, 30, 59, 62, 63, 64), chain_len=5)
 
 
 def test_sequences_that_are_read_together_have_the_bits_that_each_has_alone(num_threads):
     runner = make_runner()
     is_said = "sequences of about one length attend together" in runner.numerics_report
-    assert is_said == (runner.reading is Reading.TOGETHER)  # which this machine's kernels may not allow
+    assert is_said == (runner.attention_mode is AttentionMode.TOGETHER)  # which this machine's kernels may not allow
     # all about as long, some in one key block and some in two
     assert_same_bits_however_batched(runner, (60, 90, 127, 128, 70, 125), chain_len=5)
 
@@ -306,9 +307,9 @@ def test_kernels_that_round_otherwise_for_some_of_what_is_read_together_are_foun
     monkeypatch.setattr(F, "scaled_dot_product_attention", moody)
     like = RaggedCache(1, 1, 1, 2, 32)
     # float32 kernels mind more slots, on some machines
-    monkeypatch.setattr(attention_numerics, "PREFIX_LENS", (3, 60))
-    monkeypatch.setattr(attention_numerics, "NEAR_BLOCK_ENDS", range(0))
-    assert not attention_is_invariant(like, 8, Reading.TOGETHER)
+    monkeypatch.setattr(ragged_attention, "PREFIX_LENS", (3, 60))
+    monkeypatch.setattr(ragged_attention, "NEAR_BLOCK_ENDS", range(0))
+    assert not attention_is_invariant(like, 8, AttentionMode.TOGETHER)
 
 
 @pytest.mark.parametrize("odd_one", [128, 320, 1344])
@@ -326,19 +327,21 @@ def test_kernels_that_cut_a_sum_for_one_number_of_slots_are_found_out_behind_bfl
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", cutting)
     like = RaggedCache(1, 1, 1, 1, 16, dtype=torch.bfloat16)
-    assert attention_is_invariant(like, 2, Reading.BY_RUN)
-    assert not attention_is_invariant(like, 2, Reading.TOGETHER)
+    assert attention_is_invariant(like, 2, AttentionMode.BY_RUN)
+    assert not attention_is_invariant(like, 2, AttentionMode.TOGETHER)
 
 
 def test_what_a_model_does_not_bear_together_is_tried_by_run(monkeypatch):
     monkeypatch.setattr(numerics, "attention_is_invariant", lambda *args: True)
-    monkeypatch.setattr(numerics, "model_is_invariant", lambda runner: runner.reading is not Reading.TOGETHER)
-    assert make_runner().reading is Reading.BY_RUN
+    monkeypatch.setattr(
+        numerics, "model_is_invariant", lambda runner: runner.attention_mode is not AttentionMode.TOGETHER
+    )
+    assert make_runner().mode is AttentionMode.BY_RUN
 
 
 def test_what_a_model_does_not_bear_by_run_is_tried_by_token(monkeypatch):
-    monkeypatch.setattr(numerics, "model_is_invariant", lambda runner: runner.reading is Reading.BY_TOKEN)
-    assert make_runner().reading is Reading.BY_TOKEN
+    monkeypatch.setattr(numerics, "model_is_invariant", lambda runner: runner.attention_mode is AttentionMode.BY_TOKEN)
+    assert make_runner().mode is AttentionMode.BY_TOKEN
 
 
 def test_attention_that_rounds_by_batch_entries_is_reported_and_nothing_is_promised(monkeypatch):

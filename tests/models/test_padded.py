@@ -8,7 +8,7 @@ from tiny import VOCAB_SIZE, make_config, make_info, make_model, plain_logits, p
 
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.linear.packing import make_packer
+from starspec.models.linear.packer import make_packer
 from starspec.models.padded import PaddedRunner, padded_mask
 from starspec.models.runner import Segment
 from starspec.stats import BatchStats

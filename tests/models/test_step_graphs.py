@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from starspec.errors import ForwardAborted
-from starspec.models.attention.plan import Reading
+from starspec.models.attention.plan import AttentionMode
 from starspec.models.batch import RowRange, plan_forwards
-from starspec.models.graphs.batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
 from starspec.models.graphs.cuda import StepGraphs
+from starspec.models.graphs.step_batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
 from starspec.models.numerics import probe as numerics
-from starspec.models.numerics.steps import steps_are_invariant
+from starspec.models.numerics.step_attention import steps_are_invariant
 from starspec.models.runner import Segment
 
 ANY = RowRange(lowest=1, highest=None)
@@ -166,7 +166,7 @@ def test_prompts_are_steps_where_no_bits_are_promised():
     assert recorder.num_recorded == 2  # 150 tokens, and 50
     for mine, theirs in zip(runner.cache.keys, plain.cache.keys, strict=True):
         torch.testing.assert_close(mine[rows[1], :, :200], theirs[rows[0], :, :200], **TOLERANCE)
-    runner.reading, runner.rows = Reading.IN_STEPS, RowRange(2, 64)
+    runner.attention_mode, runner.rows = AttentionMode.IN_STEPS, RowRange(2, 64)
     prefill(runner, prompt_ids(100))
     assert recorder.num_recorded == 2
 
@@ -210,20 +210,20 @@ def test_what_reads_too_much_for_one_step_is_cut(monkeypatch):
     segment = Segment(row, prompt_ids(14), 14)
     plain = make_runner()
     prefill(plain, prompt_ids(20))
-    monkeypatch.setattr("starspec.models.graphs.batch.MAX_READ_BYTES", 4 * 256 * num_slot_bytes(runner.cache))
-    runner.reading, runner.rows = Reading.IN_STEPS, RowRange(1, 64)
+    monkeypatch.setattr("starspec.models.graphs.step_batch.MAX_READ_BYTES", 4 * 256 * num_slot_bytes(runner.cache))
+    runner.attention_mode, runner.rows = AttentionMode.IN_STEPS, RowRange(1, 64)
     [pieces] = plan_forwards([segment], RowRange(1, 64))
     assert [(each.first, each.last) for [each] in runner.graphs.shares(pieces, RowRange(1, 64))] == [
         (0, 3), (3, 7), (7, 10), (10, 14)
     ]  # fmt: skip
     torch.testing.assert_close(runner.forward([segment]).logits, plain.forward([segment]).logits, **TOLERANCE)
-    monkeypatch.setattr("starspec.models.graphs.batch.MAX_READ_BYTES", 1)  # a single token is read all the same
+    monkeypatch.setattr("starspec.models.graphs.step_batch.MAX_READ_BYTES", 1)  # a single token is read all the same
     assert [len(each) for each in runner.graphs.shares(pieces, RowRange(2, 64))] == [1] * 14
 
 
 def test_forwards_in_steps_agree_with_those_packed_anew():
     plain, graphed = make_runner(), make_graphed()
-    graphed.reading, graphed.rows = Reading.IN_STEPS, RowRange(7, 8)
+    graphed.attention_mode, graphed.rows = AttentionMode.IN_STEPS, RowRange(7, 8)
     dice = random.Random(6)
     rows = [prefill(graphed, prompt_ids(length, seed=length)) for length in (1, 30, 62, 100)]
     assert rows == [prefill(plain, prompt_ids(length, seed=length)) for length in (1, 30, 62, 100)]
@@ -248,10 +248,10 @@ def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
         total = (weights * values.double().unsqueeze(2)).cumsum(3)[..., -1, :]
         return (total / weights.cumsum(3)[..., -1, :]).to(query.dtype)
 
-    monkeypatch.setattr("starspec.models.graphs.batch.F.scaled_dot_product_attention", attention)
+    monkeypatch.setattr("starspec.models.graphs.step_batch.F.scaled_dot_product_attention", attention)
     assert steps_are_invariant(cache, 6)
     monkeypatch.setattr(
-        "starspec.models.graphs.batch.F.scaled_dot_product_attention",
+        "starspec.models.graphs.step_batch.F.scaled_dot_product_attention",
         lambda query, *others, **more: attention(query, *others, **more) * (1 + 0.01 * (len(query) > 24)),
     )
     assert not steps_are_invariant(cache, 6)
@@ -260,7 +260,7 @@ def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
 def test_other_readings_are_not_recorded():
     recorder = Recorder()
     runner = make_graphed(recorder)
-    runner.reading = Reading.BY_TOKEN
+    runner.attention_mode = AttentionMode.BY_TOKEN
     row = prefill(runner, prompt_ids(20))
     runner.forward([Segment(row, [1], 1)])
     assert recorder.num_recorded == 0
@@ -284,7 +284,7 @@ def test_what_cannot_be_recorded_is_run_all_the_same(bounds):
     recorder = Recorder(RuntimeError("operation not permitted when capturing"))
     plain, runner = make_runner(), make_graphed(recorder)
     if bounds:
-        runner.reading, runner.rows = Reading.IN_STEPS, RowRange(*bounds)
+        runner.attention_mode, runner.rows = AttentionMode.IN_STEPS, RowRange(*bounds)
     rows = [each.cache.lease() for each in (plain, runner)]
     for num_tokens in (2, 5, 2):
         told = [Segment(row, prompt_ids(num_tokens), num_tokens) for row in rows]
@@ -320,19 +320,17 @@ def test_where_there_are_graphs_steps_are_tried_first(has_graphs, monkeypatch):
     monkeypatch.setattr(numerics, "is_accelerator", lambda _device: True)
     monkeypatch.setattr(numerics, "invariant_rows", lambda *_: RowRange(2, 8))
     monkeypatch.setattr(numerics, "quickest_rows", lambda _linears, rows, _dtype: rows)
-    monkeypatch.setattr(
-        numerics, "attention_is_invariant", lambda _cache, _heads, reading: tried.append(reading) or True
-    )
+    monkeypatch.setattr(numerics, "attention_is_invariant", lambda _cache, _heads, mode: tried.append(mode) or True)
     monkeypatch.setattr(numerics, "model_is_invariant", lambda _: True)
     numerics.settle_numerics(runner)
-    assert tried == [Reading.IN_STEPS if has_graphs else Reading.BY_RUN] == [runner.reading]
+    assert tried == [AttentionMode.IN_STEPS if has_graphs else AttentionMode.BY_RUN] == [runner.attention_mode]
     assert ("fixed shapes" in runner.numerics_report) == has_graphs
 
 
 def test_the_probe_of_a_whole_model_runs_in_steps():
     recorder = Recorder()
     runner = make_graphed(recorder)
-    runner.reading, runner.rows = Reading.IN_STEPS, RowRange(2, 64)
+    runner.attention_mode, runner.rows = AttentionMode.IN_STEPS, RowRange(2, 64)
     numerics.model_is_invariant(runner)
     assert recorder.num_run > 10
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from starspec.config import ModelConfig
 from starspec.errors import CacheRangeError, ConfigError, ForwardAborted
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import check_pair, load_tokenizer
+from starspec.models.loading.tokenizer import check_pair, load_tokenizer
 from starspec.models.runner import Segment
 from starspec.models.synthetic.runner import NUM_SPECIAL_TOKENS, SyntheticRunner
 from starspec.models.synthetic.spec import SyntheticSpec, parse_synthetic

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_strategies import samplings, tensors
 
+from starspec.sampling import reference
 from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation import reference
 
 LOGITS = torch.tensor([2.0, -2.0, 1.0, 0.0])
 

@@ -13,14 +13,13 @@ from spec_strategies import DTYPES, positions, rows, samplings, tensors
 from torch import Tensor
 
 from starspec.sampling import draw as draw_module
-from starspec.sampling import logit_blocks
+from starspec.sampling import logit_blocks, reference
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import draw, next_token, next_tokens
+from starspec.sampling.filters import Support, support
 from starspec.sampling.noise import gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
-from starspec.sampling.support import Support, support
-from starspec.speculation import reference
-from starspec.speculation.proposing import propose_token
+from starspec.speculation.propose_coupled import propose_token
 
 BIG_SAMPLINGS = {
     "unfiltered": SamplingSpec(temperature=0.7, seed=1),

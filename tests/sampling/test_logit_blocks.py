@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from spec_strategies import tensors
 
 from starspec.sampling import logit_blocks
+from starspec.sampling.filters import Support, support
 from starspec.sampling.logit_blocks import LogitBlocks
 from starspec.sampling.noise import BLOCK
 from starspec.sampling.spec import SamplingSpec
-from starspec.sampling.support import Support, support
 
 temperatures = st.sampled_from([1e-3, 0.3, 1.0, 40.0])
 

@@ -16,6 +16,7 @@ from scipy import stats
 from spec_strategies import positions, seeds
 from torch import Tensor
 
+from starspec.sampling import reference
 from starspec.sampling.noise import (
     BLOCK,
     UNIFORM_BITS,
@@ -27,7 +28,6 @@ from starspec.sampling.noise import (
     to_exponential,
     to_uniform,
 )
-from starspec.speculation import reference
 
 FALSE_ALARM = 1e-6  # of each statistical assertion below
 NUM = 2**17

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from starspec.sampling.reference import probabilities as reference_probabilities
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.node_draft import Drawing, NodeDraft
-from starspec.speculation.reference import probabilities as reference_probabilities
 from starspec.speculation.rejection import probabilities, try_candidates
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates
 from starspec.speculation.verify import verify_tree
 
 WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
@@ -38,22 +37,22 @@ def one_hot(*token_ids: int) -> torch.Tensor:
 )
 def test_what_cannot_have_been_drawn_is_refused(values, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
-        NodeDraft(*values)
+        DrawnCandidates(*values)
 
 
 def test_a_candidate_that_came_twice_is_fine_with_replacement() -> None:
-    trial = try_candidates(torch.tensor([0.1, 0.9]).double(), NodeDraft((0, 0), (0, 1), (0.8, 0.2), WITH))
+    trial = try_candidates(torch.tensor([0.1, 0.9]).double(), DrawnCandidates((0, 0), (0, 1), (0.8, 0.2), WITH))
     assert trial.accept_probs == pytest.approx((0.125, 0.0))
     assert trial.residual.tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_a_token_that_the_target_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="outside of the target's vocabulary of 2"):
-        try_candidates(torch.tensor([0.5, 0.5]).double(), NodeDraft((0,), (0, 2), (0.5, 0.5), WITHOUT))
+        try_candidates(torch.tensor([0.5, 0.5]).double(), DrawnCandidates((0,), (0, 2), (0.5, 0.5), WITHOUT))
 
 
 def test_a_child_that_was_not_drawn_is_refused() -> None:
-    drafts = {ROOT: NodeDraft((1,), (1,), (1.0,), WITHOUT)}
+    drafts = {ROOT: DrawnCandidates((1,), (1,), (1.0,), WITHOUT)}
     with pytest.raises(ValueError, match="node 0 carries token 2, which was not drawn below node -1"):
         DraftTree((2,), (ROOT,), drafts)
     with pytest.raises(ValueError, match="drawn below nodes \\[-1, 1\\] of a tree of 1"):
@@ -61,7 +60,7 @@ def test_a_child_that_was_not_drawn_is_refused() -> None:
 
 
 def test_below_a_node_without_probabilities_the_targets_own_draw_decides() -> None:
-    drafts = {ROOT: NodeDraft((1,), (1,), (1.0,), WITHOUT)}
+    drafts = {ROOT: DrawnCandidates((1,), (1,), (1.0,), WITHOUT)}
     sampling = SamplingSpec(seed=3)
     verdict = verify_tree(DraftTree((1, 3), (ROOT, 0), drafts), one_hot(1, 3, 2), sampling, 0)
     assert verdict.token_ids == (1, 3, 2)
@@ -71,8 +70,8 @@ def test_below_a_node_without_probabilities_the_targets_own_draw_decides() -> No
 
 def test_without_temperature_it_is_the_greedy_walk() -> None:
     drafts = {
-        ROOT: NodeDraft((1, 2), (1, 2), (0.9, 0.1), WITHOUT),
-        1: NodeDraft((3,), (0, 3), (0.5, 0.5), WITHOUT),
+        ROOT: DrawnCandidates((1, 2), (1, 2), (0.9, 0.1), WITHOUT),
+        1: DrawnCandidates((3,), (0, 3), (0.5, 0.5), WITHOUT),
     }
     tree = DraftTree((1, 2, 3), (ROOT, ROOT, 1), drafts)
     verdict = verify_tree(tree, one_hot(2, 0, 3, 1), GREEDY, 5)
@@ -81,7 +80,7 @@ def test_without_temperature_it_is_the_greedy_walk() -> None:
 
 
 def test_a_candidate_without_a_node_can_be_accepted_and_ends_the_walk() -> None:
-    drafts = {ROOT: NodeDraft((1, 2), (1, 2), (0.5, 0.5), WITHOUT)}
+    drafts = {ROOT: DrawnCandidates((1, 2), (1, 2), (0.5, 0.5), WITHOUT)}
     verdict = verify_tree(DraftTree((1,), (ROOT,), drafts), one_hot(2, 0), GREEDY, 5)
     assert (verdict.token_ids, verdict.accepted_nodes) == ((2,), ())
 
@@ -94,7 +93,7 @@ def test_a_draft_that_is_its_target_is_accepted_at_once() -> None:
         for node, row in zip((ROOT, 0), logits, strict=False):
             q = probabilities(row, sampling, 0)
             ids = tuple(q.nonzero().flatten().tolist())
-            drafts[node] = NodeDraft((ids[seed % len(ids)],), ids, tuple(q[list(ids)].tolist()), WITHOUT)
+            drafts[node] = DrawnCandidates((ids[seed % len(ids)],), ids, tuple(q[list(ids)].tolist()), WITHOUT)
         tree = DraftTree((drafts[ROOT].candidates[0], drafts[0].candidates[0]), (ROOT, 0), drafts)
         assert verify_tree(tree, logits, sampling, 0).num_accepted == 2
 

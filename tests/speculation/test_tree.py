@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_strategies import trees
 
-from starspec.speculation.node_draft import Drawing, NodeDraft
-from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
+from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree, Drawing, DrawnCandidates
 
 
 def test_depths_and_edges_of_the_drawn_tree():
@@ -47,10 +46,10 @@ def test_what_is_left_of_a_tree_is_what_it_says_behind_these_tokens(tree, said):
 
 def test_what_was_drawn_stays_with_what_is_left():
     drafts = {
-        ROOT: NodeDraft((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT),
-        0: NodeDraft((3,), (3, 4), (0.9, 0.1), Drawing.WITHOUT_REPLACEMENT),
-        1: NodeDraft((5,), (5,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
-        2: NodeDraft((6,), (6,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
+        ROOT: DrawnCandidates((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT),
+        0: DrawnCandidates((3,), (3, 4), (0.9, 0.1), Drawing.WITHOUT_REPLACEMENT),
+        1: DrawnCandidates((5,), (5,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
+        2: DrawnCandidates((6,), (6,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
     }
     tree = DraftTree((1, 2, 3, 5, 6), (ROOT, ROOT, 0, 1, 2), drafts)
     assert tree.after([1]) == DraftTree((3, 6), (ROOT, 0), {ROOT: drafts[0], 0: drafts[2]})

@@ -119,5 +119,5 @@ def test_trees_whose_nodes_are_drawn_at_once_get_the_verdicts_of_those_walked(da
     told = zip(drafts, parts, samplings_of, prefix_lens, counts, strict=True)
     expected = [verify_tree(*each) for each in told]
     with pytest.MonkeyPatch.context() as patch:  # as if the logits were on an accelerator
-        patch.setattr("starspec.speculation.verify.is_at_hand", lambda _logits: False)
+        patch.setattr("starspec.speculation.verify.is_on_cpu", lambda _logits: False)
         assert verify_trees(drafts, torch.cat(parts), samplings_of, prefix_lens, counts) == expected

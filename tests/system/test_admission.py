@@ -17,7 +17,7 @@ from starspec.fingerprint import vocab_fingerprint
 from starspec.harness.decode import make_engine
 from starspec.ids import RequestId, TargetId
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.policy.length.fixed import FixedLength
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget

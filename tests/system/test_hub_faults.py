@@ -18,7 +18,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from starspec.bench.faults.star_processes import StarProcesses
-from starspec.models.loading.embedded import embedded_head_folder
+from starspec.models.loading.demo_model import demo_head_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.model]
 
@@ -117,7 +117,7 @@ async def test_the_same_of_a_hub_with_an_eagle_head(smollm2: Path, drafts: tuple
         "512",
     )
     with StarProcesses(
-        str(smollm2), str(embedded_head_folder()), draft_options=draft_options, target_options=shape
+        str(smollm2), str(demo_head_folder()), draft_options=draft_options, target_options=shape
     ) as star:
         await check_star(star, num_streams=4, away_s=3.0)
 

@@ -12,8 +12,7 @@ from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, LinkId, RequestId, Tag, TargetId
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.tree import DraftTree
+from starspec.speculation.tree import MAX_SUPPORT, DraftTree, Drawing, DrawnCandidates
 from starspec.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
 from starspec.wire import codec
 from starspec.wire.codec import Decoder, encode
@@ -183,7 +182,7 @@ def test_the_checks_above_do_not_refuse_the_honest_form() -> None:
     assert decoder.decode(msgspec.msgpack.encode(PROPOSAL)).tree == DraftTree.chain([1, 2])
     assert decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "parents": [-1, -1]})).tree.depths == (1, 1)
     drawn = decoder.decode(msgspec.msgpack.encode({**PROPOSAL, "drawn": [DRAWN]})).tree.drafts
-    assert drawn == {-1: NodeDraft((1,), (1, 9), (0.75, 0.25), Drawing.WITHOUT_REPLACEMENT)}
+    assert drawn == {-1: DrawnCandidates((1,), (1, 9), (0.75, 0.25), Drawing.WITHOUT_REPLACEMENT)}
     assert decoder.decode(msgspec.msgpack.encode(OPEN)).sampling == SamplingSpec()
     assert decoder.decode(msgspec.msgpack.encode(VERDICT)).token_ids == [1]
 
@@ -193,7 +192,8 @@ def test_what_was_drawn_crosses_the_wire_bit_by_bit(data: st.DataObject, size: i
     token_ids = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size, unique=True))
     logits = torch.tensor(data.draw(st.lists(st.floats(-50, 5), min_size=size, max_size=size)), dtype=torch.float64)
     candidates = tuple(data.draw(st.permutations(token_ids))[:num])
-    drawn = NodeDraft(candidates, tuple(token_ids), tuple(logits.softmax(0).tolist()), Drawing.WITHOUT_REPLACEMENT)
+    probs = tuple(logits.softmax(0).tolist())
+    drawn = DrawnCandidates(candidates, tuple(token_ids), probs, Drawing.WITHOUT_REPLACEMENT)
     tree = DraftTree(candidates[:2], (-1,) * len(candidates[:2]), {-1: drawn})
     parents = None if tree.is_chain else list(tree.parents)
     proposal = Proposal(Tag(1), Epoch(1), 3, list(tree.token_ids), parents, drawn=[Drawn.of(-1, drawn)])

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from starspec.harness.decode import Answer, Job
-from starspec.models.loading.foreign import quiet_transformers, reading
 from starspec.models.loading.locate import locate
+from starspec.models.loading.transformers_calls import as_model_error, quiet_transformers
 
 DRAFT_TOKENS_AT_FIRST = 5  # of the heuristic schedule
 
@@ -77,7 +77,7 @@ class TransformersBaseline:
 
 
 def _load(model: str, dtype: str) -> Any:
-    with reading(f"'{model}' cannot be read by transformers"):
+    with as_model_error(f"'{model}' cannot be read by transformers"):
         loaded = AutoModelForCausalLM.from_pretrained(
             str(locate(model)), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
         )

@@ -28,8 +28,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from starspec.cache.kv_cache import KVCache, check_increasing
 from starspec.cache.ragged import RaggedCache
-from starspec.cache.sequence_rows import SequenceRows, check_increasing
 from starspec.errors import CacheRangeError, OurBug
 from starspec.speculation.budget import MAX_FORWARDED
 
@@ -76,7 +76,7 @@ class Rectangle:
         return self.keys_values.numel() * self.keys_values.element_size()
 
 
-class PaddedCache(SequenceRows):
+class PaddedCache(KVCache):
     """Keys and values of sequences that lie in left-padded rectangles, each in the one of its last forward.
 
     Args:
@@ -106,7 +106,7 @@ class PaddedCache(SequenceRows):
         return sum(each.num_bytes for each in self._rectangles())
 
     def free(self, row: int) -> None:
-        """As `SequenceRows.free`. The row's columns stay where they are until others are brought together."""
+        """As `KVCache.free`. The row's columns stay where they are until others are brought together."""
         super().free(row)
         self._homes.pop(row, None)
 
@@ -139,11 +139,11 @@ class PaddedCache(SequenceRows):
         return rectangle.keys_values[:, :, 0, :, rectangle.width : rectangle.width + num_tokens]
 
     def append(self, row: int, num_tokens: int) -> None:
-        """As `SequenceRows.append`."""
+        """As `KVCache.append`."""
         self.commit(row, range(num_tokens))
 
     def commit(self, row: int, path: Sequence[int]) -> None:
-        """As `SequenceRows.commit`: nothing moves if the path is a chain's, else its columns move together."""
+        """As `KVCache.commit`: nothing moves if the path is a chain's, else its columns move together."""
         check_increasing(path)
         self.check_fits(row, max(path, default=-1) + 1)
         if not path:
@@ -163,7 +163,7 @@ class PaddedCache(SequenceRows):
         self.lengths[row] += len(path)
 
     def truncate(self, row: int, length: int) -> None:
-        """As `SequenceRows.truncate`."""
+        """As `KVCache.truncate`."""
         super().truncate(row, length)
         home = self._homes.get(row)
         if home is not None:
@@ -171,7 +171,7 @@ class PaddedCache(SequenceRows):
             home.stops[index] = home.starts[index] + length
 
     def check_integrity(self) -> None:
-        """As `SequenceRows.check_integrity`; also if a row's columns are not as many as it has committed."""
+        """As `KVCache.check_integrity`; also if a row's columns are not as many as it has committed."""
         super().check_integrity()
         for row, length in enumerate(self.lengths):
             home = self._homes.get(row)

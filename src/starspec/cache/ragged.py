@@ -27,14 +27,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from starspec.cache.machine import machine_bytes
-from starspec.cache.sequence_rows import SequenceRows, check_increasing
+from starspec.cache.kv_cache import KVCache, check_increasing
+from starspec.cache.memory import machine_bytes
 from starspec.errors import CacheRangeError, ConfigError
 
 KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
 
 
-class RaggedCache(SequenceRows):
+class RaggedCache(KVCache):
     """Keys and values of `num_rows` sequences of different lengths, allocated once.
 
     Args:

@@ -69,8 +69,3 @@ class RowPool:
         """Raises: OurBug unless every row is either free or leased, once."""
         if sorted([*self._free, *self._leased]) != list(range(self.num_rows)):
             raise OurBug(f"free {self._free} and leased {sorted(self._leased)} are not the {self.num_rows} rows")
-
-
-def memory_of(num_rows: int, num_bytes: int) -> str:
-    """What a cache takes when every slot of every row is in use, for people."""
-    return f"{num_rows} cache rows, at most {num_bytes / 2**20:,.0f} MiB"

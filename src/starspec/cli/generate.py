@@ -89,7 +89,7 @@ def _answer(llm: LLM, prompt: str, params: SamplingParams, *, is_chat: bool) -> 
 
 
 def _prompt_of(llm: LLM, text: str) -> list[int]:
-    from starspec.models.loading.vocabulary import prompt_ids_of_chat  # noqa: PLC0415 (imports tokenizers)
+    from starspec.models.loading.tokenizer import prompt_ids_of_chat  # noqa: PLC0415 (imports tokenizers)
 
     return prompt_ids_of_chat(llm.tokenizer, [{"role": "user", "content": text}])
 

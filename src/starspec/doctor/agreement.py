@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starspec.doctor.reading import AnswerReader
 from starspec.harness.decode import Answer, Job
-from starspec.speculation.proposing import propose_tokens
+from starspec.speculation.propose_coupled import propose_tokens
 
 NUM_BRANCHES = 4  # first choices of the draft that are looked at: what a tree with so many branches would propose
 

@@ -1,6 +1,6 @@
 """Whether verifying in a half-precision format is about as fast as in float32, be it by multiplying as float32.
 
-It is, unless torch has no oneDNN: then every weight is converted for every row (`models/linear/prepack.py`).
+It is, unless torch has no oneDNN: then every weight is converted for every row (`models/linear/dense.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from starspec.doctor.checks import Check
-from starspec.models.linear.prepack import pack_dense
+from starspec.models.linear.dense import pack_dense
 
 SIZE: Final = 1024  # of the square matrix: as the linears of a small model
 NUM_ROWS: Final = 8  # of a verification

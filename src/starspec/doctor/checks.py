@@ -9,7 +9,7 @@ from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError, VocabularyMismatch
 from starspec.models.heads.checkpoint import read_head
 from starspec.models.heads.load import TargetTensors
-from starspec.models.loading.vocabulary import check_vocabularies
+from starspec.models.loading.tokenizer import check_vocabularies
 from starspec.models.runner import ModelInfo
 
 

@@ -23,7 +23,7 @@ from starspec.harness.decode import decode, make_engine
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
 from starspec.models.heads.resolve import DraftSpec, resolve_draft
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7))
 

@@ -19,7 +19,7 @@ from starspec.harness.decode import decode, make_engine
 from starspec.harness.step_times import StepSeconds, time_steps
 from starspec.harness.workbench import Workbench
 from starspec.local_star import LocalHub
-from starspec.models.heads.checkpoint import read_features
+from starspec.models.heads.checkpoint import read_feature_layers
 from starspec.models.heads.head import EagleHead
 from starspec.models.heads.load import TargetTensors, load_head
 from starspec.models.runner import ModelInfo
@@ -74,7 +74,7 @@ def best_reading(
     assert speculative.model is not None
     target, config = bench.config.model, draft_config(bench.config, speculative)
     head = load_head(config, target, speculative.feature_layers)
-    said = read_features(speculative.model, target=TargetTensors.of(target).shape)
+    said = read_feature_layers(speculative.model, target=TargetTensors.of(target).shape)
     if speculative.feature_layers is not None or said.other is None:
         return head, None
     other = load_head(config, target, said.other)

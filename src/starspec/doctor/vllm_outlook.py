@@ -28,7 +28,7 @@ from starspec.hub.grow import CausalDrafter
 from starspec.integrations.vllm.hub_client import LIKELIEST
 from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 
 NUM_STEPS = 16  # timed of each number of requests at once
 

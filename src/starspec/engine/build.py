@@ -16,7 +16,7 @@ from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import BatchRunner
 from starspec.policy.length.fixed import make_policy
 from starspec.stats import TargetStats

@@ -13,7 +13,7 @@ from typing import assert_never
 
 import structlog
 
-from starspec.cache.rows import memory_of
+from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
 from starspec.errors import CapacityError, RequestError

@@ -12,7 +12,7 @@ from starspec.errors import RequestError
 from starspec.gateway.schema import ChatMessage, ChatPrompt
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.unsupported import refuse_unsupported_parts
-from starspec.models.loading.vocabulary import TEMPLATE_ERRORS
+from starspec.models.loading.tokenizer import TEMPLATE_ERRORS
 
 RESERVED_KWARGS: Final = frozenset(  # what the caller of a template decides, or what would replace the template
     {

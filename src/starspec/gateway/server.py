@@ -28,7 +28,7 @@ from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.router import Router
 from starspec.gateway.translate import Translator
 from starspec.models.loading.locate import is_synthetic, locate
-from starspec.models.loading.vocabulary import eos_token_ids, load_tokenizer
+from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 
 BACKLOG: Final = 1024  # connections that wait to be accepted
 CLOSE_S: Final = 1  # to say the last words on connections that are still open

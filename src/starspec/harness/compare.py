@@ -11,9 +11,9 @@ from torch import Tensor
 
 from starspec.harness.decode import Answer, Job
 from starspec.sampling.adjust import adjust
+from starspec.sampling.filters import support
 from starspec.sampling.noise import gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
-from starspec.sampling.support import support
 
 NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
 NEAR_TIE = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"

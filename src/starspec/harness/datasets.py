@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from starspec.errors import ConfigError
-from starspec.models.loading.vocabulary import prompt_ids_of_chat
+from starspec.models.loading.tokenizer import prompt_ids_of_chat
 
 T = TypeVar("T")
 

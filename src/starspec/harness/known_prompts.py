@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from starspec.cache.sequence_rows import LocalRows, SequenceRows
+from starspec.cache.kv_cache import KVCache, LocalRows
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
 
 
@@ -21,7 +21,7 @@ class _Chunk:
     seconds: float  # that reading took
 
 
-ChunkKey = tuple[type[SequenceRows], tuple[int, ...]]
+ChunkKey = tuple[type[KVCache], tuple[int, ...]]
 """A layout, and the tokens up to a chunk's end."""
 
 
@@ -75,7 +75,7 @@ class _ReadingOnce:
         return self._runner.info
 
     @property
-    def cache(self) -> SequenceRows:
+    def cache(self) -> KVCache:
         return self._runner.cache
 
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:

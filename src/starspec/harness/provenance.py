@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 import starspec
-from starspec.cache.machine import machine_bytes
+from starspec.cache.memory import machine_bytes
 from starspec.models.loading.locate import is_synthetic, locate
 
 PACKAGES = ("torch", "torchao", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")

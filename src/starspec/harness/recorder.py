@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from starspec.cache.sequence_rows import SequenceRows
+from starspec.cache.kv_cache import KVCache
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.harness.around import DraftsAround
@@ -72,7 +72,7 @@ class _WatchedRunner:
         return self._runner.info
 
     @property
-    def cache(self) -> SequenceRows:
+    def cache(self) -> KVCache:
         return self._runner.cache
 
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:

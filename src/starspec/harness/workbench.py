@@ -18,7 +18,7 @@ from starspec.harness.recorder import DecisionRecorder
 from starspec.ids import RequestId
 from starspec.local_star import local_drafts
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats, BatchStats, TargetStats
 

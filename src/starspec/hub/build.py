@@ -18,7 +18,7 @@ from starspec.hub.ngram import NgramDrafter
 from starspec.models.heads.load import load_head
 from starspec.models.heads.resolve import DraftSpec
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import check_pair, load_tokenizer
+from starspec.models.loading.tokenizer import check_pair, load_tokenizer
 from starspec.tracing import Tracer
 
 

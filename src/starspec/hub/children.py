@@ -10,10 +10,10 @@ from torch import Tensor
 
 from starspec.hub.growing_tree import Children, DraftToken
 from starspec.hub.sequence import DraftSequence
-from starspec.sampling.argmax import argmaxes, is_at_hand
+from starspec.sampling.argmax import argmaxes, is_on_cpu
 from starspec.speculation.budget import TopKSpec
-from starspec.speculation.drawing import draw_children
-from starspec.speculation.proposing import propose_token, propose_tokens
+from starspec.speculation.propose_coupled import propose_token, propose_tokens
+from starspec.speculation.propose_rejection import draw_children
 
 TOP_1_WITHOUT_LOGPROBS: Final = TopKSpec(1, needs_logprobs=False)
 NUM_SPARE: Final = 4  # looked at beyond those wanted: of equal logits the lowest ids are to be taken
@@ -116,7 +116,7 @@ def _proposed(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> 
     """For nodes of one depth, as those of a draft step are."""
     position, counts = sequence.position_after(nodes[0]), [sequence.counts_after(node) for node in nodes]
     # on accelerators, too, all rows at once: rating is a few launches for all, drawing row by row some dozen for each
-    if not sequence.top_k_spec.needs_logprobs and is_at_hand(logits):
+    if not sequence.top_k_spec.needs_logprobs and is_on_cpu(logits):
         rows = zip(logits, counts, strict=True)
         return [
             Children([DraftToken(propose_token(row, sequence.sampling, position, seen), 0.0)]) for row, seen in rows

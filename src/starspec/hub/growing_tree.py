@@ -11,8 +11,7 @@ from typing import NamedTuple
 from starspec.errors import OurBug
 from starspec.hub.walks import Outcome, Outlook, Walk
 from starspec.speculation.budget import DraftBudget, TopKSpec
-from starspec.speculation.node_draft import NodeDraft
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import ROOT, DraftTree, DrawnCandidates
 
 
 class DraftToken(NamedTuple):
@@ -26,7 +25,7 @@ class Children(NamedTuple):
     """What is to grow below one node."""
 
     tokens: list[DraftToken]  # likeliest first, or in the order in which they were drawn
-    draft: NodeDraft | None = None  # what they were drawn from; None: they are guesses
+    draft: DrawnCandidates | None = None  # what they were drawn from; None: they are guesses
 
 
 class Survivors(NamedTuple):
@@ -66,7 +65,7 @@ class GrowingTree:
         self._parents: list[int] = []
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
-        self._drafts: dict[int, NodeDraft] = {}  # expanded node -> what its children were drawn from, if they were
+        self._drafts: dict[int, DrawnCandidates] = {}  # expanded node -> what its children were drawn from
         self._missing: tuple[DraftBudget, list[int]] | None = None  # the last answer of `to_forward`, while it is true
         self._forget_walks()
 
@@ -334,7 +333,7 @@ class GrowingTree:
             walk.scores[child] = 0.0
         return [child for child in likeliest if self.token_ids[child] not in self._end_token_ids]
 
-    def _told(self, walked: Iterable[int], place: Mapping[int, int]) -> dict[int, NodeDraft]:
+    def _told(self, walked: Iterable[int], place: Mapping[int, int]) -> dict[int, DrawnCandidates]:
         """What was drawn below each proposed node, even if no child of it is proposed.
 
         That would depend on what was drawn: where only likely children are told of, the others are never tested.

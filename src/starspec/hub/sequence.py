@@ -16,7 +16,7 @@ from starspec.policy.pace import Pace
 from starspec.policy.run_ahead import AheadChoice
 from starspec.sampling.counts import TokenCounts
 from starspec.speculation.budget import NO_DRAFT, DraftBudget, TopKSpec
-from starspec.speculation.drawing import dice_after
+from starspec.speculation.propose_rejection import dice_after
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.wire.messages import Open, Proposal, Verdict
 from starspec.wire.session import TagSession, TagState

@@ -8,7 +8,7 @@ from functools import partial
 
 import structlog
 
-from starspec.cache.rows import memory_of
+from starspec.cache.memory import memory_of
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.hub.build import build_hub, load_drafter, suited_to, terms_of
 from starspec.hub.handshake import admit

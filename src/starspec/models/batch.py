@@ -10,10 +10,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from starspec.cache.mask import depths_of, is_chain
 from starspec.cache.ragged import RaggedCache
 from starspec.models.attention.call import AttentionCall
-from starspec.models.attention.plan import Reading, joined, plan_calls
+from starspec.models.attention.mask import depths_of, is_chain
+from starspec.models.attention.plan import AttentionMode, joined, plan_calls
 from starspec.models.attention.ragged import BatchAttention, Placement, RaggedAttention
 from starspec.models.loading.device import is_accelerator
 from starspec.models.runner import Segment
@@ -78,13 +78,13 @@ def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piec
 
 
 def build_batch(
-    pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, reading: Reading
+    pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, mode: AttentionMode
 ) -> PackedBatch:
     """Pack the pieces of one forward: their tokens in order, then padding up to the lowest row count.
 
     Args:
         num_heads: Hq, query heads of a layer.
-        reading: how tokens that are no prompt read the cache.
+        mode: how tokens that are no prompt read the cache.
     Raises: ValueError if a segment's parents are not in topological order.
     """
     token_ids: list[int] = []
@@ -108,11 +108,11 @@ def build_batch(
             parents=segment.parents,
             new_tokens=new_tokens,
             is_prompt=piece.is_prompt,
-            reading=reading,
+            mode=mode,
             group=num_heads // cache.keys[0].shape[1],
             like=cache.keys[0],
         )
-    if reading in (Reading.FAST, Reading.TOGETHER):
+    if mode in (AttentionMode.FAST, AttentionMode.TOGETHER):
         calls = joined(calls, are_calls_dear=is_accelerator(cache.device))
     num_logits = len(logit_rows)
     padding = [0] * max(0, rows.lowest - len(token_ids))

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.attention.fused import AttentionShape
 from starspec.models.attention.rotary import check_rotary, rotary_table
 from starspec.models.batch import PackedBatch
-from starspec.models.fused_layer import own_copy, take_layer, take_norm
+from starspec.models.fused_layer import AttentionShape, own_copy, take_layer, take_norm
 from starspec.models.linear.interface import Packer, StepLinear
-from starspec.models.model_cache import make_cache
-from starspec.models.packed import FeatureTaps, PackedRunner
+from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
 from starspec.models.runner import ModelInfo
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ class FusedRunner(PackedRunner):
     """Runs a model of the Llama family over packed linears.
 
     Args:
-        model: transformers' causal LM, or a `LeanModel`. Its layers are taken apart: it cannot be used afterwards.
+        model: transformers' causal LM, or a `LlamaWeights`. Its layers are taken apart: it cannot be used afterwards.
         config: rows and lengths of the cache.
         info: what others need to know of the model; its weight bytes are replaced by those of the packed linears.
         pack: makes a packed linear from a weight and a bias.

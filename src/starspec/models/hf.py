@@ -19,8 +19,7 @@ from starspec.errors import ModelError
 from starspec.models.attention.rotary import check_rotary
 from starspec.models.batch import PackedBatch
 from starspec.models.linear.interface import StepLinear
-from starspec.models.model_cache import make_cache
-from starspec.models.packed import FeatureTaps, PackedRunner
+from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
 from starspec.models.runner import ModelInfo, Segment
 
 ATTENTION_NAME: Final = "starspec_ragged"

@@ -6,16 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 
-from starspec.cache.mask import depths_of
+from starspec.cache.kv_cache import KVCache
 from starspec.cache.ragged import RaggedCache
-from starspec.cache.sequence_rows import SequenceRows
+from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import CacheRangeError, ForwardAborted
-from starspec.models.attention.plan import Reading
+from starspec.models.attention.mask import depths_of
+from starspec.models.attention.plan import AttentionMode
 from starspec.models.attention.ragged import Interruptible
 from starspec.models.batch import PackedBatch, Piece, RowRange, build_batch, plan_forwards
 from starspec.models.graphs.cuda import StepGraphs
@@ -71,7 +72,7 @@ class PackedRunner(ABC):
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = FAST_NUMERICS  # set by the numerics probe, too
-        self.reading = Reading.FAST  # of the cache; set by the numerics probe
+        self.attention_mode = AttentionMode.FAST  # of the cache; set by the numerics probe
         self.graphs: StepGraphs | None = None  # of small forwards, on accelerators
 
     @property
@@ -90,12 +91,16 @@ class PackedRunner(ABC):
     @property
     def is_invariant(self) -> bool:
         """Whether the probe showed that a token's bits do not depend on what it is batched with."""
-        return self.reading is not Reading.FAST
+        return self.attention_mode is not AttentionMode.FAST
 
     def with_fast_numerics(self) -> Self:
         """The same model over the same cache, whose forwards are neither padded nor split for the sake of bits."""
         fast = copy(self)
-        fast.rows, fast.reading, fast.numerics_report = RowRange(lowest=1, highest=None), Reading.FAST, FAST_NUMERICS
+        fast.rows, fast.attention_mode, fast.numerics_report = (
+            RowRange(lowest=1, highest=None),
+            AttentionMode.FAST,
+            FAST_NUMERICS,
+        )
         fast.graphs = self.graphs and self.graphs.of(fast.run)
         return fast
 
@@ -132,7 +137,7 @@ class PackedRunner(ABC):
     def _shares(self, segments: Sequence[Segment]) -> Iterator[list[Piece]]:
         """What runs together."""
         for pieces in plan_forwards(segments, self.rows):
-            if self.reading is Reading.IN_STEPS and self.graphs is not None:
+            if self.attention_mode is AttentionMode.IN_STEPS and self.graphs is not None:
                 yield from self.graphs.shares(pieces, self.rows) or [pieces]
             else:
                 yield pieces
@@ -141,11 +146,11 @@ class PackedRunner(ABC):
         self, pieces: Sequence[Piece], feature_layers: Sequence[int], is_obsolete: Callable[[], bool] | None
     ) -> ForwardOutput:
         """Run some pieces together; features of padding may be there, too."""
-        if self.graphs is not None and self.reading in (Reading.FAST, Reading.IN_STEPS):
+        if self.graphs is not None and self.attention_mode in (AttentionMode.FAST, AttentionMode.IN_STEPS):
             output = self.graphs.forward(pieces, self.rows, feature_layers)
             if output is not None:
                 return output
-        batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.reading)
+        batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.attention_mode)
         if is_obsolete is not None:
             batch = replace(batch, attention=Interruptible(batch.attention, is_obsolete))
         return self.run(batch, feature_layers)
@@ -176,7 +181,7 @@ class PackedRunner(ABC):
             raise ValueError(f"{self._info.name} has hidden states 0 to {self._info.num_layers}, not {unknown[0]}")
 
 
-def check_segments(segments: Sequence[Segment], cache: SequenceRows) -> None:
+def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
     """Raises: CacheRangeError if a segment does not fit its row or two share one; ValueError if one is malformed."""
     for segment in segments:
         num_tokens, num_new = len(segment.token_ids), segment.num_new
@@ -186,3 +191,19 @@ def check_segments(segments: Sequence[Segment], cache: SequenceRows) -> None:
         cache.check_fits(segment.row, num_tokens)
     if len({segment.row for segment in segments}) < len(segments):
         raise CacheRangeError("two segments of one forward share a row")
+
+
+def make_cache(model: Any, config: ModelConfig, info: ModelInfo) -> RaggedCache:
+    """The cache that fits a model: rows hold the longest sequence and the longest proposal behind it."""
+    text = model.config.get_text_config(decoder=True)
+    num_heads = text.num_attention_heads
+    return RaggedCache.within(
+        config.kv_budget_bytes,
+        num_layers=text.num_hidden_layers,
+        num_rows=config.num_rows,
+        max_len=info.max_model_len + MAX_DRAFT_TOKENS,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        dtype=model.dtype,
+        device=model.device,
+    )

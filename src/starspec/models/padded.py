@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from starspec.cache.mask import depths_of, visible_slots
 from starspec.cache.padded import Movement, PaddedCache, Rectangle
+from starspec.models.attention.mask import depths_of, visible_slots
 from starspec.models.batch import PackedBatch
 from starspec.models.packed import PackedRunner, check_segments
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment

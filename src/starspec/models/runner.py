@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from starspec.cache.kv_cache import KVCache
 from starspec.cache.ragged import RaggedCache
-from starspec.cache.sequence_rows import SequenceRows
 
 
 class Segment(NamedTuple):
@@ -67,7 +67,7 @@ class BatchRunner(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
-    def cache(self) -> SequenceRows: ...
+    def cache(self) -> KVCache: ...
 
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run the model over the new tokens of several rows.

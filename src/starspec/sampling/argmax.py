@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def is_at_hand(logits: Tensor) -> bool:
+def is_on_cpu(logits: Tensor) -> bool:
     """Whether nothing has to be launched to look at them."""
     return logits.is_cpu
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
+from starspec.sampling.filters import Support, filtered, support
 from starspec.sampling.logit_blocks import LogitBlocks
 from starspec.sampling.noise import BLOCK, block_gumbel, block_noise, gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
-from starspec.sampling.support import Support, filtered, support
 
 FEW_TOKENS = 4096  # to draw from, of which it is quicker to compute all noise than to look for blocks
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.sampling.argmax import widened
+from starspec.sampling.filters import MASS_BITS, Support, mass_of
 from starspec.sampling.noise import BLOCK, block_gumbel, block_noise
-from starspec.sampling.support import MASS_BITS, Support, mass_of
 
 FIRST_BLOCKS = 32  # that a draw looks into; for most laws that say one thing rather than another all that can win
 BOUND_SLACK = 1e-9  # a logarithm may fall by a last bit where its argument grows

@@ -1,4 +1,4 @@
-"""The same mathematics in the slowest and most obvious way: Python numbers, one loop for each sentence of the law.
+"""Proposals and verification in the slowest and most obvious way: Python numbers, one loop for each rule.
 
 Nothing serves requests from here. The tests hold the fast modules to it, and it shares no code with them.
 """
@@ -6,103 +6,11 @@ Nothing serves requests from here. The tests hold the fast modules to it, and it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
-from math import exp, inf, log, log1p
+from math import exp, inf
 
+from starspec.sampling.reference import adjust, gumbel, next_token, support
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import ROOT, DraftTree
-
-
-def splitmix64(state: int, index: int) -> int:
-    """Output number `index` (0 is the first, -1 the one before) of the splitmix64 generator started at `state`."""
-    z = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-    return z ^ (z >> 31)
-
-
-def uniform(seed: int, position: int, token_id: int) -> float:
-    """A token's own uniform at one position, in (0, 1)."""
-    return _uniform(_bits(seed, position, token_id))
-
-
-def gumbel(seed: int, position: int, token_id: int) -> float:
-    """The same as standard Gumbel noise: of 64 neighbours, the least exponential is drawn first, and whose it is."""
-    shared = _bits(seed, position, -1 - token_id // 64)
-    exponential = -log1p(-_uniform(shared)) / 64
-    if shared % 64 != token_id % 64:
-        exponential += -log1p(-uniform(seed, position, token_id))
-    return -log(exponential)
-
-
-def _bits(seed: int, position: int, index: int) -> int:
-    return splitmix64(splitmix64(splitmix64(seed, 0), position), index)
-
-
-def _uniform(bits: int) -> float:
-    return ((bits >> 12) + 0.5) / 2**52
-
-
-def adjust(
-    logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
-) -> list[float]:
-    """Logits after min_tokens, logit bias and penalties."""
-    adjusted = []
-    for token_id, logit in enumerate(logits):
-        value = float(logit)
-        if len(output_ids) < sampling.min_tokens and token_id in sampling.end_token_ids:
-            value = -inf
-        value += sampling.logit_bias.get(token_id, 0.0)
-        if token_id in prompt_ids or token_id in output_ids:
-            value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
-        value -= sampling.frequency_penalty * output_ids.count(token_id)
-        value -= sampling.presence_penalty * (token_id in output_ids)
-        adjusted.append(value)
-    return adjusted
-
-
-def support(adjusted: Sequence[float], sampling: SamplingSpec) -> dict[int, float]:
-    """Token id -> scaled logit of the tokens that temperature, top-k, top-p and min-p leave."""
-    largest = max(adjusted)
-    scaled = {token_id: (value - largest) / sampling.temperature for token_id, value in enumerate(adjusted)}
-    likeliest_first = sorted(scaled, key=lambda token_id: (-scaled[token_id], token_id))
-    if sampling.top_k:
-        kth = scaled[likeliest_first[: sampling.top_k][-1]]
-        likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= kth]
-    if sampling.top_p < 1:
-        mass = {token_id: round(exp(scaled[token_id]) * 2**40) for token_id in likeliest_first}
-        needed = Fraction(sampling.top_p) * sum(mass.values())
-        kept: list[int] = []
-        for token_id in likeliest_first:
-            if needed > 0:
-                kept.append(token_id)
-                needed -= mass[token_id]
-        likeliest_first = kept
-    if sampling.min_p:
-        likeliest_first = [token_id for token_id in likeliest_first if scaled[token_id] >= log(sampling.min_p)]
-    return {token_id: scaled[token_id] for token_id in sorted(likeliest_first)}
-
-
-def probabilities(adjusted: Sequence[float], sampling: SamplingSpec) -> list[float]:
-    """The law of the next token: what a draw is distributed as. Temperature above 0."""
-    weights = {token_id: exp(value) for token_id, value in support(adjusted, sampling).items()}
-    total = sum(weights.values())
-    return [weights.get(token_id, 0.0) / total for token_id in range(len(adjusted))]
-
-
-def next_token(
-    logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
-) -> int:
-    """The token after prompt and output."""
-    adjusted = adjust(logits, sampling, prompt_ids, output_ids)
-    if sampling.temperature == 0 or max(adjusted) == -inf:  # or nothing may be drawn
-        return adjusted.index(max(adjusted))
-    position = len(prompt_ids) + len(output_ids)
-    perturbed = {
-        token_id: value + gumbel(sampling.seed, position, token_id)
-        for token_id, value in support(adjusted, sampling).items()
-    }
-    return min(perturbed, key=lambda token_id: (-perturbed[token_id], token_id))
 
 
 def propose_tokens(

@@ -33,10 +33,10 @@ from torch import Tensor
 from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import draw
+from starspec.sampling.filters import Support, support
 from starspec.sampling.noise import stream_bits, stream_key, to_uniform
 from starspec.sampling.spec import SamplingSpec
-from starspec.sampling.support import Support, support
-from starspec.speculation.node_draft import Drawing, NodeDraft
+from starspec.speculation.tree import Drawing, DrawnCandidates
 
 # Each kind of dice has a stream of its own: a draft that knew the target's would no longer be tested by it.
 ACCEPT_STREAM, RESIDUAL_STREAM = 0x41636370, 0x52657369
@@ -50,7 +50,7 @@ class Trial:
     residual: Tensor  # [V] float64: the law of the token if all are refused
 
 
-def try_candidates(target: Tensor, draft: NodeDraft) -> Trial:
+def try_candidates(target: Tensor, draft: DrawnCandidates) -> Trial:
     """The chances of each candidate, and what is left for the target's own token.
 
     Args:
@@ -86,7 +86,7 @@ def probabilities(logits: Tensor, sampling: SamplingSpec, position: int, counts:
     return probs
 
 
-def tested_token(target: Tensor, draft: NodeDraft, seed: int, position: int) -> int:
+def rejection_token(target: Tensor, draft: DrawnCandidates, seed: int, position: int) -> int:
     """The token below a node: a candidate that passes, or one drawn from what is left.
 
     Args:

@@ -32,11 +32,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from starspec.sampling.argmax import argmaxes, is_at_hand
+from starspec.sampling.argmax import argmaxes, is_on_cpu
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import next_token, next_tokens
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.rejection import probabilities, tested_token
+from starspec.speculation.rejection import probabilities, rejection_token
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -77,7 +77,8 @@ def verify_tree(
         draft = tree.drafts.get(node)
         if draft is None:
             return next_token(logits[node + 1], sampling, position, seen)
-        return tested_token(probabilities(logits[node + 1], sampling, position, seen), draft, sampling.seed, position)
+        probs = probabilities(logits[node + 1], sampling, position, seen)
+        return rejection_token(probs, draft, sampling.seed, position)
 
     return _walk(tree, target_token)
 
@@ -128,7 +129,7 @@ class _Case(NamedTuple):
         has_simple_sampling = not (
             sampling.is_greedy or sampling.adjusts_logits or sampling.top_k > 0 or sampling.top_p < 1.0
         )
-        return has_simple_sampling and not is_at_hand(self.logits) and not self.tree.drafts
+        return has_simple_sampling and not is_on_cpu(self.logits) and not self.tree.drafts
 
 
 def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> VerifyResult:

@@ -19,7 +19,7 @@ from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, prompt_token_ids
 from starspec.ids import RequestId
 from starspec.llm import LLM
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.train.answer_files import Answer, SaidTokens, StoredAnswers, read_answers

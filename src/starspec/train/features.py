@@ -19,8 +19,8 @@ from torch import Tensor
 
 from starspec.errors import ConfigError
 from starspec.models.loading.device import take_device
-from starspec.models.loading.foreign import reading
 from starspec.models.loading.locate import locate
+from starspec.models.loading.transformers_calls import as_model_error
 from starspec.train.answer_files import Answer
 from starspec.train.unroll import Batch
 from starspec.train.work_folder import writing
@@ -57,10 +57,10 @@ def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "c
     """Raises: ModelError if it cannot be read; ConfigError if the device is not there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 (seconds)
 
-    from starspec.models.loading.vocabulary import eos_token_ids  # noqa: PLC0415
+    from starspec.models.loading.tokenizer import eos_token_ids  # noqa: PLC0415
 
     place, folder = take_device(device), locate(name)
-    with reading(f"'{name}' cannot be read"):
+    with as_model_error(f"'{name}' cannot be read"):
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(place).eval()
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     return Target(model, eos_token_ids(folder, tokenizer))

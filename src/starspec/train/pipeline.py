@@ -13,7 +13,7 @@ from torch import Tensor
 
 from starspec.harness.datasets import Prompt, hash_prompts, read_prompts
 from starspec.harness.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
-from starspec.models.heads.checkpoint import write_head
+from starspec.models.heads.write import write_head
 from starspec.train.answer_files import Answer
 from starspec.train.answers import answer_prompts, check_answers
 from starspec.train.card import card_text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from starspec.errors import ConfigError, ModelError
-from starspec.models.loading.hf_config import read_hf_config
+from starspec.models.loading.config_json import read_config
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.train.answers import AnswerPlan
 from starspec.train.start import default_layers, earlier_head, head_spec
@@ -67,7 +67,7 @@ def check_plan(plan: HeadPlan) -> tuple[int, ...]:
 def _read_config(target: str) -> Any:
     if is_synthetic(target):
         raise ConfigError(f"'{target}' has no weights, so nothing can be learnt from it")
-    return read_hf_config(target, locate(target))
+    return read_config(target, locate(target))
 
 
 def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from starspec.errors import ConfigError
 from starspec.models.heads.checkpoint import read_head
-from starspec.models.heads.features import eagle3_layers
+from starspec.models.heads.feature_layers import eagle3_layers
 from starspec.models.heads.files import read_files
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
 from starspec.train.answer_files import Answer

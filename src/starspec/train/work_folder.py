@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from starspec.errors import ConfigError
-from starspec.models.loading.foreign import first_line
+from starspec.models.loading.transformers_calls import first_line
 
 
 def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:

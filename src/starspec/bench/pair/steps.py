@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from starspec.models.linear.profile import StepProfile, step_profile
+from starspec.harness.step_profile import StepProfile, step_profile
 from starspec.models.packed import PackedRunner
 
 READ_BYTES = 2**29  # far more than any cache

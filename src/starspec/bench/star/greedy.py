@@ -11,7 +11,7 @@ from starspec.bench.star.star_processes import TargetTimes, Turn, await_hub
 from starspec.config import ModelConfig
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import Tag, TargetId
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.synthetic.spec import parse_synthetic
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget

@@ -20,7 +20,7 @@ from starspec.harness.figures import require_matplotlib
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 
 CHAIN_LENGTH: Final = 8  # of a chain that nobody waits for

@@ -25,7 +25,7 @@ from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import RequestId, TargetId
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import BatchRunner
 from starspec.observe.trace import Trace
 from starspec.policy.length.fixed import FixedLength

@@ -23,7 +23,7 @@ from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, Spread
-from starspec.models.loading.vocabulary import load_tokenizer
+from starspec.models.loading.tokenizer import load_tokenizer
 
 Advance = Callable[[str, int | None], None]
 """(what is about to run, turns of this stage if it begins)"""

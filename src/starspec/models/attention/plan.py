@@ -31,9 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from starspec.cache.mask import is_chain, visible_slots
 from starspec.cache.ragged import KEY_BLOCK
 from starspec.models.attention.call import MIN_QUERY_ROWS, AttentionCall, Branch, Form, num_query_rows
+from starspec.models.attention.mask import is_chain, visible_slots
 from starspec.models.loading.device import is_accelerator
 
 # Torch's CPU kernel cuts longer runs into blocks of so many, or of a multiple of it. What is left over must not be
@@ -45,7 +45,7 @@ MAX_COPIED_SLOTS: Final = 8192  # for branches of a call: copies of so many are 
 HIDDEN: Final = float("-inf")
 
 
-class Reading(Enum):
+class AttentionMode(Enum):
     """How tokens that are no prompt read the cache."""
 
     FAST = auto()  # a segment at once
@@ -63,7 +63,7 @@ def plan_calls(
     parents: Sequence[int] | None,
     new_tokens: range,
     is_prompt: bool,
-    reading: Reading,
+    mode: AttentionMode,
     group: int,
     like: Tensor,
 ) -> list[AttentionCall]:
@@ -74,21 +74,21 @@ def plan_calls(
         prefix_len: committed slots of the row.
         parents: of the whole segment, None for a chain.
         new_tokens: the part of the segment that this forward computes; what comes before it is in the cache.
-        is_prompt: a chain that is read as prompts are; else `reading` says how.
+        is_prompt: a chain that is read as prompts are; else `mode` says how.
         group: G, query heads a key head.
         like: gives the dtype of the masks and the device of the paths; on accelerators whole blocks are read.
     """
     if is_prompt:
         return [_call_by_chunk(row, first, prefix_len, new_tokens, like)]
-    if reading is Reading.FAST:
+    if mode is AttentionMode.FAST:
         visible = visible_slots(prefix_len, new_tokens.stop, None if parents is None else parents[: new_tokens.stop])
         visible = visible[new_tokens.start :]
         return [_call(row, first, _in_blocks(visible, like.device), Form.BY_RUN, group, like)]
-    in_order = Form.BY_TOKEN if reading is Reading.BY_TOKEN else Form.BY_RUN
-    beside = Form.BY_BRANCHES if reading is Reading.TOGETHER else in_order
+    in_order = Form.BY_TOKEN if mode is AttentionMode.BY_TOKEN else Form.BY_RUN
+    beside = Form.BY_BRANCHES if mode is AttentionMode.TOGETHER else in_order
     paths = _paths(new_tokens.stop, parents)
     calls = []
-    for run in _runs(new_tokens, prefix_len, paths, reading, num_query_rows(group)):
+    for run in _runs(new_tokens, prefix_len, paths, mode, num_query_rows(group)):
         path = paths[run[-1]]
         positions = torch.tensor([prefix_len + len(paths[token]) - 1 for token in run]).unsqueeze(1)
         visible = torch.arange(_num_slots(int(positions[-1]))) <= positions
@@ -166,7 +166,7 @@ def _paths(num_tokens: int, parents: Sequence[int] | None) -> list[Sequence[int]
 
 
 def _runs(
-    new_tokens: range, prefix_len: int, paths: Sequence[Sequence[int]], reading: Reading, rows_per_token: int
+    new_tokens: range, prefix_len: int, paths: Sequence[Sequence[int]], mode: AttentionMode, rows_per_token: int
 ) -> Iterator[Sequence[int]]:
     """Tokens that follow each other, each the child of the one before, cut where the reading wants it.
 
@@ -183,19 +183,19 @@ def _runs(
         first = 0
         while first < len(line):
             position = prefix_len + len(paths[line[first]]) - 1
-            last = first + _run_len(len(line) - first, position, reading, rows_per_token)
+            last = first + _run_len(len(line) - first, position, mode, rows_per_token)
             yield line[first:last]
             first = last
 
 
-def _run_len(num_tokens: int, position: int, reading: Reading, rows_per_token: int) -> int:
+def _run_len(num_tokens: int, position: int, mode: AttentionMode, rows_per_token: int) -> int:
     """How many of the tokens from a position on are one run."""
-    if reading is Reading.TOGETHER:
+    if mode is AttentionMode.TOGETHER:
         # the last token apart costs a call, and runs of several rows then do not lie side by side; M is seldom so
         is_rest_small = 0 < num_tokens * rows_per_token % MAX_QUERY_ROWS < MIN_QUERY_ROWS
         return num_tokens - (is_rest_small and num_tokens > 1)
     to_block_end = KEY_BLOCK - position % KEY_BLOCK
-    in_one_block = max(1, MAX_QUERY_ROWS // rows_per_token) if reading is Reading.BY_RUN else num_tokens
+    in_one_block = max(1, MAX_QUERY_ROWS // rows_per_token) if mode is AttentionMode.BY_RUN else num_tokens
     return min(num_tokens, to_block_end, in_one_block)
 
 

@@ -15,11 +15,11 @@ from weakref import WeakMethod
 import structlog
 import torch
 
-from starspec.cache.mask import is_chain
 from starspec.cache.ragged import RaggedCache
+from starspec.models.attention.mask import is_chain
 from starspec.models.batch import PackedBatch, Piece, RowRange
-from starspec.models.graphs.batch import MAX_TREE_LEN, StepBatch, StepShape, step_shape, wanted_logits
-from starspec.models.loading.foreign import first_line
+from starspec.models.graphs.step_batch import MAX_TREE_LEN, StepBatch, StepShape, step_shape, wanted_logits
+from starspec.models.loading.transformers_calls import first_line
 from starspec.models.runner import ForwardOutput
 
 MAX_GRAPHS: Final = 256  # forwards of further shapes are launched kernel by kernel

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from starspec.errors import ModelError
 from starspec.models.heads.dialect import HeadConfig, head_config
-from starspec.models.heads.features import FeatureReading, resolve_layers
-from starspec.models.heads.files import read_files, write_files
-from starspec.models.heads.layout import canonical_tensors, check_tensors
+from starspec.models.heads.feature_layers import FeatureLayers, resolve_layers
+from starspec.models.heads.files import read_files
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
-from starspec.models.heads.speculators import speculators_config, stored_name
-from starspec.models.heads.vocabulary import is_said, offsets_of, token_ids_of
-from starspec.models.loading.soundness import check_length
+from starspec.models.heads.tensors import canonical_tensors, check_tensors, token_ids_of
+from starspec.models.loading.config_json import check_length
 
 
 def read_head(
@@ -35,7 +33,7 @@ def read_head(
     return _open(str(head), target, feature_layers)[0]
 
 
-def read_features(head: str | Path, *, target: TargetShape | None = None) -> FeatureReading:
+def read_feature_layers(head: str | Path, *, target: TargetShape | None = None) -> FeatureLayers:
     """Which layers `read_head` takes a head to read, why, and those of the other reading of its list.
 
     Raises: as `read_head`.
@@ -43,42 +41,20 @@ def read_features(head: str | Path, *, target: TargetShape | None = None) -> Fea
     return _open(str(head), target, None)[1]
 
 
-def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str, object]) -> None:
-    """Write a head in the layout of `speculators`, in bfloat16.
-
-    Args:
-        provenance: how it came about; must be JSON.
-    Effects: config.json, model.safetensors and provenance.json in the folder, which is made if it is not there;
-        each file appears whole or not at all, config.json last. Other files of the folder stay.
-    Raises: ModelError if the tensors do not fit the spec.
-    """
-    spec, token_ids = weights.spec, weights.draft_token_ids
-    check_tensors(str(folder), spec, weights.tensors)
-    assert spec.draft_vocab_size == (spec.vocab_size if token_ids is None else len(token_ids))
-    tensors = {stored_name(spec, name): _stored(tensor) for name, tensor in weights.tensors.items()}
-    if token_ids is not None:
-        # there and back: what a reader would refuse is not written
-        token_ids = token_ids_of(str(folder), offsets_of(token_ids.cpu()), None, spec.vocab_size)
-        assert bool((token_ids.diff() > 0).all()), "draft_token_ids must be increasing"
-        tensors |= {"d2t": offsets_of(token_ids), "t2d": is_said(token_ids, spec.vocab_size)}
-    config = speculators_config(spec, has_bias="fc.bias" in weights.tensors)
-    write_files(Path(folder), tensors, {"config.json": config, "provenance.json": provenance})
-
-
-def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) -> tuple[HeadWeights, FeatureReading]:
+def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) -> tuple[HeadWeights, FeatureLayers]:
     stored_config, stored = read_files(head)
     tensors = canonical_tensors(stored)
     offsets, said = tensors.pop("d2t", None), tensors.pop("t2d", None)
     config = head_config(head, stored_config, tensors)
-    reading = resolve_layers(config, target, given)
-    spec = _spec(config, tensors, offsets, reading.layers)
+    layers = resolve_layers(config, target, given)
+    spec = _spec(config, tensors, offsets, layers.layers)
     check_length(head, spec.max_position_embeddings)
     _check_num_features(head, spec, tensors)
     check_tensors(head, spec, tensors)
     _check_target(head, spec, target)
     if offsets is None:
-        return HeadWeights(spec, tensors, None), reading
-    return _in_order(spec, tensors, token_ids_of(head, offsets, said, spec.vocab_size)), reading
+        return HeadWeights(spec, tensors, None), layers
+    return _in_order(spec, tensors, token_ids_of(head, offsets, said, spec.vocab_size)), layers
 
 
 def _spec(
@@ -155,8 +131,3 @@ def _in_order(spec: HeadSpec, tensors: dict[str, Tensor], token_ids: Tensor) -> 
     if "lm_head.weight" in tensors and not torch.equal(order, torch.arange(len(order))):
         tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     return HeadWeights(spec, tensors, None if len(token_ids) == spec.vocab_size else token_ids)
-
-
-def _stored(tensor: Tensor) -> Tensor:
-    contiguous = torch.contiguous_format
-    return tensor.detach().to("cpu", torch.bfloat16, memory_format=contiguous, copy=True)  # tied tensors go apart

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from starspec.config import nearest
 from starspec.errors import ModelError
-from starspec.models.loading.soundness import check_rope, is_positive
+from starspec.models.loading.config_json import check_rope, is_positive
 
 Method = Literal["eagle", "eagle3"]
 Dialect = Literal["speculators", "SpecForge", "vLLM", "SafeAILab"]

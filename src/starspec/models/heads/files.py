@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from starspec.errors import ModelError
-from starspec.models.loading.foreign import first_line
 from starspec.models.loading.locate import locate
+from starspec.models.loading.transformers_calls import first_line
 
 PICKLED: Final = "pytorch_model.bin"
 
@@ -67,25 +65,3 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(each, Tensor) for each in loaded.values()):
         raise ValueError("it holds something else than named tensors")
     return loaded
-
-
-def write_files(folder: Path, tensors: Mapping[str, Tensor], jsons: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a head, config.json last: whoever finds that finds a whole head.
-
-    Args:
-        jsons: file name -> what it holds.
-    Effects: makes the folder; replaces files of the same name in it, each at once, and leaves the others.
-    """
-    contents = {"model.safetensors": save(dict(tensors), metadata={"format": "pt"})}
-    for name in sorted(jsons, key=lambda name: name == "config.json"):
-        contents[name] = (json.dumps(jsons[name], indent=2) + "\n").encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    partials = {name: folder / f".{name}.{os.getpid()}" for name in contents}
-    try:
-        for name, content in contents.items():
-            partials[name].write_bytes(content)
-        for name, partial in partials.items():
-            partial.replace(folder / name)
-    finally:
-        for partial in partials.values():
-            partial.unlink(missing_ok=True)

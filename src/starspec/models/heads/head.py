@@ -20,16 +20,15 @@ from transformers import LlamaConfig
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
-from starspec.models.attention.fused import AttentionShape
-from starspec.models.attention.plan import Reading
+from starspec.models.attention.plan import AttentionMode
 from starspec.models.attention.rotary import rotary_table
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
-from starspec.models.fused_layer import FusedLayer, Norm
+from starspec.models.fused_layer import AttentionShape, FusedLayer, Norm
 from starspec.models.heads.spec import HeadSpec, HeadWeights
 from starspec.models.linear.interface import PackedLinear, Packer
 from starspec.models.loading.device import take_device
-from starspec.models.loading.foreign import reading
-from starspec.models.loading.soundness import check_finite
+from starspec.models.loading.tensors import check_finite
+from starspec.models.loading.transformers_calls import as_model_error
 from starspec.models.runner import ModelInfo, Segment
 
 ANY_ROWS = RowRange(lowest=1, highest=None)  # a draft's last bits decide nothing
@@ -105,7 +104,7 @@ class EagleHead:
             self.cache.check_fits(segment.row, len(segment.token_ids))
         outputs, start = [self._no_output], 0
         for pieces in plan_forwards(segments, ANY_ROWS):
-            batch = build_batch(pieces, self.cache, ANY_ROWS, self._shape.num_heads, Reading.FAST)
+            batch = build_batch(pieces, self.cache, ANY_ROWS, self._shape.num_heads, AttentionMode.FAST)
             stop = start + sum(piece.num_tokens for piece in pieces)
             outputs.append(self._run(batch, hidden[start:stop]))
             start = stop
@@ -161,7 +160,7 @@ def _norm(tensors: dict[str, Tensor], name: str, spec: HeadSpec) -> Norm | None:
 
 
 def _rotary(name: str, spec: HeadSpec, cache: RaggedCache) -> Tensor:
-    with reading(f"the rotary settings of '{name}' cannot be used"):
+    with as_model_error(f"the rotary settings of '{name}' cannot be used"):
         config = LlamaConfig(
             hidden_size=spec.hidden_size,
             num_attention_heads=spec.num_attention_heads,

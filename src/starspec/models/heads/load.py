@@ -15,12 +15,12 @@ from starspec.errors import ModelError
 from starspec.models.heads.checkpoint import read_head
 from starspec.models.heads.head import EagleHead
 from starspec.models.heads.spec import HeadWeights, TargetShape
-from starspec.models.linear.narrow_or_wide import RowLimit
-from starspec.models.linear.packing import make_packer
-from starspec.models.loading.foreign import first_line, reading
-from starspec.models.loading.hf_config import read_hf_config
+from starspec.models.linear.packer import make_packer
+from starspec.models.linear.switching import RowLimit
+from starspec.models.loading.config_json import read_config
 from starspec.models.loading.locate import is_synthetic, locate
-from starspec.models.loading.tensor_files import UNREADABLE, tensor_files
+from starspec.models.loading.tensors import UNREADABLE, tensor_files
+from starspec.models.loading.transformers_calls import as_model_error, first_line
 
 EMBEDDINGS: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 LM_HEADS: Final = ("lm_head.weight", "embed_out.weight")
@@ -40,8 +40,8 @@ class TargetTensors:
         if is_synthetic(target):
             raise ModelError(f"'{target}' has no hidden states, so no EAGLE head can draft for it")
         folder = locate(target)
-        with reading(f"the config.json of '{target}' cannot be used"):
-            config = read_hf_config(target, folder).get_text_config(decoder=True)
+        with as_model_error(f"the config.json of '{target}' cannot be used"):
+            config = read_config(target, folder).get_text_config(decoder=True)
         shape = TargetShape(
             num_layers=config.num_hidden_layers, hidden_size=config.hidden_size, vocab_size=config.vocab_size
         )

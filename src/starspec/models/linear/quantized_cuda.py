@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from starspec.errors import ConfigError
-from starspec.models.linear.prepack import num_dense_bytes
+from starspec.models.linear.dense import num_dense_bytes
 from starspec.models.linear.quantize import quantize_int8
-from starspec.models.loading.foreign import first_line
+from starspec.models.loading.transformers_calls import first_line
 
 INT4_GROUP: Final = 64
 MAX_INT4_ROWS: Final = 2  # above, dense weights are faster

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D  # GPT-2's linear, with its weight the other way round
 
+from starspec.models.linear.dense import num_dense_bytes
 from starspec.models.linear.interface import Packer
-from starspec.models.linear.prepack import num_dense_bytes
 
 
 def swap_linears(model: nn.Module, pack: Packer) -> None:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import pi
 from pathlib import Path
+from typing import Any, Final
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+import numpy as np
+from numpy.typing import NDArray
 
-from starspec.models.loading.foreign import reading
-from starspec.models.loading.gguf_facts import apply, read_facts
+from starspec.models.loading.cached_folder import Advance, cache_folder, made_once, progress_steps
+from starspec.models.loading.transformers_calls import as_model_error
 
 FORMAT = 2  # of converted folders: those of another are not taken
-
-Advance = Callable[[str], None]  # names the step that begins now
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: $STARSPEC_CACHE, or ~/.cache/starspec."""
-    return Path(os.environ.get("STARSPEC_CACHE") or "~/.cache/starspec").expanduser()
+TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def converted_folder(gguf: Path) -> Path:
@@ -59,7 +53,7 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
 
     source = str(gguf.parent)
     # transformers' own bars go to the stderr of the moment; ours keeps the real one
-    with reading(f"'{gguf.name}' cannot be converted"), contextlib.redirect_stderr(io.StringIO()):
+    with as_model_error(f"'{gguf.name}' cannot be converted"), contextlib.redirect_stderr(io.StringIO()):
         facts = read_facts(gguf)
         advance("reading the tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
@@ -79,53 +73,52 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A cached folder, made if it is not there yet.
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """Of one file."""
 
-    One process makes it while others wait; it appears under its name only when complete, so a process that died
-    half-way leaves nothing that another takes for a model.
+    turn_ends: tuple[int, ...]
+    freq_factors: NDArray[np.float32] | None  # [D / 2] by which Llama 3.1 and later divide the rotary frequencies
 
-    Args:
-        make: fills the empty folder that it is given.
+
+def read_facts(gguf: Path) -> GgufFacts:
+    """Raises: ValueError if the file is one of several, or scales its rotary embedding in a way that is not read."""
+    from gguf import GGUFReader  # noqa: PLC0415 (a converted model needs none of this)
+
+    reader = GGUFReader(gguf)
+
+    def value(name: str) -> Any:
+        field = reader.get_field(name)
+        return None if field is None else field.contents()
+
+    if (num_parts := value("split.count") or 1) > 1:
+        raise ValueError(f"it is one of {num_parts} parts: merge them first (llama-gguf-split --merge)")
+    scaling = value(f"{value('general.architecture')}.rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise ValueError(f"its rotary scaling '{scaling}' is not read; give the original checkpoint")
+    factors = next((np.array(each.data) for each in reader.tensors if each.name == "rope_freqs.weight"), None)
+    turn_ends = sorted({each for name in TURN_ENDS if (each := value(name)) is not None})
+    return GgufFacts(tuple(turn_ends), None if factors is None or (factors == 1.0).all() else factors)
+
+
+def apply(facts: GgufFacts, model: Any) -> None:
+    """Add them to a transformers model that is to be saved.
+
+    Raises: ValueError if the frequencies are scaled by no known rule.
     """
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(folder.name + ".lock")):
-        if not folder.is_dir():
-            partial = folder.with_name(folder.name + ".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            make(partial)
-            partial.rename(folder)
-    return folder
+    if facts.turn_ends:
+        model.generation_config.eos_token_id = list(facts.turn_ends)
+    if facts.freq_factors is not None:
+        rope = dict(model.config.rope_parameters)
+        factor = round(float(facts.freq_factors.max()), 3)
+        if not np.allclose(llama3_factors(rope["rope_theta"], len(facts.freq_factors), factor), facts.freq_factors):
+            raise ValueError("its rotary scaling is not that of Llama 3; give the original checkpoint")
+        model.config.rope_parameters = rope | {"rope_type": "llama3", "factor": factor, **LLAMA3}
 
 
-@contextlib.contextmanager
-def progress_steps(title: str, num_steps: int) -> Iterator[Advance]:
-    """A progress bar on stderr over steps of unknown length."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=num_steps)
-        started = 0
-
-        def advance(step: str) -> None:
-            nonlocal started
-            progress.update(task, description=f"{title}: {step}", completed=started)
-            started += 1
-
-        yield advance
-        progress.update(task, description=title, completed=num_steps)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def llama3_factors(theta: float, num: int, factor: float) -> NDArray[np.float64]:
+    """What Llama 3.1 divides its `num` rotary frequencies by: 1 for short waves, `factor` for long ones."""
+    wavelengths = 2 * pi * theta ** (np.arange(num) / num)
+    low, high, length = LLAMA3.values()
+    smooth = np.clip((length / wavelengths - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - smooth) / factor + smooth)

@@ -13,15 +13,15 @@ from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
-from starspec.models.linear.packing import make_packer
+from starspec.models.linear.packer import make_packer
+from starspec.models.loading.config_json import check_length, read_config
 from starspec.models.loading.device import take_device
-from starspec.models.loading.foreign import reading
-from starspec.models.loading.hf_config import read_hf_config
-from starspec.models.loading.lean_checkpoint import read_lean
+from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
-from starspec.models.loading.soundness import check_finite, check_length
-from starspec.models.loading.support import check_class, check_config, model_length, plain_attention
-from starspec.models.loading.vocabulary import eos_token_ids, load_tokenizer
+from starspec.models.loading.supported import check_class, check_config, model_length, require_plain_attention
+from starspec.models.loading.tensors import check_finite
+from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
+from starspec.models.loading.transformers_calls import as_model_error
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import LoadedRunner, ModelInfo
 
@@ -46,9 +46,9 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
     folder = locate(config.model)
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
-    plain_attention(config.model, hf_config, max_model_len)
+    require_plain_attention(config.model, hf_config, max_model_len)
     is_fused = config.fused and why_not_fused(hf_config) is None
-    model: Any = read_lean(folder, hf_config, getattr(torch, config.dtype)) if is_fused else None
+    model: Any = read_llama_checkpoint(folder, hf_config, getattr(torch, config.dtype)) if is_fused else None
     if model is None:
         model = _read_with_transformers(config, folder, hf_config)
     check_finite(config.model, model.named_parameters())
@@ -67,23 +67,23 @@ def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo
 def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
     from starspec.models.linear.swapped import num_step_bytes, swap_linears  # noqa: PLC0415
-    from starspec.models.numerics.agreement import check_agreement, own_logits  # noqa: PLC0415 (these draw in transformers)
+    from starspec.models.numerics.reference_logits import check_reference_logits, reference_logits  # noqa: PLC0415 (these draw in transformers)
 
     if config.fused or config.quantization != "none":
         swap_linears(model, make_packer(config, info.vocab_size))
     info = replace(info, num_weight_bytes=num_step_bytes(model))
-    expected = own_logits(model)
-    with reading(f"'{config.model}' cannot be run over starspec's cache"):
+    expected = reference_logits(model)
+    with as_model_error(f"'{config.model}' cannot be run over starspec's cache"):
         runner = _settled(TransformersRunner(model, config, info), config, folder)
-        check_agreement(config.model, runner, expected)
+        check_reference_logits(config.model, runner, expected)
     return runner
 
 
 def _settled(runner: PackedRunner, config: ModelConfig, folder: Path) -> PackedRunner:
-    from starspec.models.numerics.memo import settle_once  # noqa: PLC0415 (draws in a progress bar)
+    from starspec.models.numerics.probe_cache import settle_from_cache  # noqa: PLC0415 (draws in a progress bar)
 
     if config.numerics == "invariant":
-        settle_once(runner, config, folder)
+        settle_from_cache(runner, config, folder)
     return runner
 
 
@@ -96,8 +96,8 @@ def max_len_of(model: str) -> int | None:
 
 
 def _read_config(model: str, folder: Path) -> Any:
-    hf_config = read_hf_config(model, folder)
-    with reading(f"the config.json of '{model}' cannot be used"):
+    hf_config = read_config(model, folder)
+    with as_model_error(f"the config.json of '{model}' cannot be used"):
         check_config(model, hf_config)
         if hf_config.model_type not in FUSED_FAMILIES:  # of which it is known, and what knows it takes long to import
             check_class(model, hf_config, _model_class(model, hf_config))
@@ -117,7 +117,7 @@ def _model_class(model: str, hf_config: Any) -> type:
 def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -> Any:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    with reading(f"the weights of '{config.model}' cannot be read"):
+    with as_model_error(f"the weights of '{config.model}' cannot be read"):
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(folder),
             config=hf_config,

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from starspec.errors import ModelError
-from starspec.models.loading.foreign import first_line
+from starspec.models.loading.transformers_calls import first_line
 
 SYNTHETIC_PREFIX = "synthetic:"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")  # owner/name, or one word as in `gpt2`

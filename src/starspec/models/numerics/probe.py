@@ -4,14 +4,13 @@ A matrix product may round differently for different numbers of rows: kernels ar
 Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
 switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
 forwards and splits larger ones (`models/batch.py`). In attention (`models/attention/plan.py`) the probe looks whether
-tokens, and sequences, may share a call with the bits that a token has alone (`models/numerics/attention.py`).
+tokens, and sequences, may share a call with the bits that a token has alone (`models/numerics/ragged_attention.py`).
 
 Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,39 +18,27 @@ import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention.plan import Reading
+from starspec.models.attention.plan import AttentionMode
 from starspec.models.batch import RowRange
-from starspec.models.linear.interface import StepLinear
-from starspec.models.linear.prepack import PrepackedLinear
-from starspec.models.linear.row_width import quickest_rows
 from starspec.models.loading.device import is_accelerator
-from starspec.models.numerics.attention import MAX_TOKENS, attention_is_invariant
+from starspec.models.numerics.ragged_attention import attention_is_invariant
+from starspec.models.numerics.row_counts import invariant_rows, quickest_rows
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
 
-MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
-MAX_ROWS: Final = MAX_TOKENS  # no forward of several sequences is wider
-ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
-SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
-# then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
-# taken for a slow one. Where reading the weights is what takes long, a forward that is split takes a quarter longer (8
-# sequences of 4 tokens with a target of 1.5 billion float32 weights: 1,258 ms instead of 1,005), so this is generous:
-# what is found is kept from start to start.
-PROBE_S: Final = 30.0
-NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
 PROMPT_LEN: Final = 60  # of the prompt whose continuation a model is tried with
 CHAIN_LEN: Final = 5  # it crosses a key block
-READ_AS: Final = {
-    Reading.TOGETHER: "; sequences of about one length attend together",
-    Reading.IN_STEPS: "; forwards have fixed shapes for it, and are CUDA graphs where they can be recorded",
-    Reading.BY_TOKEN: "; tokens attend one by one for it",
+ABOUT_MODE: Final = {
+    AttentionMode.TOGETHER: "; sequences of about one length attend together",
+    AttentionMode.IN_STEPS: "; forwards have fixed shapes for it, and are CUDA graphs where they can be recorded",
+    AttentionMode.BY_TOKEN: "; tokens attend one by one for it",
 }
 
 
 def settle_numerics(runner: PackedRunner) -> None:
     """Make a runner's bits independent of what is batched, as far as this machine allows.
 
-    Effects: the runner's `rows`, `reading` and `numerics_report`; leases and frees rows of its cache.
+    Effects: the runner's `rows`, `attention_mode` and `numerics_report`; leases and frees rows of its cache.
     """
     cache = runner.cache
     free = runner.rows
@@ -64,32 +51,34 @@ def settle_numerics(runner: PackedRunner) -> None:
         runner.rows = free  # padding and splitting would cost and promise nothing
     elif cache.device.type == "cpu":
         runner.rows = quickest_rows(runner.step_linears, runner.rows, cache.dtype)
-    runner.numerics_report = f"{_kernels(cache)}: {_finding(rows, runner.reading, culprit)}{_width(runner, rows)}"
+    runner.numerics_report = (
+        f"{_kernels(cache)}: {_finding(rows, runner.attention_mode, culprit)}{_width(runner, rows)}"
+    )
 
 
 def _settle_attention(runner: PackedRunner) -> str:
     """Let the runner read its cache in the fastest way that keeps bits.
 
-    Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `reading`.
+    Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `attention_mode`.
     """
     culprit = "attention"
-    for reading in _readings(runner):
-        if attention_is_invariant(runner.cache, runner.num_heads, reading):
-            runner.reading = reading
+    for mode in _modes(runner):
+        if attention_is_invariant(runner.cache, runner.num_heads, mode):
+            runner.attention_mode = mode
             if model_is_invariant(runner):
                 break
-            runner.reading = Reading.FAST
+            runner.attention_mode = AttentionMode.FAST
             culprit = "layers"
     return culprit
 
 
-def _readings(runner: PackedRunner) -> tuple[Reading, ...]:
+def _modes(runner: PackedRunner) -> tuple[AttentionMode, ...]:
     """Those to try, the quickest first."""
     if not is_accelerator(runner.cache.device):
-        return (Reading.TOGETHER, Reading.BY_RUN, Reading.BY_TOKEN)
+        return (AttentionMode.TOGETHER, AttentionMode.BY_RUN, AttentionMode.BY_TOKEN)
     # there any number of sequences are one call where they are read together, and that is not tried
-    singly = (Reading.BY_RUN, Reading.BY_TOKEN)
-    return singly if runner.graphs is None else (Reading.IN_STEPS, *singly)
+    singly = (AttentionMode.BY_RUN, AttentionMode.BY_TOKEN)
+    return singly if runner.graphs is None else (AttentionMode.IN_STEPS, *singly)
 
 
 def _kernels(cache: RaggedCache) -> str:
@@ -98,11 +87,11 @@ def _kernels(cache: RaggedCache) -> str:
     return f"{name}, {num_threads} thread{'s' * (num_threads > 1)}" if cache.device.type == "cpu" else name
 
 
-def _finding(rows: RowRange | None, reading: Reading, culprit: str) -> str:
-    if rows is not None and reading is not Reading.FAST:
+def _finding(rows: RowRange | None, mode: AttentionMode, culprit: str) -> str:
+    if rows is not None and mode is not AttentionMode.FAST:
         return (
             f"in forwards of {rows.lowest} to {rows.highest} rows every row gets the same bits, "
-            "so a token's logits do not depend on what it is batched with" + READ_AS.get(reading, "")
+            "so a token's logits do not depend on what it is batched with" + ABOUT_MODE.get(mode, "")
         )
     return (
         f"the {culprit} round differently for different row counts, "
@@ -114,52 +103,6 @@ def _width(runner: PackedRunner, rows: RowRange | None) -> str:
     width = runner.rows.lowest
     is_wider = rows is not None and width > rows.lowest
     return f"; smaller forwards are padded to {width} rows, which is quicker" if is_wider else ""
-
-
-@torch.inference_mode()
-def invariant_rows(
-    linears: Sequence[StepLinear], dtype: torch.dtype, device: torch.device, probe_s: float = PROBE_S
-) -> RowRange | None:
-    """The widest range of row counts around `ANCHOR_ROWS` for which all linears give each row the same bits.
-
-    Only one linear of each shape is tried, the cheapest first.
-
-    Returns: None if the range holds no second row count.
-    """
-    lowest, highest = MIN_ROWS, MAX_ROWS
-    deadline_s = time.thread_time() + probe_s
-    of_each_shape = {(linear.in_features, linear.num_bytes): linear for linear in linears}
-    for linear in sorted(of_each_shape.values(), key=lambda linear: linear.num_bytes):
-        # cubed: like real activations a few entries dominate, so that another order of summation shows
-        x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
-        given = x.to(device, dtype)
-        if isinstance(linear.call, PrepackedLinear):  # where it sums in float32, see results before they are rounded
-            given = given.float()
-        lowest, highest = _narrow(linear, given, lowest, highest, deadline_s)
-    return RowRange(lowest, highest) if lowest < highest else None
-
-
-def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s: float) -> tuple[int, int]:
-    """Narrow lowest..highest to the row counts next to the anchor that are seen to give the anchor's bits in time."""
-    # backwards, so that each row stands in another place than below
-    blocks = x.view(-1, ANCHOR_ROWS, x.shape[-1]).flip(1)
-    expected = torch.cat([linear.call(block).flip(0) for block in blocks])
-
-    def agrees(num_rows: int) -> bool:
-        num_calls = min(-(-NUM_OUTPUTS // (num_rows * expected.shape[1])), MAX_ROWS // num_rows)
-        parts = [slice(call * num_rows, (call + 1) * num_rows) for call in range(num_calls)]
-        return all(torch.equal(linear.call(x[part]), expected[part]) for part in parts)
-
-    for num_rows in range(ANCHOR_ROWS, lowest - 1, -1):
-        if not agrees(num_rows):
-            lowest = num_rows + 1
-            break
-    for num_rows in range(ANCHOR_ROWS + 1, highest + 1):
-        is_late = num_rows > SURE_ROWS and time.thread_time() > deadline_s
-        if is_late or not agrees(num_rows):
-            highest = num_rows - 1
-            break
-    return lowest, highest
 
 
 def model_is_invariant(runner: PackedRunner) -> bool:

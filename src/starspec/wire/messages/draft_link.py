@@ -20,8 +20,7 @@ from starspec.config import (
 from starspec.ids import Epoch, Tag, TargetId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.node_draft import MAX_SUPPORT, Drawing, NodeDraft
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import MAX_SUPPORT, ROOT, DraftTree, Drawing, DrawnCandidates
 from starspec.wire.messages.base import (
     PROTOCOL_VERSION,
     Count,
@@ -127,14 +126,14 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
     probs: Annotated[list[Annotated[float, Meta(gt=0.0)]], Meta(max_length=MAX_SUPPORT)]  # of each, exactly
 
     @classmethod
-    def of(cls, node: int, draft: NodeDraft) -> Drawn:
+    def of(cls, node: int, draft: DrawnCandidates) -> Drawn:
         return cls(node, list(draft.candidates), list(draft.token_ids), list(draft.probs))
 
     @property
-    def draft(self) -> NodeDraft:
+    def draft(self) -> DrawnCandidates:
         """Raises: ValueError if it cannot have been drawn so."""
         drawn = (tuple(self.candidates), tuple(self.token_ids), tuple(self.probs))
-        return NodeDraft(*drawn, Drawing.WITHOUT_REPLACEMENT)
+        return DrawnCandidates(*drawn, Drawing.WITHOUT_REPLACEMENT)
 
 
 class Proposal(Message, frozen=True, dict=True):

@@ -1,0 +1,201 @@
+"""Forwards of fixed shapes, for kernels that are launched as one: all that differs lies in tensors that stay in place.
+
+N sequences have T tokens each. Every token is a batch entry of attention, over a copy of the S slots that it reads: the
+prefix, and behind it the token's own path, in order. So it reads what it would read if it were decoded, whatever the
+tree beside it, and a copy costs little where reading is not what takes the time.
+
+    cache row     p p p a b c d        a, b: a chain; c, d hang from a        path of d: a d
+    read for d    p p p a d . . .      the rest is hidden
+
+What is shorter is filled up by repeating itself: a segment its last token, a forward its last segment. So padding
+writes into a slot what is written there anyway, and needs no room of its own:
+
+    segments      a b c │ e            N = 2, T = 4           a b c c
+                                                              e e e e
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from starspec.cache.ragged import RaggedCache
+from starspec.models.attention.mask import depths_of, is_chain
+from starspec.models.batch import PackedBatch, Piece, RowRange
+
+NUMS_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+NUMS_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 192, 256)  # 65: 64 drafts and their root
+MIN_SLOTS: Final = 256  # fewer are read in the same time
+MAX_PACKED_ROWS: Final = 256  # of a forward; wider ones are work enough to hide their launches
+MAX_READ_BYTES: Final = 1 << 29  # of keys and values that all tokens of a step read of one layer, as they are copied
+MAX_TREE_LEN: Final = 128  # tokens, those that were forwarded before included
+
+
+class StepShape(NamedTuple):
+    """What is the same in all forwards of one kind."""
+
+    num_rows: int  # N
+    num_tokens: int  # T
+    num_slots: int  # S
+    num_logits: int  # rows that the LM head reads: none, about one a sequence, or all
+
+    @property
+    def num_packed_rows(self) -> int:
+        return self.num_rows * self.num_tokens
+
+
+def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> StepShape | None:
+    """The shape that a forward gets; None if it is too large, or of a prompt that is to have a width of its own.
+
+    Args:
+        rows: packed rows that it may have. Where there is a most, bits are promised, and a single token has a shape.
+    """
+    for piece in pieces:
+        if len(piece.segment.token_ids) > MAX_TREE_LEN and not is_chain(piece.segment.parents):
+            return None
+        if piece.is_prompt and rows.highest is not None:
+            return None
+    most = MAX_PACKED_ROWS if rows.highest is None else min(rows.highest, MAX_PACKED_ROWS)
+    num_rows, num_tokens = len(pieces), max(piece.num_tokens for piece in pieces)
+    wide = _at_least(num_rows, NUMS_ROWS)
+    long = _at_least(max(num_tokens, -(-rows.lowest // wide)), NUMS_TOKENS)
+    if wide * long > most:  # as it is, then
+        wide, long = num_rows, max(num_tokens, -(-rows.lowest // num_rows))
+    num_slots = max(cache.lengths[piece.segment.row] + piece.last for piece in pieces)
+    in_powers = min(max(MIN_SLOTS, 1 << (num_slots - 1).bit_length()), cache.keys[0].shape[2])
+    is_one_token = num_rows == num_tokens == 1
+    is_read_at_once = wide * long * in_powers * num_slot_bytes(cache) <= MAX_READ_BYTES
+    if wide * long > most or not (is_read_at_once or is_one_token):
+        return None
+    num_logits = sum(wanted_logits(piece) for piece in pieces)
+    few = max(wide, rows.lowest)
+    return StepShape(wide, long, in_powers, 0 if num_logits == 0 else few if num_logits <= few else wide * long)
+
+
+def num_slot_bytes(cache: RaggedCache) -> int:
+    """Of one slot of one layer: a key and a value of each head."""
+    keys = cache.keys[0]
+    return 2 * keys.shape[1] * keys.shape[3] * keys.element_size()
+
+
+def wanted_logits(piece: Piece) -> int:
+    """Of the last tokens of its segment, those that are in this piece."""
+    first_logit = len(piece.segment.token_ids) - piece.segment.num_logits
+    return max(0, piece.last - max(piece.first, first_logit))
+
+
+class StepBatch:
+    """The tensors of one shape, and the forward that reads them.
+
+    Args:
+        num_heads: Hq, query heads of a layer.
+    """
+
+    def __init__(self, shape: StepShape, cache: RaggedCache, num_heads: int) -> None:
+        self._shape, self._cache = shape, cache
+        num_packed = shape.num_packed_rows  # R
+        self._numbers = torch.zeros(7, num_packed, dtype=torch.int64, device=cache.device)
+        token_ids, positions, rows, slots, prefix_lens, path_lens, logit_rows = self._numbers
+        self._in_order = torch.arange(MAX_TREE_LEN, dtype=torch.int16)
+        self._paths = torch.zeros(num_packed, MAX_TREE_LEN, dtype=torch.int16, device=cache.device)
+        self._attention = StepAttention(shape, cache, num_heads, rows, slots)
+        self._prefix_lens, self._path_lens = prefix_lens, path_lens
+        self.packed = PackedBatch(
+            token_ids, positions, self._attention, logit_rows[: shape.num_logits], num_logits=shape.num_logits
+        )
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Take in a forward of this shape. Effects: all that `packed` reads, once `prepare` has run."""
+        num_rows, num_tokens = self._shape.num_rows, self._shape.num_tokens
+        columns = token_ids, positions, rows, slots, prefix_lens, path_lens, logit_rows = _lists(7)
+        paths = self._in_order.repeat(self._shape.num_packed_rows, 1)
+        for index, piece in enumerate([*pieces, *[pieces[-1]] * (num_rows - len(pieces))]):
+            segment, start = piece.segment, index * num_tokens
+            prefix_len = self._cache.lengths[segment.row]
+            depths = depths_of(len(segment.token_ids), segment.parents)
+            tokens = [*range(piece.first, piece.last), *[piece.last - 1] * (num_tokens - piece.num_tokens)]
+            token_ids += [segment.token_ids[token] for token in tokens]
+            positions += [prefix_len + depths[token] for token in tokens]
+            rows += [segment.row] * num_tokens
+            slots += [prefix_len + token for token in tokens]
+            prefix_lens += [prefix_len] * num_tokens
+            path_lens += [depths[token] + 1 for token in tokens]
+            if segment.parents is not None and not is_chain(segment.parents):
+                _write_paths(paths[start : start + num_tokens], tokens, segment.parents)
+            if index < len(pieces):
+                logit_rows += range(start + piece.num_tokens - wanted_logits(piece), start + piece.num_tokens)
+        logit_rows += [0] * (self._shape.num_packed_rows - len(logit_rows))
+        self._numbers.copy_(torch.tensor(columns, dtype=torch.int64))
+        self._paths.copy_(paths)
+
+    def prepare(self) -> None:
+        """Say what each token reads, without asking the device for anything. Part of each forward."""
+        self._attention.see(self._prefix_lens, self._paths.long(), self._path_lens)
+
+
+class StepAttention:
+    """`BatchAttention` of forwards of one shape.
+
+    Args:
+        num_heads: Hq.
+        rows, slots: [R] where new keys and values go.
+    """
+
+    def __init__(self, shape: StepShape, cache: RaggedCache, num_heads: int, rows: Tensor, slots: Tensor) -> None:
+        num_packed, num_kv_heads = shape.num_packed_rows, cache.keys[0].shape[1]
+        self._cache = cache
+        self._rows, self._slots = rows, slots
+        self._by_head = (num_packed, num_kv_heads, num_heads // num_kv_heads, -1)  # R, H, G, D
+        self._all_slots = torch.arange(shape.num_slots, device=cache.device)
+        self._read = torch.zeros(num_packed, shape.num_slots, dtype=torch.int64, device=cache.device)
+        self._mask = torch.zeros(num_packed, 1, 1, shape.num_slots, dtype=cache.dtype, device=cache.device)
+
+    def see(self, prefix_lens: Tensor, paths: Tensor, path_lens: Tensor) -> None:
+        """Say which slots each token reads, and in which order.
+
+        Args:
+            prefix_lens: [R].
+            paths: [R, MAX_TREE_LEN] slots behind the prefix, ancestors first; those of a longer chain follow in order.
+            path_lens: [R]; what is behind them in `paths` means nothing.
+        """
+        prefix_lens = prefix_lens.unsqueeze(1)
+        behind = self._all_slots - prefix_lens  # [R, S]
+        on_path = paths.gather(1, behind.clamp(0, MAX_TREE_LEN - 1)) + prefix_lens
+        is_hidden = behind >= path_lens.unsqueeze(1)
+        is_in_order = (behind < 0) | (behind >= MAX_TREE_LEN) | is_hidden
+        self._read.copy_(torch.where(is_in_order, self._all_slots, on_path))
+        self._mask.zero_().masked_fill_(is_hidden[:, None, None], float("-inf"))
+
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+        """As `BatchAttention`."""
+        self._cache.scatter(layer, self._rows, self._slots, keys_values)
+        read = self._cache.gather(layer, self._rows.unsqueeze(1), self._read)  # [R, S, 2, H, D]
+        keys, values = (each.transpose(1, 2) for each in read.unbind(2))  # [R, H, S, D]
+        out = F.scaled_dot_product_attention(
+            query.view(self._by_head), keys, values, attn_mask=self._mask, scale=scaling
+        )  # [R, H, G, D]
+        return out.reshape(len(query), -1)
+
+
+def _write_paths(paths: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Effects: the beginning of each row of `paths`, int16 on the CPU: the ancestors of that token, and itself."""
+    for row, token in zip(paths.numpy(), tokens, strict=True):
+        path = [token]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        row[: len(path)] = path[::-1]
+
+
+def _at_least(number: int, steps: Sequence[int]) -> int:
+    """The first step that is large enough, or the number itself if none is."""
+    place = bisect_left(steps, number)
+    return steps[place] if place < len(steps) else number
+
+
+def _lists(num: int) -> tuple[list[int], ...]:
+    return tuple([] for _ in range(num))

@@ -1,0 +1,126 @@
+"""Tokenizers: loading one, telling two apart, and which tokens end a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import TemplateError
+
+from starspec.errors import ModelError, RequestError, VocabularyMismatch
+from starspec.fingerprint import HasVocabulary
+from starspec.models.loading.config_json import check_config_json, read_config
+from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.transformers_calls import as_model_error, first_line
+
+Vocabulary = Mapping[str, int]
+
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+# a chat template is a program, which a conversation can make fail in many ways
+TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a Hugging Face folder, a hub id, a .gguf file or a synthetic model.
+
+    Returns: a transformers tokenizer (`PreTrainedTokenizerBase`).
+    Raises: ModelError if there is none or it cannot be read.
+    """
+    if is_synthetic(model):
+        from starspec.models.synthetic.tokenizer import synthetic_tokenizer  # noqa: PLC0415 (imports transformers)
+
+        return synthetic_tokenizer(model)
+    folder = locate(model)
+    from transformers import AutoTokenizer  # noqa: PLC0415 (a second to import, and synthetic models do without)
+
+    # transformers may take wrong settings here, and fail over them when it loads weights
+    check_config_json(model, folder)
+    with as_model_error(f"'{model}' has no tokenizer that can be read"):
+        try:
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        except Exception:
+            if (folder / "config.json").is_file():
+                read_config(model, folder)  # was read for the tokenizer, too: its faults are not the tokenizer's
+            if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+                missing = f"there is none of {', '.join(TOKENIZER_FILES)} in its folder"
+                raise ModelError(f"'{model}' has no tokenizer that can be read: {missing}") from None
+            raise
+
+
+def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The prompt of a conversation under the model's own template, up to where the answer begins.
+
+    Raises: RequestError if the model has no chat template, or cannot read the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError("this model has no chat template; send plain prompts", "messages")
+    if isinstance(messages, str) or not all(isinstance(each, Mapping) and "role" in each for each in messages):
+        raise RequestError("messages must be a list of {'role': ..., 'content': ...}", "messages")
+    try:
+        # transformers would return a mapping by default
+        prompt = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TEMPLATE_ERRORS as error:
+        why = f"the model's chat template cannot read these messages: {first_line(error)}"
+        raise RequestError(why, "messages") from error
+    return list(prompt)
+
+
+def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:
+    """Raises: VocabularyMismatch, naming the sizes and the first token that differs, unless all ids are shared."""
+    target_vocab, draft_vocab = target.get_vocab(), draft.get_vocab()
+    if target_vocab == draft_vocab:
+        return
+    raise VocabularyMismatch(
+        "target and draft do not share a vocabulary, so token ids of one mean nothing to the other: "
+        f"{len(target_vocab)} tokens against {len(draft_vocab)}, {_first_difference(target_vocab, draft_vocab)}"
+    )
+
+
+def check_pair(target_model: str, draft_model: str) -> None:
+    """Raises: VocabularyMismatch unless two models share a tokenizer; ModelError if one has none."""
+    check_vocabularies(load_tokenizer(target_model), load_tokenizer(draft_model))
+
+
+def eos_token_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:
+    """Every token id that ends a text, ascending: of generation_config.json, config.json and the tokenizer.
+
+    Each of the first two has none, one or a list; checkpoints often name only some in each, so all count.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        found.update(_as_ids(_read_json(folder / name).get("eos_token_id")))
+    found.update(_as_ids(getattr(tokenizer, "eos_token_id", None)))
+    return tuple(sorted(found))
+
+
+def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
+    by_id = ({token_id: token for token, token_id in vocab.items()} for vocab in (target, draft))
+    target_tokens, draft_tokens = by_id
+    for token_id in sorted(target_tokens.keys() | draft_tokens.keys()):
+        of_target, of_draft = target_tokens.get(token_id), draft_tokens.get(token_id)
+        if of_target != of_draft:
+            return f"first different at id {token_id} ({_quoted(of_target)} against {_quoted(of_draft)})"
+    return "with several names for one id"
+
+
+def _quoted(token: str | None) -> str:
+    return "no token" if token is None else repr(token)
+
+
+def _as_ids(value: object) -> list[int]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return [each for each in values if isinstance(each, int) and not isinstance(each, bool)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read: {first_line(error)}") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,145 @@
+"""Whether a token of a chain attends with the bits that it has alone, whatever it shares a call with: tried at load."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from starspec.cache.ragged import KEY_BLOCK, RaggedCache
+from starspec.models.attention.call import MIN_QUERY_ROWS
+from starspec.models.attention.plan import MAX_QUERY_ROWS, MAX_TOGETHER, AttentionMode, joined, plan_calls
+from starspec.models.attention.ragged import RaggedAttention
+from starspec.models.numerics.sensitive_inputs import SensitiveValues, half_uniform
+from starspec.models.numerics.step_attention import steps_are_invariant
+
+# committed slots: inside a key block, across one, across a longer one; between them sums of other kernels
+PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
+# ... and near the end of every block up to there: kernels cut sums at places of their own, which only some numbers of
+# blocks show. Torch's CPU kernel takes 512 slots at a time, so longer prefixes are more of the same.
+NEAR_BLOCK_ENDS: Final = range(KEY_BLOCK - 9, max(PREFIX_LENS), KEY_BLOCK)
+CHAIN_LEN: Final = 5
+MAX_TOKENS: Final = 64  # tried together; no forward of several sequences is wider
+FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
+NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
+
+
+@torch.inference_mode()
+def attention_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMode) -> bool:
+    """Whether each token of a chain attends with the bits that it has as a batch entry alone.
+
+    In steps: `steps_are_invariant`. Else it tries every number of tokens that share a call, for various numbers of
+    cached slots; if sequences are to be read together, various numbers of them, and slots in vain up to any block.
+    """
+    if mode is AttentionMode.IN_STEPS:
+        return steps_are_invariant(like, num_heads)
+    trial = _Trial(like, num_heads, mode)
+    nums_for_each = (*range(1, FEW_TOKENS + 1), MAX_TOKENS // 2)
+    chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in nums_for_each]
+    in_turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_TOKENS + 1))  # every number, each for one length
+    chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in in_turns]
+    chains += [((prefix_len,), num) for prefix_len in NEAR_BLOCK_ENDS for num in (1, CHAIN_LEN, FEW_TOKENS)]
+    return all(trial.is_as_alone(*each) for each in (chains + _groups() if mode is AttentionMode.TOGETHER else chains))
+
+
+def _groups() -> list[tuple[tuple[int, ...], int]]:
+    """Prefix lengths of sequences that are read together, and how many tokens each has."""
+    lengths = itertools.cycle(PREFIX_LENS)
+    mixed = [
+        (tuple(itertools.islice(lengths, num)), num_tokens)
+        for num in NUMS_TOGETHER
+        for num_tokens in range(1, MAX_TOKENS // num + 1, 1 + MAX_TOKENS // num // 8)
+    ]
+    longer = [
+        ((prefix_len, longest), num_tokens)
+        for prefix_len in (*PREFIX_LENS, *NEAR_BLOCK_ENDS)
+        for longest in range(prefix_len, max(PREFIX_LENS), KEY_BLOCK)
+        for num_tokens in (1, CHAIN_LEN)
+    ]
+    return mixed + longer
+
+
+class _Trial:
+    """Chains behind prefixes, in rows that hold the same but for a chain's values (`probe_values.py`)."""
+
+    def __init__(self, like: RaggedCache, num_heads: int, mode: AttentionMode) -> None:
+        num_kv_heads, _, head_dim = like.keys[0].shape[1:]
+        self._cache = RaggedCache(
+            1,
+            max(NUMS_TOGETHER),
+            max(PREFIX_LENS) + MAX_TOKENS,
+            num_kv_heads,
+            head_dim,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        keys, values = self._cache.keys[0], self._cache.values[0]
+        shape = (num_kv_heads, keys.shape[2], head_dim)
+        generator = torch.Generator().manual_seed(0)
+        keys.copy_(torch.randn(shape, generator=generator).expand_as(keys))
+        self._values = SensitiveValues(shape, like.dtype, generator)
+        values.copy_(self._values.of_prefix.expand_as(values))
+        query = torch.randn(MAX_TOKENS, num_heads, head_dim, generator=generator)
+        self._query = half_uniform(query).to(like.device, like.dtype)
+        self._mode = mode
+        self._alone: dict[tuple[int, int], Tensor] = {}  # by prefix and token
+        self._laid: dict[int, int] = {}  # row -> the prefix that a chain's values are behind
+
+    def is_as_alone(self, prefix_lens: Sequence[int], num_tokens: int) -> bool:
+        """Whether `num_tokens` behind each of the prefixes attend together as each does alone."""
+        expected = [self._attends_alone(each, token) for each in prefix_lens for token in range(num_tokens)]
+        found = self._attend(prefix_lens, 0, num_tokens, self._mode)
+        return torch.equal(found, torch.cat(expected))
+
+    def _attends_alone(self, prefix_len: int, token: int) -> Tensor:
+        if (prefix_len, token) not in self._alone:
+            found = self._attend((prefix_len,), token, 1, AttentionMode.BY_TOKEN)
+            self._alone[prefix_len, token] = found
+        return self._alone[prefix_len, token]
+
+    def _attend(self, prefix_lens: Sequence[int], first: int, num_tokens: int, mode: AttentionMode) -> Tensor:
+        """What the tokens of a chain from `first` on attend to behind each of N prefixes, [N T, Hq D]."""
+        for row, prefix_len in enumerate(prefix_lens):
+            self._lay(row, prefix_len)
+        query = self._query[first : first + num_tokens]
+        behind = [prefix_len + first for prefix_len in prefix_lens]
+        return attend_chains(self._cache, behind, query, mode)
+
+    def _lay(self, row: int, prefix_len: int) -> None:
+        """Effects: the row's values are those of a chain behind this prefix."""
+        before = self._laid.get(row)
+        if before == prefix_len:
+            return
+        stored = self._cache.values[0][row]
+        if before is not None:
+            chain = slice(before, before + MAX_TOKENS)
+            stored[:, chain].copy_(self._values.of_prefix[:, chain])
+        stored[:, prefix_len : prefix_len + MAX_TOKENS].copy_(self._values.of_chain(prefix_len, MAX_TOKENS))
+        self._laid[row] = prefix_len
+
+
+def attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, mode: AttentionMode) -> Tensor:
+    """What the same chain [T, Hq, D] attends to in each of the first N rows, [N T, Hq D]."""
+    num_tokens, num_heads, head_dim = query.shape
+    calls = []
+    for row, prefix_len in enumerate(prefix_lens):
+        calls += plan_calls(
+            row,
+            row * num_tokens,
+            prefix_len,
+            parents=None,
+            new_tokens=range(num_tokens),
+            is_prompt=False,
+            mode=mode,
+            group=num_heads // cache.keys[0].shape[1],
+            like=cache.keys[0],
+        )
+    if len(prefix_lens) > 1:
+        calls = joined(calls, are_calls_dear=True)  # however unlike their lengths
+    # the keys and values are there already
+    attention = RaggedAttention(cache, [], calls, num_rows=len(prefix_lens) * num_tokens, num_heads=num_heads)
+    nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
+    return attention(0, query.repeat(len(prefix_lens), 1, 1), nothing, head_dim**-0.5)

