@@ -52,7 +52,7 @@ ARROWS = {
     "llm": ENGINE | {"engine", "local_star"},
     "harness": SERVERS | {"llm", "local_star", "__init__"},
     "bench": SERVERS | {"harness", "llm", "local_star", "__init__"},
-    "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "bench", "integrations"},
+    "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "integrations"},
     "train": ENGINE | {"llm", "harness"},
     "cli": SERVERS | {"llm", "local_star", "harness", "bench", "doctor", "train", "__init__"},
     "__init__": {"config", "sampling_params", "llm"},
@@ -107,6 +107,38 @@ def test_the_arrows_have_no_cycle() -> None:
         bottom = {part for part, targets in left.items() if not targets & left.keys()}
         assert bottom, f"a cycle among {sorted(left)}"
         left = {part: targets for part, targets in left.items() if part not in bottom}
+
+
+def test_only_the_command_line_imports_the_benchmarks() -> None:
+    assert [part for part, targets in ARROWS.items() if "bench" in targets] == ["cli"]
+
+
+def imported_modules(path: Path, known: set[str]) -> Iterator[str]:
+    """Modules of ours that a file imports while it is loaded, or for type checking: imports in functions excepted."""
+    nodes: list[ast.stmt] = list(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else str(node.module) for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.If):
+            nodes += [*node.body, *node.orelse]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["starspec", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {path: module_of(path) for path in modules()}
+    known = set(names.values())
+    left = {name: {each for each in imported_modules(path, known) if each in known} for path, name in names.items()}
+    while left:
+        bottom = {name for name, imported in left.items() if not imported & left.keys()}
+        assert bottom, f"a circle among {sorted(left)}"
+        left = {name: imported for name, imported in left.items() if name not in bottom}
 
 
 def test_hub_and_engine_do_not_know_each_other() -> None:

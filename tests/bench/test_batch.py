@@ -10,7 +10,6 @@ import pytest
 
 from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure, methods
-from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.picture import draw
@@ -21,6 +20,7 @@ from starspec.config import BatchingConfig, ModelConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError
+from starspec.harness.compare import divergences
 from starspec.harness.datasets import Prompt, own_prompts
 from starspec.harness.decode import Answer, Job
 from starspec.harness.known_prompts import KnownPrompts
@@ -375,7 +375,7 @@ def test_a_window_is_refused_that_one_of_the_batch_sizes_does_not_fit_into() -> 
 
 
 PEAKS = """
-from starspec.bench.batch.memory import peak_mib, reset_peak
+from starspec.bench.batch.methods import peak_mib, reset_peak
 
 reset_peak()
 before = peak_mib()

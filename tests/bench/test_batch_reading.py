@@ -10,8 +10,7 @@ import pytest
 
 from starspec.bench.batch.measure import BatchModels, BatchPlan, _Bench
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
-from starspec.bench.batch.reading import DraftReading
-from starspec.bench.batch.serving import serve
+from starspec.bench.batch.serving import DraftReading, serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine

@@ -3,9 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-import starspec.bench.faults.measure
-from starspec.bench.faults.measure import NUM_STREAMS, FaultModels, FaultPlan, FaultRow, fault_ratios, measure_faults
-from starspec.bench.faults.streams import Stream
+import starspec.bench.faults
+from starspec.bench.faults import NUM_STREAMS, FaultModels, FaultPlan, FaultRow, Stream, fault_ratios, measure_faults
 from starspec.cli import app
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
@@ -68,7 +67,7 @@ def test_what_was_not_kept_is_said(
     monkeypatch: pytest.MonkeyPatch, rows: list[FaultRow], sentences: tuple[str, ...], exit_code: int
 ) -> None:
     report = Report(collect_provenance(), rows, fault_ratios(rows))
-    monkeypatch.setattr(starspec.bench.faults.measure, "measure_faults", lambda *_: report)
+    monkeypatch.setattr(starspec.bench.faults, "measure_faults", lambda *_: report)
     result = CliRunner().invoke(app, ["bench", "faults", "--target", "synthetic:", "--draft", "synthetic:"])
     assert result.exit_code == exit_code, result.output
     said = " ".join(result.output.split())

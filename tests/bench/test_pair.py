@@ -6,8 +6,7 @@ import pytest
 
 from starspec.bench.pair.measure import PairModels, PairPlan, measure_pair
 from starspec.bench.pair.methods import Method, Work, num_turns, run_in_turns
-from starspec.bench.pair.rows import pair_row, plain_answers, ratios_of
-from starspec.bench.pair.steps import measure_steps
+from starspec.bench.pair.rows import measure_steps, pair_row, plain_answers, ratios_of
 from starspec.config import ModelConfig
 from starspec.harness.datasets import own_prompts
 from starspec.harness.decode import Answer, Job
@@ -68,7 +67,7 @@ def report(tiny_folder: Path):
 
 def test_the_limit_is_one_that_no_step_of_the_run_has_passed(tiny_folder: Path, monkeypatch) -> None:
     """A plain sum in a slow minute of the memory says less than linears in a fast one."""
-    monkeypatch.setattr("starspec.bench.pair.steps.read_gigabytes_per_s", lambda: 1e-6)
+    monkeypatch.setattr("starspec.bench.pair.rows.read_gigabytes_per_s", lambda: 1e-6)
     runner = load_runner(ModelConfig(model=str(tiny_folder), num_rows=1, max_model_len=256))
     rows = measure_steps(runner, (1, 4))
     assert {row.read_gigabytes_per_s for row in rows} == {max(row.weight_gigabytes_per_s for row in rows)}

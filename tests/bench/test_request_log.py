@@ -1,7 +1,7 @@
 """Which proposal answered which request, and when it left: the pairing that the cost of the wire rests on."""
 
-from starspec.bench.wire.clock import Interval
-from starspec.bench.wire.hub_side import RequestLog
+from starspec.bench.wire.processes import RequestLog
+from starspec.bench.wire.times import Interval
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import Open, Pong, Proposal, Verdict

@@ -8,6 +8,7 @@ import pytest
 
 from starspec.bench.star import async_pair, measure, serving
 from starspec.bench.star import operating_point as point
+from starspec.bench.star import serving as stolen_time
 from starspec.bench.star.async_pair import (
     CASES,
     DRAFT_MS,
@@ -18,14 +19,12 @@ from starspec.bench.star.async_pair import (
     measure_async,
 )
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
+from starspec.bench.star.processes import TargetTimes, Turn
 from starspec.bench.star.real_pair import PairPlan, measure_real_pair
-from starspec.bench.star.serving import Served
-from starspec.bench.star.star_processes import TargetTimes, Turn
-from starspec.bench.star.traces import GIVEN_UP, HUB, LAYER, VERIFY, read_trace
+from starspec.bench.star.serving import Served, StolenTime
+from starspec.bench.star.traces import GIVEN_UP, HUB, STEP, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
-from starspec.harness import stolen as stolen_time
 from starspec.harness.datasets import own_prompts
-from starspec.harness.stolen import StolenTime
 from starspec.models.synthetic.spec import parse_synthetic
 from starspec.stats import HubStats
 
@@ -117,7 +116,7 @@ def test_a_traced_star_shows_what_hub_and_targets_did(tmp_path: Path, monkeypatc
     monkeypatch.setattr(measure, "TRACED_TURN", Turn(num_draft_tokens=point.DEPTH, warm_up_s=0.1, seconds=1.0))
     trace_star(tmp_path / "traces", lambda _: None)
     done = {(each.process, each.name) for each in read_trace(tmp_path / "traces" / "outcomes.json")}
-    assert {(HUB, LAYER), (HUB, GIVEN_UP), ("target-0", VERIFY)} <= done
+    assert {(HUB, STEP), (HUB, GIVEN_UP), ("target-0", VERIFY)} <= done
     assert (tmp_path / "traces" / "traces.png").stat().st_size > 1000
 
 

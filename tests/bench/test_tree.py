@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from starspec.bench.tree.grid import CAUSAL_GRID, HEAD_GRID, Grid, name_of
 from starspec.bench.tree.measure import TreeModels, TreePlan, measure_tree
-from starspec.bench.tree.picture import draw
-from starspec.bench.tree.rows import TreeRow, at_the_edge, best_row, losing_regimes, ratios_of
-from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, name_of
+from starspec.bench.tree.rows import at_the_edge, draw, losing_regimes, ratios_of
 from starspec.cli import run
 from starspec.errors import ConfigError
 from starspec.harness.datasets import own_prompts
 from starspec.harness.report import Spread
 from starspec.harness.step_times import StepSeconds
+from starspec.harness.tree_report import TreeRow, best_row
 from starspec.speculation.budget import DraftBudget
 
 GRID = Grid(chains=(1, 3), depths=(2, 3), top_ks=(2,), nodes=(2, 4, 6, 64), p_mins=(0.0,))

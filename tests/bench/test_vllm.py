@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.vllm.answers import NEAR_TIE, Parting, VllmAnswer, partings
 from starspec.bench.vllm.measure import VllmPlan, VllmRow, measure_vllm, ratios_of
-from starspec.bench.vllm.methods import DRAFT_MODEL, HUB, PLAIN, SILENT_HUB, VllmModels
-from starspec.bench.vllm.server import VllmServer
+from starspec.bench.vllm.methods import (
+    DRAFT_MODEL,
+    HUB,
+    NEAR_TIE,
+    PLAIN,
+    SILENT_HUB,
+    Parting,
+    VllmAnswer,
+    VllmModels,
+    partings,
+)
 from starspec.errors import ConfigError, PeerLost
 from starspec.harness.datasets import own_prompts
 from starspec.harness.report import Spread
+from starspec.harness.servers import VllmServer
 
 TOY = Path(__file__).parent / "toy_vllm"
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.bench.wire.clock import Interval, Overhead, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_echo
 from starspec.bench.wire.measure import run_callers, run_star
-from starspec.bench.wire.processes import BenchProcess
+from starspec.bench.wire.times import Interval, Overhead, uncovered_s
 from starspec.errors import PeerLost
+from starspec.harness.children import BenchProcess
 from starspec.harness.report import percentile
 
 
@@ -96,7 +96,7 @@ def test_a_process_that_fails_is_heard_with_its_reason() -> None:
 
 KILLED = """
 import os, signal, sys
-from starspec.bench.wire.processes import BenchProcess
+from starspec.harness.children import BenchProcess
 from test_wire import spin
 if __name__ == "__main__":
     with BenchProcess(spin) as child:

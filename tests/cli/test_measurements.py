@@ -108,9 +108,9 @@ def test_doctor_says_which_layers_a_head_reads_and_which_tree_was_the_best(stars
 
 
 def write_tree_report(path: Path, models: dict[str, str]) -> Path:
-    from starspec.bench.tree.rows import TreeReport, TreeRow
     from starspec.harness.provenance import collect_provenance
     from starspec.harness.report import Spread, write_report
+    from starspec.harness.tree_report import TreeReport, TreeRow
 
     best = TreeRow(
         stage="final",

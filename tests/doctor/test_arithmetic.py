@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from starspec.doctor import arithmetic
-from starspec.doctor.arithmetic import (
+from starspec.doctor import checks as arithmetic
+from starspec.doctor.checks import (
     NUM_REPEATS,
     NUM_ROWS,
     SIZE,

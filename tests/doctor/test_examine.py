@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.doctor.agreement import CausalReader
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.examine import examine
-from starspec.doctor.reading import CausalReader
 from starspec.errors import ConfigError
 from starspec.harness.datasets import own_prompts
 from starspec.models.loading.load import load_runner

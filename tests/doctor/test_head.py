@@ -7,9 +7,8 @@ import torch
 from predictable import SIZE, TELLING_LAYERS, write_random, write_reader
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import Sample, measure_agreement
+from starspec.doctor.agreement import HeadReader, Sample, measure_agreement
 from starspec.doctor.examine import Examination, examine
-from starspec.doctor.reading import HeadReader
 from starspec.engine.drafts import NoDrafts
 from starspec.harness.datasets import own_prompts
 from starspec.harness.decode import Job, decode, make_engine

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import Sample, measure_agreement
+from starspec.doctor.agreement import CausalReader, Sample, measure_agreement
 from starspec.doctor.outlook import (
     DecodedChains,
     Forecast,
@@ -17,7 +17,6 @@ from starspec.doctor.outlook import (
     expected_accepted,
     forecast,
 )
-from starspec.doctor.reading import CausalReader
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
 from starspec.models.loading.load import load_runner

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.tree.rows import TreeReport, TreeRow
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.trees import advise_trees, check_tree_report, keys_of, read_tree_report
 from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
 from starspec.harness.report import Spread, write_report
+from starspec.harness.tree_report import TreeReport, TreeRow
 from starspec.speculation.budget import DraftBudget
 
 HERE = Provenance(

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from starspec.bench.vllm.reading import read_vllm, reading_of
 from starspec.doctor.vllm import check_vllm
 from starspec.errors import ConfigError
+from starspec.harness.vllm_client import status_of, vllm_status
 
 METRICS = """\
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -51,7 +51,7 @@ def url() -> Iterator[str]:
 
 
 def test_a_server_is_read_over_all_its_engines(url: str) -> None:
-    reading = read_vllm(f"{url}/v1/")
+    reading = vllm_status(f"{url}/v1/")
     assert reading.models == ("m",)
     assert reading.acceptance_length == pytest.approx(3.0)
     assert [each.severity for each in check_vllm(reading)] == ["ok", "ok", "ok"]
@@ -67,24 +67,24 @@ def test_a_server_is_read_over_all_its_engines(url: str) -> None:
     ],
 )
 def test_drafts_that_are_missing_or_wrong_are_noted(metrics: str, story: str) -> None:
-    check = check_vllm(reading_of("0.32.0", ("m",), metrics))[-1]
+    check = check_vllm(status_of("0.32.0", ("m",), metrics))[-1]
     assert check.severity == "warning"
     assert story in check.story
 
 
 def test_a_version_outside_the_tested_range_is_fatal() -> None:
-    assert check_vllm(reading_of("0.30.1", (), ""))[0].severity == "fatal"
+    assert check_vllm(status_of("0.30.1", (), ""))[0].severity == "fatal"
 
 
 def test_nobody_and_somebody_else_are_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no vLLM server answers at http://127\.0\.0\.1:9"):
-        read_vllm("http://127.0.0.1:9")
+        vllm_status("http://127.0.0.1:9")
     monkeypatch.setitem(PAGES, "/version", "{}")
     with pytest.raises(ConfigError, match="is no vLLM server"):
-        read_vllm(url)
+        vllm_status(url)
 
 
 def test_an_api_key_that_no_header_can_carry_is_one_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "schlüssel")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY must be of ASCII characters"):
-        read_vllm(url)
+        vllm_status(url)

@@ -11,7 +11,7 @@ from plain_vllm import PlainVllm, served
 
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.examine import Examination, examine
-from starspec.doctor.vllm_outlook import examine_vllm, verify_seconds
+from starspec.doctor.vllm import examine_vllm, verify_seconds
 from starspec.errors import ConfigError
 from starspec.harness.datasets import own_prompts
 

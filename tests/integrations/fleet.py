@@ -18,9 +18,8 @@ from typing import Any, Self
 
 import httpx
 
-from starspec.bench.faults.star_processes import ServerProcess, free_port
-from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import LinkError
+from starspec.harness.servers import StarspecServer, VllmServer, free_port, on_shared_cores
 from starspec.stats import HubStats
 from starspec.wire.ask import HubAsker
 
@@ -101,8 +100,8 @@ class Fleet:
     ) -> None:
         self._ending.close()
 
-    def _server(self, *words: str) -> ServerProcess:
-        server = ServerProcess(*words)
+    def _server(self, *words: str) -> StarspecServer:
+        server = StarspecServer(*words)
         self._ending.callback(server.end)
         return server
 

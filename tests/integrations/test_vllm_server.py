@@ -19,13 +19,13 @@ from fleet import Fleet, counted, until
 from openai import AsyncOpenAI
 from scipy import stats
 
-from starspec.bench.vllm.answers import NEAR_TIE, VllmAnswer, ask_all, partings
-from starspec.bench.vllm.server import VllmServer
+from starspec.bench.vllm.methods import NEAR_TIE, VllmAnswer, ask_all, partings
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.vllm_outlook import examine_vllm
+from starspec.doctor.vllm import examine_vllm
 from starspec.harness.datasets import hash_prompts, own_prompts, prompt_token_ids, spread
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import write_report
+from starspec.harness.servers import VllmServer
 from starspec.integrations.vllm.draft_length import PROBE_EVERY
 from starspec.models.loading.tokenizer import load_tokenizer
 
@@ -54,7 +54,7 @@ def fleet(smollm2: Path) -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def receipt(smollm2: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
     """What the tests found; saved if a file is wanted, of those that passed."""
-    found: dict[str, Any] = {"vllm_version": fleet.wide.reading().version}
+    found: dict[str, Any] = {"vllm_version": fleet.wide.status().version}
     yield found
     if RECEIPT:
         write_report({"provenance": collect_provenance({"model": str(smollm2)}), "found": found}, Path(RECEIPT))

@@ -8,12 +8,12 @@ from typing import Literal, Self
 
 import pytest
 
+from starspec.bench.star.processes import Turn, run_hub
 from starspec.bench.star.serving import StarTargets
-from starspec.bench.star.star_processes import Turn, run_hub
-from starspec.bench.wire.processes import BenchProcess
 from starspec.config import HubConfig, ModelConfig
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.fingerprint import vocab_fingerprint
+from starspec.harness.children import BenchProcess
 from starspec.harness.decode import make_engine
 from starspec.ids import RequestId, TargetId
 from starspec.models.loading.load import load_runner

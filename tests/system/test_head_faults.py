@@ -20,13 +20,13 @@ from pathlib import Path
 import pytest
 from predictable import write_eagle1_reader, write_reader, write_target
 
-from starspec.bench.faults.star_processes import ServerProcess, free_port
 from starspec.config import ModelConfig, RemoteConfig, SampleMethod, SpeculativeConfig, TargetConfig
 from starspec.engine.build import make_drafts
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.servers import StarspecServer, free_port
 from starspec.ids import RequestId
 from starspec.models.loading.load import load_runner
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
@@ -110,7 +110,7 @@ def model_config(folder: Path) -> ModelConfig:
 @contextmanager
 def running_hub(port: int, target: Path, head: Path, method: str) -> Iterator[None]:
     """Killed at the end. Who needs it up waits until its targets are connected."""
-    hub = ServerProcess(
+    hub = StarspecServer(
         *("draft", "--draft", str(head), "--spec-method", method, "--target", str(target), "--port", str(port)),
         *("--dtype", "float32", "--max-num-seqs", "64", "--max-model-len", str(MAX_MODEL_LEN)),
     )

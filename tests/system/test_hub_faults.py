@@ -17,7 +17,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from starspec.bench.faults.star_processes import StarProcesses
+from starspec.harness.servers import StarProcesses
 from starspec.models.loading.demo_model import demo_head_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.model]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from starspec.bench.faults.star_processes import StarProcesses
+from starspec.harness.servers import StarProcesses
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

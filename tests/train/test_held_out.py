@@ -8,7 +8,7 @@ import pytest
 
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt
-from starspec.train.held_out import split
+from starspec.train.evaluate import split
 
 EVERY = 5
 PROMPTS = [Prompt(f"p{number}", "", f"What is {number} times {number}?") for number in range(200)]

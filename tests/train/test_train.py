@@ -18,8 +18,8 @@ from starspec.harness.provenance import hash_model
 from starspec.models.heads.checkpoint import read_head
 from starspec.train import pipeline
 from starspec.train.answer_files import SaidTokens, read_answers
+from starspec.train.evaluate import split
 from starspec.train.features import load_target, read_shard
-from starspec.train.held_out import split
 from starspec.train.start import frequent_tokens
 
 

@@ -13,7 +13,7 @@ from train_toys import HIDDEN, LESSON, texts_of
 
 from starspec.errors import ConfigError
 from starspec.train.trainer import CE_BESIDE_FEATURES, MAX_SEED, Trainer, TrainPlan
-from starspec.train.uninterrupted import uninterrupted
+from starspec.train.work_folder import uninterrupted
 
 PLAN = {"learning_rate": 3e-3, "warmup": 2, "bf16": False, "batch_tokens": 30, "save_every": 3}
 

@@ -151,7 +151,7 @@ def tree(
     with ProgressBar("bench tree") as bar:
         bar.begin("loading", None)
         from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
-        from starspec.bench.tree.picture import draw  # noqa: PLC0415
+        from starspec.bench.tree.rows import draw  # noqa: PLC0415
         from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
         models = TreeModels(
@@ -232,7 +232,7 @@ def faults(
     """
     log_to_stderr("warning")
     with ProgressBar("bench faults") as bar:
-        from starspec.bench.faults.measure import QUICK, FaultModels, FaultPlan, measure_faults  # noqa: PLC0415 (torch)
+        from starspec.bench.faults import QUICK, FaultModels, FaultPlan, measure_faults  # noqa: PLC0415 (torch)
         from starspec.harness.report import write_report  # noqa: PLC0415
 
         models = FaultModels(

@@ -24,8 +24,8 @@ from starspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from starspec.doctor.checks import Check
+    from starspec.doctor.drafts import LayerChoice
     from starspec.doctor.examine import Examination, Prospect
-    from starspec.doctor.layers import LayerChoice
     from starspec.doctor.outlook import StepTimes
     from starspec.doctor.trees import TreeAdvice
 
@@ -91,7 +91,7 @@ def doctor(
     with ProgressBar("doctor") as bar:
         bar.begin("loading", None)
         from starspec.doctor.examine import examine  # noqa: PLC0415
-        from starspec.doctor.vllm_outlook import examine_vllm  # noqa: PLC0415
+        from starspec.doctor.vllm import examine_vllm  # noqa: PLC0415
         from starspec.harness.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
         from starspec.harness.report import write_report  # noqa: PLC0415
 
@@ -114,10 +114,10 @@ def doctor(
 
 
 def _read_counters(url: str) -> None:
-    from starspec.bench.vllm.reading import read_vllm  # noqa: PLC0415 (its package imports torch)
     from starspec.doctor.vllm import check_vllm  # noqa: PLC0415
+    from starspec.harness.vllm_client import vllm_status  # noqa: PLC0415 (its package imports torch)
 
-    checks = check_vllm(read_vllm(url))
+    checks = check_vllm(vllm_status(url))
     _show_checks(checks)
     if any(check.severity == "fatal" for check in checks):
         raise typer.Exit(1)

@@ -11,13 +11,12 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from starspec.bench.batch.rows import BatchRow
-    from starspec.bench.faults.measure import FaultRow
+    from starspec.bench.faults import FaultRow
     from starspec.bench.lossless import LosslessRow
-    from starspec.bench.pair.rows import PairRow
-    from starspec.bench.pair.steps import StepRow
-    from starspec.bench.tree.rows import TreeRow
+    from starspec.bench.pair.rows import PairRow, StepRow
     from starspec.bench.wire.measure import WireRow
     from starspec.harness.compare import Divergence
+    from starspec.harness.tree_report import TreeRow
 
 PIPE_WIDTH = 140  # columns where there is no terminal to ask
 NOTHING = "-"

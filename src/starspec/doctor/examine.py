@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starspec.bench.tree.rows import TreeReport
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample
-from starspec.doctor.arithmetic import check_arithmetic
-from starspec.doctor.checks import Check, check_head, check_lengths, check_sizes, check_tokenizers
-from starspec.doctor.draft import CausalDraft, ExaminedDraft
-from starspec.doctor.head import HeadDraft
-from starspec.doctor.layers import LayerChoice
+from starspec.doctor.checks import Check, check_arithmetic, check_head, check_lengths, check_sizes, check_tokenizers
+from starspec.doctor.drafts import CausalDraft, ExaminedDraft, HeadDraft, LayerChoice
 from starspec.doctor.outlook import Forecast, Seen, StepTimes, best_forecast, forecast
 from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
 from starspec.engine.drafts import NoDrafts
@@ -21,6 +17,7 @@ from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt
 from starspec.harness.decode import decode, make_engine
 from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.tree_report import TreeReport
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
 from starspec.models.heads.resolve import DraftSpec, resolve_draft
 from starspec.models.loading.tokenizer import load_tokenizer

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from starspec.bench.tree.rows import TreeReport, TreeRow
 from starspec.config import ModelConfig
 from starspec.doctor.checks import Check
 from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
+from starspec.harness.tree_report import TreeReport, TreeRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,38 @@
-"""Whether a running vLLM server drafts as it should, by what it says of itself."""
+"""A running vLLM server under examination: whether it drafts as it should, and what a draft would give it."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from starspec.bench.vllm.reading import VllmReading
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.doctor.agreement import CausalReader, Sample, measure_agreement
 from starspec.doctor.checks import Check
+from starspec.doctor.drafts import draft_config
+from starspec.doctor.examine import SAMPLINGS, Examination, foresee
+from starspec.doctor.outlook import Replayed, StepTimes
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt, prompt_token_ids
+from starspec.harness.decode import Answer, Job
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.step_times import time_draft_steps
+from starspec.harness.vllm_client import Streamed, VllmClient, VllmStatus, median_step, vllm_status
+from starspec.hub.grow import CausalDrafter
+from starspec.integrations.vllm.hub_client import LIKELIEST
 from starspec.integrations.vllm.versions import check_version
+from starspec.models.heads.resolve import resolve_draft
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.tokenizer import load_tokenizer
 
 WORTHWHILE: Final = 1.2  # tokens of a verifying step, below which drafts hardly pay for being verified
 
 
-def check_vllm(reading: VllmReading) -> list[Check]:
+def check_vllm(reading: VllmStatus) -> list[Check]:
     """The findings."""
     return [*check_server(reading), _check_drafts(reading)]
 
 
-def check_server(reading: VllmReading) -> list[Check]:
+def check_server(reading: VllmStatus) -> list[Check]:
     """What concerns any server, with drafts or without."""
     return [_check_version(reading.version), _check_models(reading.models)]
 
@@ -38,7 +53,7 @@ def _check_models(models: tuple[str, ...]) -> Check:
     return Check("model", "ok", ", ".join(models))
 
 
-def _check_drafts(reading: VllmReading) -> Check:
+def _check_drafts(reading: VllmStatus) -> Check:
     if not reading.is_speculating:
         return Check(
             "drafts",
@@ -55,3 +70,92 @@ def _check_drafts(reading: VllmReading) -> Check:
     if reading.acceptance_length < WORTHWHILE:
         return Check("drafts", "warning", f"{story}, which hardly pays for verifying them: try another draft")
     return Check("drafts", "ok", story)
+
+
+NUM_STEPS = 16  # timed of each number of requests at once
+
+
+def examine_vllm(
+    url: str,
+    model: ModelConfig,
+    draft: SpeculativeConfig,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    max_draft_tokens: int,
+    link_s: float,
+) -> Examination:
+    """Ask a server, read its answers with a draft loaded here, and forecast.
+
+    Verifying K + 1 tokens of a request is taken to last as long as a step of K + 1 requests: the linears, which are
+    most of it, see as many rows. The draft is timed on this machine: run it where the hub is to be.
+
+    Args:
+        model: how the draft runs.
+        draft: a causal LM.
+        prompts: answered once greedily, one at a time, and once at T = 0.7.
+        max_tokens, max_draft_tokens, link_s: as `examine`.
+    Raises: ConfigError if the server does not answer or drafts already, or if the draft is none for vLLM; ModelError if
+        it cannot be loaded.
+    """
+    if draft.model is None or resolve_draft(draft).head is not None:
+        raise ConfigError("vLLM hands over no hidden states: its draft must be a causal LM, and no EAGLE head")
+    reading = vllm_status(url)
+    provenance, checks = collect_provenance({"draft": draft.model}), check_server(reading)
+    if reading.is_speculating:
+        raise ConfigError(f"vLLM at {url} drafts already, so its plain steps cannot be timed: start one that does not")
+    if not reading.models:
+        raise ConfigError(f"vLLM at {url}: {checks[-1].story}")
+    server, tokenizer = VllmClient(url, reading.models[0]), load_tokenizer(draft.model)
+    checks.append(_check_tokenizer(server, tokenizer, prompts))
+    if any(check.severity == "fatal" for check in checks):
+        return Examination(provenance=provenance, checks=checks)
+    asked = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
+    greedy = server.answer_all(asked, max_tokens=max_tokens, at_once=1, temperature=0.0, to_the_end=True)
+    verify_s = verify_seconds(server, asked, median_step(greedy), max_draft_tokens + 1)
+    warm = SAMPLINGS[1].temperature
+    sampled = server.answer_all(asked, max_tokens=max_tokens, at_once=len(asked), temperature=warm, to_the_end=True)
+    runner = load_runner(draft_config(model, draft))
+    checks.append(_check_said([*greedy, *sampled], runner.info.vocab_size))
+    if checks[-1].severity == "fatal":
+        return Examination(provenance=provenance, checks=checks)
+    times = StepTimes(time_draft_steps(CausalDrafter(runner), runner.info.vocab_size), verify_s, link_s)
+    prospects = []
+    for sampling, answers in zip(SAMPLINGS, (greedy, sampled), strict=True):
+        sample = _sample(sampling.name, asked, [answer.token_ids for answer in answers])
+        agreement = measure_agreement(CausalReader(runner), sample)
+        prospects.append(foresee(sampling.name, agreement, Replayed(agreement.first), times))
+    return Examination(provenance=provenance, checks=checks, times=times, prospects=prospects)
+
+
+def _check_tokenizer(server: VllmClient, tokenizer: Any, prompts: Sequence[Prompt]) -> Check:
+    """The server shows no vocabulary, so what it makes of all the prompts is compared."""
+    for prompt in prompts:
+        if server.tokenize(prompt.text) != tokenizer.encode(prompt.text, add_special_tokens=False):
+            story = f"the server and the draft make different tokens of prompt '{prompt.name}'"
+            return Check("vocabulary", "fatal", story)
+    return Check("vocabulary", "ok", f"the same tokens of {len(prompts)} prompts")
+
+
+def _check_said(answers: Sequence[Streamed], vocab_size: int) -> Check:
+    largest = max(token_id for answer in answers for token_id in answer.token_ids)
+    if largest >= vocab_size:
+        return Check("answers", "fatal", f"the server says token {largest}, and the draft has {vocab_size}")
+    return Check("answers", "ok", f"all of the draft's {vocab_size} tokens")
+
+
+def _sample(sampling: str, prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]) -> Sample:
+    jobs = [Job(f"prompt-{index}", tuple(ids), LIKELIEST, len(answers[index])) for index, ids in enumerate(prompts)]
+    return Sample(sampling, jobs, [Answer(token_ids) for token_ids in answers])
+
+
+def verify_seconds(server: VllmClient, prompts: Sequence[Sequence[int]], alone_s: float, most: int) -> list[float]:
+    """[tokens - 1] -> seconds of a step over so many, 1 to `most`; straight lines between the widths that are timed."""
+    seconds, width, width_s = [alone_s], 1, alone_s
+    while width < most:
+        next_width = min(2 * width, most)
+        next_s = server.step_seconds(prompts, at_once=next_width, num_tokens=NUM_STEPS)
+        slope_s = (next_s - width_s) / (next_width - width)
+        seconds += [width_s + slope_s * step for step in range(1, next_width - width + 1)]
+        width, width_s = next_width, next_s
+    return seconds

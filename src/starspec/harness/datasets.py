@@ -43,7 +43,7 @@ class Prompt:
 
 def own_prompts() -> list[Prompt]:
     """The prompts that come with starspec, of our own writing: text, questions, arithmetic, code."""
-    return _parse(files("starspec.bench").joinpath("prompts.jsonl").read_bytes(), "prompts.jsonl")
+    return _parse(files("starspec.harness").joinpath("prompts.jsonl").read_bytes(), "prompts.jsonl")
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from starspec.harness.datasets import Prompt, hash_prompts, read_prompts
-from starspec.harness.provenance import Provenance, collect_provenance, hash_model, hash_token_ids
+from starspec.harness.provenance import collect_provenance, hash_model, hash_token_ids
 from starspec.models.heads.write import write_head
 from starspec.train.answer_files import Answer
 from starspec.train.answers import answer_prompts, check_answers
-from starspec.train.card import card_text
-from starspec.train.curves import draw_curves
-from starspec.train.evaluate import Acceptance, chain_acceptance
+from starspec.train.evaluate import chain_acceptance, split
 from starspec.train.features import Target, collect_features, load_target
 from starspec.train.head import TrainedHead
-from starspec.train.held_out import split
 from starspec.train.plan import HeadPlan, check_plan
+from starspec.train.report import TrainReport, card_text, draw_curves
 from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
 from starspec.train.trainer import Lesson, Progress, Trainer
 from starspec.train.work_folder import stage_folder, writing
@@ -31,36 +29,6 @@ CHAIN = 4  # tokens of the chains whose acceptance is measured
 MAX_HELD_OUT = 64  # texts
 
 Advance = Callable[[str, int, int], None]  # stage, turns done, turns in all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainReport:
-    """What a training was, and what came of it."""
-
-    provenance: Provenance
-    method: str
-    target: str
-    feature_layers: tuple[int, ...]
-    started_from: str  # the first weights
-    learns_prompts: bool
-    draft_vocab_size: int
-    share_of_answers_covered: float  # tokens that the draft vocabulary knows, of the answers that were learnt from
-    prompts_sha256: str
-    data_licence: str
-    num_prompts: int  # distinct ones
-    num_repeated_prompts: int  # left out: what is learnt from must not be held out as well
-    num_answers: int
-    num_answer_tokens: int
-    answers_sha256: str  # of those that are there now
-    num_held_out: int
-    plan: Mapping[str, object]
-    steps: int = 0
-    num_positions: int = 0
-    training_minutes: float = 0.0
-    minutes_of_last_start: float = 0.0  # all stages; what starts before it did took their own time
-    held_out_chain: Acceptance | None = None  # None: no held-out prompt was answered greedily
-    curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
-    lessons: Sequence[Lesson] = field(default_factory=list)  # what was learnt from, start by start
 
 
 def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:

@@ -25,9 +25,8 @@ from starspec.errors import ConfigError
 from starspec.train.features import Text, batches_of, collate
 from starspec.train.head import TrainedHead
 from starspec.train.loss import soft_cross_entropy, step_weights, target_says
-from starspec.train.uninterrupted import uninterrupted
 from starspec.train.unroll import Batch, unroll
-from starspec.train.work_folder import writing
+from starspec.train.work_folder import uninterrupted, writing
 
 BETAS, WEIGHT_DECAY, MAX_GRADIENT = (0.9, 0.95), 0.01, 1.0
 LAST_RATE = 0.02  # of the highest, at the end of the cosine

@@ -1,4 +1,4 @@
-"""What a training leaves behind for its next start: a folder for each stage, and what each was made for."""
+"""What a training leaves behind for its next start: a folder for each stage, and no step that is half done."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from safetensors import SafetensorError
 
@@ -65,3 +68,33 @@ def _reason(error: OSError | SafetensorError) -> str:
         return error.strerror or first_line(error)
     number = re.search(r"\(os error (\d+)\)", str(error))
     return os.strerror(int(number[1])) if number else first_line(error)
+
+
+@contextlib.contextmanager
+def uninterrupted(save: Callable[[], None]) -> Iterator[None]:
+    """Put off an interrupt (SIGINT) until the block has ended; then save, and raise it.
+
+    A second one is not put off. In a thread that gets no signals, and where they are ignored, as of a command that a
+    shell runs in the background, the block just runs.
+
+    Raises: KeyboardInterrupt. Effects: the process's handler of SIGINT, while the block runs.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        yield
+        return
+    came = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        save()
+        raise KeyboardInterrupt

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from starspec.bench.batch.divergences import divergences
 from starspec.bench.batch.methods import EXSPEC, PLAIN, BatchMethod, MethodRun, run_method
 from starspec.bench.batch.prompts import of_context, of_one_length
 from starspec.bench.batch.rows import BatchReport, batch_row, completion_of, ratios_of
@@ -22,7 +21,7 @@ from starspec.config import (
 from starspec.draft_methods import DraftMethod
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
-from starspec.harness.compare import NEAR_TIE
+from starspec.harness.compare import NEAR_TIE, divergences
 from starspec.harness.datasets import Prompt, prompt_token_ids, spread
 from starspec.harness.decode import Job
 from starspec.harness.known_prompts import KnownPrompts

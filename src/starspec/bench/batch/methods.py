@@ -1,14 +1,13 @@
-"""The methods under measurement: a name, what it drafts with, how it batches, and its engine."""
+"""The methods under measurement: name, drafts, batching, engine, and the peak memory of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from starspec.bench.batch.memory import peak_mib, reset_peak
-from starspec.bench.batch.reading import DraftReading, TargetReading
-from starspec.bench.batch.serving import Served, serve
+from starspec.bench.batch.serving import DraftReading, Served, TargetReading, serve
 from starspec.config import BATCHINGS, BatchAdmission, BatchingConfig, BatchingMethod, nearest
 from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts
@@ -18,6 +17,33 @@ from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.workbench import Workbench
 from starspec.models.packed import PackedRunner
 from starspec.stats import BatchStats, TargetStats
+
+CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+STATUS: Final = Path("/proc/self/status")
+RESET_PEAK: Final = "5"  # see proc(5): the peak resident set begins anew at what is resident now
+
+
+def reset_peak() -> None:
+    """Forget the peak so far. Effects: the process's VmHWM, where the system lets us."""
+    try:
+        CLEAR_REFS.write_text(RESET_PEAK)
+    except OSError:
+        return
+
+
+def peak_mib(without: int = 0) -> float | None:
+    """The peak resident set since `reset_peak`, or since the process began where that cannot be reset.
+
+    Args:
+        without: bytes that were held all the time and are not to be counted.
+    """
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    return round((kib[0] - without / 1024) / 1024, 1) if kib else None
+
 
 PLAIN: Final = "plain"  # no drafts, ragged
 EXSPEC: Final = BatchingConfig(method="exspec")

@@ -16,8 +16,7 @@ from starspec.bench.pair.methods import (
     run_in_turns,
     transformers_method,
 )
-from starspec.bench.pair.rows import PairRow, pair_row, plain_answers, ratios_of
-from starspec.bench.pair.steps import StepRow, measure_steps
+from starspec.bench.pair.rows import PairRow, StepRow, measure_steps, pair_row, plain_answers, ratios_of
 from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
 from starspec.engine.drafts import Drafts

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Final
 
+from starspec.bench.star.processes import Turn
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
-from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report

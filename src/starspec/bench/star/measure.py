@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import median, median_low
 
 from starspec.bench.star import operating_point as point
-from starspec.bench.star.greedy import NUM_TAGS, run_greedy
+from starspec.bench.star.processes import NUM_TAGS, Turn, run_greedy
 from starspec.bench.star.serving import Served, SpareTurns, StarTargets
-from starspec.bench.star.star_processes import Turn
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.figures import require_matplotlib
@@ -85,8 +84,8 @@ class StarRow:
     load: float  # of the hub, with what it drafts ahead
     hit_rate: float  # verdicts that found their proposal ready
     ahead_nodes_per_round: float  # forwarded for outcomes, likely or not
-    sequences_per_step: float
-    layer_ms: float  # t_s, as measured: with what sleeping costs
+    sessions_per_layer: float  # sequences of a draft step; the name is that of committed receipts
+    layer_ms: float  # t_s, one draft step as measured: with what sleeping costs
     service_ms: float  # S(d), as measured
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round
@@ -240,7 +239,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         load=served.hub.load,
         hit_rate=served.hub.hit_rate,
         ahead_nodes_per_round=served.hub.num_ahead_nodes / max(1, served.hub.num_proposals),
-        sequences_per_step=served.hub.sequences_per_step.value,
+        sessions_per_layer=served.hub.sequences_per_step.value,
         layer_ms=served.layer_ms,
         service_ms=served.service_ms,
         wait_ms=served.wait_ms,

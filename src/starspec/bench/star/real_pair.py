@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from starspec.bench.star.processes import Turn, attached
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
-from starspec.bench.star.star_processes import Turn, attached
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
 from starspec.engine.engine import TargetEngine

@@ -10,15 +10,43 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from types import TracebackType
-from typing import Self
+from typing import Final, NamedTuple, Self
 
-from starspec.bench.star.star_processes import TargetTimes, Turn, run_hub, run_target
-from starspec.bench.wire.processes import BenchProcess, Place
+from starspec.bench.star.processes import TargetTimes, Turn, run_hub, run_target
 from starspec.config import HubConfig, ModelConfig
-from starspec.harness.stolen import StolenTime
+from starspec.harness.children import BenchProcess, Place
 from starspec.stats import HubStats
+
+_STAT: Final = Path("/proc/stat")
+
+
+class StolenTime:
+    """Counts from when it is made. Where the system does not say (it is no Linux), nothing was taken."""
+
+    def __init__(self) -> None:
+        self._before = _read()
+
+    @property
+    def share(self) -> float:
+        """Of the time of all cores until now."""
+        now = _read()
+        return (now.stolen - self._before.stolen) / max(1, now.whole - self._before.whole)
+
+
+class _Ticks(NamedTuple):
+    stolen: int
+    whole: int
+
+
+def _read() -> _Ticks:
+    """See proc_stat(5): user nice system idle iowait irq softirq steal, of all cores since the start."""
+    if not _STAT.exists():
+        return _Ticks(0, 0)
+    ticks = [int(each) for each in _STAT.read_text().partition("\n")[0].split()[1:9]]
+    return _Ticks(ticks[7], sum(ticks))
 
 
 class StarTargets:

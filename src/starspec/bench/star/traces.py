@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from starspec.bench.star.processes import Turn
 from starspec.bench.star.serving import StarTargets, serve_turn
-from starspec.bench.star.star_processes import Turn
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.figures import require_matplotlib, save
 from starspec.observe.trace import merge
 
-LAYER, AHEAD, GIVEN_UP, VERIFY = "draft layer", "run ahead", "given up", "verify"
-COLOURS: Final = {LAYER: "#1f6fb4", AHEAD: "#7fb8e6", GIVEN_UP: "#c8c8c8", VERIFY: "#e08a3c"}
+STEP, AHEAD, GIVEN_UP, VERIFY = "draft step", "run ahead", "given up", "verify"
+COLOURS: Final = {STEP: "#1f6fb4", AHEAD: "#7fb8e6", GIVEN_UP: "#c8c8c8", VERIFY: "#e08a3c"}
 HUB: Final = "hub"
 
 
@@ -43,7 +43,7 @@ def trace_turn(
 
 
 def read_trace(path: Path) -> list[Slice]:
-    """The layers and verifications in a trace, in order."""
+    """The draft steps and verifications in a trace, in order."""
     events = json.loads(path.read_bytes())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     slices = [
@@ -92,9 +92,9 @@ def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) 
 
 
 def _middle(slices: Sequence[Slice], shown_s: float) -> list[Slice]:
-    """Those of so many seconds, from a draft layer half way through on."""
+    """Those of so many seconds, from a draft step half way through on."""
     half_s = (slices[0].start_s + slices[-1].end_s) / 2
-    start_s = next(each.start_s for each in slices if each.start_s >= half_s and each.name == LAYER)
+    start_s = next(each.start_s for each in slices if each.start_s >= half_s and each.name == STEP)
     return [each for each in slices if start_s <= each.start_s < start_s + shown_s]
 
 

@@ -8,9 +8,8 @@ from math import inf
 from typing import Any
 
 from starspec.bench.pair.methods import Method, Work, key, num_turns, our_method, plain_method, run_in_turns
-from starspec.bench.tree.rows import TreeReport, TreeRow, at_the_edge, best_row, losing_regimes, ratios_of, tree_row
-from starspec.bench.tree.shapes import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
-from starspec.bench.tree.traffic import CountedTransport
+from starspec.bench.tree.grid import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
+from starspec.bench.tree.rows import at_the_edge, losing_regimes, ratios_of, tree_row
 from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
 from starspec.engine.remote_drafts import RemoteDrafts
@@ -19,12 +18,55 @@ from starspec.harness.datasets import Prompt, spread
 from starspec.harness.decode import Job
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.step_times import StepSeconds, time_steps
+from starspec.harness.tree_report import TreeReport, TreeRow, best_row
 from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import NO_DEADLINE_S, LocalHub
 from starspec.models.heads.resolve import resolve_draft
 from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import TargetStats
+from starspec.wire.codec import encode
+from starspec.wire.messages import Features, HubToTarget, Proposal, TargetToHub, Verdict, Welcome
+from starspec.wire.transports.base import TargetTransport
+
+
+class CountedTransport:
+    """A target's transport that adds up the bytes of verdicts, features and proposals.
+
+    What a prompt costs once is left out: its `Open`, and the features of its positions, which go alone.
+    """
+
+    def __init__(self, transport: TargetTransport) -> None:
+        self._transport = transport
+        self.num_bytes = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport.is_connected
+
+    @property
+    def num_connects(self) -> int:
+        return self._transport.num_connects
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self._transport.welcome
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        told = {message.tag for message in messages if isinstance(message, Verdict)}
+        for message in messages:
+            if isinstance(message, Verdict | Features) and message.tag in told:
+                self.num_bytes += len(encode(message))
+        self._transport.send(messages)
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        messages = self._transport.receive(timeout_s)
+        self.num_bytes += sum(len(encode(message)) for message in messages if isinstance(message, Proposal))
+        return messages
+
+    def close(self) -> None:
+        self._transport.close()
+
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 6

@@ -1,18 +1,18 @@
-"""From timed runs to the rows, ratios and sentences that are published."""
+"""From timed runs to the rows, ratios, sentences and the picture that are published."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from starspec.bench.pair.methods import Timed
-from starspec.bench.tree.shapes import Kind, kind_of
-from starspec.harness.provenance import Provenance
+from starspec.bench.tree.grid import Kind, kind_of
+from starspec.harness.figures import require_matplotlib, save
 from starspec.harness.report import Spread
 from starspec.harness.step_times import StepSeconds
+from starspec.harness.tree_report import TreeRow, final_rows, rate_of
 from starspec.speculation.budget import DraftBudget
-
-NOT_SAID = "not said"  # in reports of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,55 +35,6 @@ SIDES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow:
-    """One shape at one temperature."""
-
-    stage: str  # "trial": every shape on a few prompts; "final": the best ones in turns with plain decoding
-    temperature: float
-    shape: str
-    num_steps: int
-    eagle_topk: int
-    num_nodes: int  # without the root; SGLang's num_draft_tokens is one more
-    p_min: float = 0.0
-    tokens_per_s: Spread
-    vs_plain: float  # of the same stage
-    acceptance_length: float | None
-    block_efficiency: float | None
-    bytes_per_accepted_token: float | None  # verdicts, features and proposals, as they are encoded for the wire
-    num_same_as_plain: int
-    num_answers: int
-
-    @property
-    def budget(self) -> DraftBudget:
-        return DraftBudget(self.num_nodes, self.num_steps, self.eagle_topk, self.p_min)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeReport:
-    """What `starspec bench tree` saves."""
-
-    provenance: Provenance
-    rows: list[TreeRow]
-    ratios: dict[str, float]
-    best: dict[str, str]  # temperature -> shape, plain decoding where nothing pays
-    losing: list[str]  # sentences: where drafts, or trees, do not pay
-    at_the_edge: list[str]  # sentences: best shapes beyond which, up or down, nothing was tried
-    draft_quantization: str
-    draft_step_ms: float  # one layer of the drafter, one session with one node
-    target_step_ms: float  # one token
-    outputs_identical: bool
-    numerics: str
-    dtype: str = NOT_SAID
-    device: str = NOT_SAID
-    left_out: list[str] = field(default_factory=list)  # sentences: what of the grid fits no shape
-    feature_layers: tuple[int, ...] | None = None  # that an EAGLE head was told to read; None = as it says itself
-
-    def best_row(self, temperature: float) -> TreeRow:
-        """As the function of that name, of all rows."""
-        return best_row(self.rows, temperature)
-
-
 def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
     """Medians against medians, of the final stage. Of chains, "fixed" are those that no doubt ends (p_min 0)."""
     ratios = {
@@ -93,7 +44,7 @@ def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
     for temperature in _temperatures(rows):
         best = _best_of_each_kind(rows, temperature)
         chains = [best[kind] for kind in (Kind.CHAIN, Kind.DOUBTING_CHAIN) if kind in best]
-        ratios[f"best_tree_vs_best_chain_t{temperature:g}"] = _ratio(best[Kind.TREE], max(chains, key=_rate))
+        ratios[f"best_tree_vs_best_chain_t{temperature:g}"] = _ratio(best[Kind.TREE], max(chains, key=rate_of))
         if Kind.CHAIN in best:
             ratios[f"best_tree_vs_best_fixed_chain_t{temperature:g}"] = _ratio(best[Kind.TREE], best[Kind.CHAIN])
         name = "speculative_vs_plain" + (f"_t{temperature:g}" if temperature else "")
@@ -101,17 +52,12 @@ def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
     return ratios
 
 
-def best_row(rows: Sequence[TreeRow], temperature: float) -> TreeRow:
-    """The fastest of the final stage, plain decoding among them."""
-    return max(_final(rows, temperature), key=_rate)
-
-
 def losing_regimes(rows: Sequence[TreeRow]) -> list[str]:
     """A sentence for each temperature at which plain decoding beats every shape, or a chain the best tree."""
     found = []
     for temperature in _temperatures(rows):
         kinds = _best_of_each_kind(rows, temperature)
-        best, tree = max(kinds.values(), key=_rate), kinds[Kind.TREE]
+        best, tree = max(kinds.values(), key=rate_of), kinds[Kind.TREE]
         if best.vs_plain < 1.0:
             found.append(f"T={temperature:g}: nothing beats plain decoding, {best.shape} comes to {best.vs_plain:.2f}x")
         if best is not tree:
@@ -147,24 +93,16 @@ def _temperatures(rows: Sequence[TreeRow]) -> list[float]:
     return sorted({row.temperature for row in rows})
 
 
-def _final(rows: Sequence[TreeRow], temperature: float) -> list[TreeRow]:
-    return [row for row in rows if row.stage == "final" and row.temperature == temperature]
-
-
 def _best_of_each_kind(rows: Sequence[TreeRow], temperature: float) -> dict[Kind, TreeRow]:
     best = dict[Kind, TreeRow]()
-    for row in sorted(_final(rows, temperature), key=_rate):
+    for row in sorted(final_rows(rows, temperature), key=rate_of):
         if row.num_nodes:
             best[kind_of(row.budget)] = row
     return best
 
 
 def _ratio(one: TreeRow, other: TreeRow) -> float:
-    return round(_rate(one) / _rate(other), 3)
-
-
-def _rate(row: TreeRow) -> float:
-    return row.tokens_per_s.median
+    return round(rate_of(one) / rate_of(other), 3)
 
 
 def tree_row(
@@ -207,3 +145,44 @@ def tree_row(
 
 def _per_token(num_bytes: float | None, num_accepted: int) -> float | None:
     return round(num_bytes / num_accepted, 1) if num_bytes is not None and num_accepted else None
+
+
+def draw(rows: Sequence[TreeRow], path: Path) -> None:
+    """Save a heat map of the trial: a panel for each temperature and p_min, a line for each depth and width.
+
+    Raises: ConfigError if matplotlib is not installed or the file cannot be written.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    trial = [row for row in rows if row.stage == "trial" and row.num_nodes]
+    kinds = sorted({(row.temperature, row.p_min) for row in trial})
+    lines = sorted({(row.num_steps, row.eagle_topk) for row in trial if row.eagle_topk > 1})
+    lines += [(0, 1)] if any(row.eagle_topk == 1 for row in trial) else []  # all chains in one line
+    nodes = sorted({row.num_nodes for row in trial})
+    figure = Figure(figsize=(1.5 + 4.2 * len(kinds), 1.5 + 0.35 * len(lines)), layout="constrained")
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    highest = max(row.vs_plain for row in trial)
+    lowest = min(row.vs_plain for row in trial)
+    for panel, (temperature, p_min) in zip(panels, kinds, strict=True):
+        values = {_place(row): row.vs_plain for row in trial if (row.temperature, row.p_min) == (temperature, p_min)}
+        cells = [[values.get((line, num), float("nan")) for num in nodes] for line in lines]
+        image = panel.imshow(cells, aspect="auto", cmap="viridis", vmin=lowest, vmax=highest)
+        for (line, num), value in values.items():
+            panel.text(nodes.index(num), lines.index(line), f"{value:.2f}", ha="center", va="center", color="white")
+        panel.set_xticks(range(len(nodes)), [str(num) for num in nodes])
+        panel.set_yticks(range(len(lines)), [_label(line) for line in lines])
+        panel.set_xlabel("nodes")
+        panel.set_title(f"T = {temperature:g}, p_min {p_min:g}: tokens/s over plain")
+    figure.colorbar(image, ax=list(panels))
+    save(figure, path)
+
+
+def _place(row: TreeRow) -> tuple[tuple[int, int], int]:
+    line = (0, 1) if row.eagle_topk == 1 else (row.num_steps, row.eagle_topk)
+    return line, row.num_nodes
+
+
+def _label(line: tuple[int, int]) -> str:
+    depth, top_k = line
+    return "chains" if top_k == 1 else f"{depth} steps x {top_k}"

@@ -8,14 +8,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 
-from starspec.bench.vllm.answers import VllmAnswer, ask_all, partings
 from starspec.bench.vllm.methods import (
     DRAFT_MODEL,
     HUB,
     PLAIN,
     SILENT_HUB,
     Method,
+    VllmAnswer,
     VllmModels,
+    ask_all,
+    partings,
     start_rival,
     start_star,
 )
@@ -93,7 +95,7 @@ def measure_vllm(
                     truths = asyncio.run(_plain_answers(rival, prompts, plan))
                 asyncio.run(_run_in_turns(methods, prompts, plan, advance))
                 rows += [_row(method, rival, size, truths) for method in methods for size in method.rates]
-                version = star.server.reading().version
+                version = star.server.status().version
             yield _report(models, plan, chosen, version, rows)
 
 

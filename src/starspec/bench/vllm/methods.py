@@ -1,7 +1,8 @@
-"""The ways of drafting for a vLLM server that are compared: a hub's, and each of its rivals in a server of its own."""
+"""The ways of drafting for a vLLM server that are compared, and what their servers answer, token by token."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +10,116 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from starspec.bench.faults.star_processes import ServerProcess
-from starspec.bench.vllm.answers import Timed, VllmAnswer, ask_all
-from starspec.bench.vllm.server import VllmServer, on_shared_cores
+import httpx
+
 from starspec.errors import PeerLost
+from starspec.harness.compare import first_difference
+from starspec.harness.servers import MODEL_NAME, StarspecServer, VllmServer, on_shared_cores
+
+ANSWER_TIMEOUT_S: Final = 600.0  # of one answer
+NUM_LIKELIEST: Final = 5  # tokens of each position whose log-probabilities are asked for
+# Nats. bfloat16 has 8 bits: a logit of 16 to 32 is rounded to steps of 1/8, and kernels for one row and for several may
+# differ by a few of them. float32 would not part there.
+NEAR_TIE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class VllmAnswer:
+    """One completion."""
+
+    token_ids: Sequence[int]
+    likeliest: Sequence[dict[int, float]] = ()  # for each token, ids and log-probabilities; empty if not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """All answers, and how long they took together."""
+
+    answers: list[VllmAnswer]
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(len(each.token_ids) for each in self.answers) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where an answer first differs from that of the server without speculation."""
+
+    prompt: int  # its index
+    position: int  # of the token within the answer
+    gap: float | None  # nats between the two tokens, there; None: the other one is not among the likeliest
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.gap is not None and self.gap <= NEAR_TIE
+
+
+async def ask_all(
+    url: str,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    batch_size: int,
+    with_likeliest: bool = False,
+    sampling: dict[str, Any] | None = None,
+) -> Timed:
+    """Answer all prompts, `batch_size` at a time, each as soon as one before it has ended.
+
+    Args:
+        prompts: token ids.
+        num_tokens: of each answer; the end of the text is ignored.
+        sampling: further fields of each request; None = greedy.
+    Raises: PeerLost if a request fails.
+    """
+    body = {"temperature": 0.0, **(sampling or {})}
+    if with_likeliest:
+        body |= {"logprobs": NUM_LIKELIEST, "return_tokens_as_token_ids": True}
+    free = asyncio.Semaphore(batch_size)
+
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_S) as http:
+
+        async def answer(prompt: Sequence[int]) -> VllmAnswer:
+            async with free:
+                return await _ask(http, prompt, num_tokens, body)
+
+        started_s = time.monotonic()
+        answers = await asyncio.gather(*(answer(prompt) for prompt in prompts))
+        return Timed(answers, time.monotonic() - started_s)
+
+
+def partings(expected: Sequence[VllmAnswer], found: Sequence[VllmAnswer]) -> list[Parting]:
+    """Every answer that differs.
+
+    Args:
+        expected: with the likeliest tokens of each position.
+    """
+    all_partings = []
+    for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+        at = first_difference(one.token_ids, other.token_ids)
+        if at is not None:
+            likeliest = one.likeliest[at]
+            said, instead = (likeliest.get(each.token_ids[at]) for each in (one, other))
+            gap = None if said is None or instead is None else abs(said - instead)
+            all_partings.append(Parting(index, at, gap))
+    return all_partings
+
+
+async def _ask(http: httpx.AsyncClient, prompt: Sequence[int], num_tokens: int, body: dict[str, Any]) -> VllmAnswer:
+    request = {"model": MODEL_NAME, "prompt": list(prompt), "max_tokens": num_tokens, "ignore_eos": True}
+    try:
+        response = await http.post("/v1/completions", json=request | body | {"return_token_ids": True})
+        choice = response.raise_for_status().json()["choices"][0]
+    except httpx.HTTPError as error:
+        raise PeerLost(f"vLLM at {http.base_url} failed to answer: {error!r}") from error
+    logprobs = choice.get("logprobs") or {}
+    likeliest = [
+        {int(name.removeprefix("token_id:")): value for name, value in position.items()}
+        for position in logprobs.get("top_logprobs") or ()
+    ]
+    return VllmAnswer(choice["token_ids"], likeliest)
+
 
 PLAIN, DRAFT_MODEL, HUB, SILENT_HUB = "plain", "vLLM's draft model", "hub", "silent hub"
 PROPOSER: Final = "starspec.integrations.vllm.StarProposer"
@@ -35,10 +142,10 @@ class VllmModels:
     num_draft_tokens: int  # of the hub, at most
     vllm_options: Sequence[str] = ()  # further words of vLLM's command line
 
-    def start_hub(self) -> ServerProcess:
+    def start_hub(self) -> StarspecServer:
         """Without waiting for it."""
         words = ["--draft", self.draft, "--draft-quantization", self.quantization, "--dtype", self.dtype]
-        return ServerProcess("draft", *words, "--port", "0", "--num-threads", str(self.num_threads))
+        return StarspecServer("draft", *words, "--port", "0", "--num-threads", str(self.num_threads))
 
     def start_server(
         self, speculative: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
@@ -61,7 +168,7 @@ class Method:
     name: str
     num_draft_tokens: int
     server: VllmServer
-    stopped: ServerProcess | None = None  # a hub that stands still meanwhile
+    stopped: StarspecServer | None = None  # a hub that stands still meanwhile
     rates: dict[int, list[float]] = field(default_factory=dict)  # batch size -> tokens/s of each repeat
     acceptance_lengths: dict[int, list[float]] = field(default_factory=dict)
     answers: dict[int, list[VllmAnswer]] = field(default_factory=dict)  # the last ones
@@ -77,10 +184,10 @@ class Method:
 
     async def run(self, prompts: Sequence[Sequence[int]], num_tokens: int, batch_size: int) -> None:
         """Answer all prompts once. Raises: PeerLost if a request fails."""
-        before = self.server.reading()
+        before = self.server.status()
         with _standing_still(self.stopped):
             timed = await ask_all(self.server.url, prompts, num_tokens=num_tokens, batch_size=batch_size)
-        reading = self.server.reading().since(before)
+        reading = self.server.status().since(before)
         self.rates.setdefault(batch_size, []).append(timed.tokens_per_s)
         self.acceptance_lengths.setdefault(batch_size, []).append(reading.acceptance_length)
         self.answers[batch_size] = timed.answers
@@ -92,9 +199,9 @@ class Method:
         """
         deadline_s = time.monotonic() + BACK_S
         while True:
-            before = self.server.reading()
+            before = self.server.status()
             timed = await ask_all(self.server.url, [prompt], num_tokens=FEW_TOKENS, batch_size=1)
-            if self.num_draft_tokens == 0 or self.server.reading().num_drafts > before.num_drafts:
+            if self.num_draft_tokens == 0 or self.server.status().num_drafts > before.num_drafts:
                 return timed
             if time.monotonic() > deadline_s:
                 raise PeerLost(f"no drafts reach the server of '{self.name}':\n{self.server.output()}")
@@ -104,7 +211,7 @@ class Method:
 class Star:
     """A hub and the server that it drafts for."""
 
-    hub: ServerProcess
+    hub: StarspecServer
     server: VllmServer
     num_draft_tokens: int
 
@@ -117,7 +224,7 @@ class Star:
 
 
 @contextmanager
-def _standing_still(hub: ServerProcess | None) -> Iterator[None]:
+def _standing_still(hub: StarspecServer | None) -> Iterator[None]:
     if hub is None:
         yield
         return

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from starspec.bench.wire.clock import Interval, Overhead, uncovered_s
 from starspec.bench.wire.echo import CurvePair, measure_echo, run_caller, run_echo
-from starspec.bench.wire.hub_process import run_hub
-from starspec.bench.wire.processes import BenchProcess, Place
-from starspec.bench.wire.target_process import run_target
+from starspec.bench.wire.processes import run_hub, run_target
+from starspec.bench.wire.times import Interval, Overhead, uncovered_s
 from starspec.config import ModelConfig
+from starspec.harness.children import BenchProcess, Place
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, percentile
 

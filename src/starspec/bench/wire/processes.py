@@ -1,143 +1,228 @@
-"""Child processes of a benchmark: started afresh, spoken with over a pipe, never left behind."""
+"""The hub and the targets of `bench wire`: the real ones, with a note of when requests and proposals came and went."""
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
-import sys
 import threading
-from collections.abc import Callable
-from enum import Enum
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
-from types import TracebackType
-from typing import Any, Self
 
-from starspec.errors import PeerLost
+from starspec.bench.wire.times import Interval
+from starspec.cache.ragged import RaggedCache
+from starspec.config import HubConfig, ModelConfig
+from starspec.harness.decode import Job, decode
+from starspec.harness.star import IDLE_WAIT_S, connected_target, hub_loop
+from starspec.ids import LinkId, Tag
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.runner import ForwardOutput, ModelInfo, ModelRunner, Segment
+from starspec.sampling.spec import SamplingSpec
+from starspec.stats import TargetStats
+from starspec.wire.messages import (
+    HubToTarget,
+    Proposal,
+    TargetToHub,
+    Verdict,
+    Welcome,
+)
+from starspec.wire.transports.base import Arrival, HubTransport, HubTransportStats, TargetTransport
 
-ANSWER_S = 300.0  # longest wait for a child's word: starting takes seconds, measuring up to minutes
-STOP_S = 10.0
-IMPORTED_ONCE = ["starspec.bench.wire.hub_process", "starspec.bench.wire.target_process"]  # and what they import
 
+class RequestLog:
+    """Every request that a verdict made, from when its bytes were read until those of its proposal were written.
 
-class Place(Enum):
-    """Cores of this machine, so that a hub has what the targets on other machines would leave it: a core's caches."""
+    Wraps the hub's transport, and is the `Tracer` of that transport: the replies to one target are written in the
+    order in which the hub handed them over. What `Open` asks for is not noted: its answer includes the prompt.
 
-    ANYWHERE = "anywhere"
-    ONE_CORE = "one core"
-    THE_OTHERS = "the other cores"
-
-
-class BenchProcess:
-    """One child that runs a function with a pipe to this process as its first argument.
-
-    A context manager; leaving it ends the child, at the latest after STOP_S.
-
-    Args:
-        place: where the child may run.
+    While the hub works things are written down as they come; what belongs together is found out afterwards.
     """
 
-    def __init__(self, run: Callable[..., None], *arguments: Any, place: Place = Place.ANYWHERE) -> None:
-        context = _context()
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, run, arguments, place), daemon=True)
-        self._process.start()
-        theirs.close()
+    def __init__(self) -> None:
+        self._arrivals: list[Sequence[Arrival]] = []
+        self._replies: list[Mapping[LinkId, Sequence[HubToTarget]]] = []
+        self._written: list[tuple[LinkId, float]] = []  # seconds
 
-    def __enter__(self) -> Self:
-        return self
+    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:  # noqa: ARG002 (as Tracer)
+        """As Tracer: a slice named "reply" ends when the reply was written."""
+        if name == "reply":
+            self._written.append((LinkId(str(args["link"])), end_s))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._process.terminate()
-        self._process.join(STOP_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._pipe.close()
+    def note_arrivals(self, arrivals: Sequence[Arrival]) -> None:
+        """The hub takes these."""
+        self._arrivals.append(arrivals)
 
-    def say(self, word: Any = None) -> None:
-        """Send the child a word."""
-        self._pipe.send(word)
+    def note_replies(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        """The hub hands these over, those of a link to be written together."""
+        self._replies.append(replies)
 
-    def hear(self) -> Any:
-        """The child's next word. Raises: PeerLost if it died or says nothing for ANSWER_S seconds."""
-        if not self._pipe.poll(ANSWER_S):
-            raise PeerLost(f"a benchmark process said nothing for {ANSWER_S:.0f} s")
-        try:
-            word = self._pipe.recv()
-        except EOFError as error:
-            raise PeerLost("a benchmark process died") from error
-        if isinstance(word, _Failure):
-            raise PeerLost(f"a benchmark process failed: {word.reason}")
-        return word
+    @property
+    def requests(self) -> list[Interval]:
+        """In order of their ends."""
+        asked_s = {
+            (arrival.link_id, arrival.message.tag, arrival.message.epoch): arrival.arrived_at
+            for arrival in chain.from_iterable(self._arrivals)
+            if isinstance(arrival.message, Verdict) and arrival.message.num_draft_tokens
+        }
+        leaving: defaultdict[LinkId, deque[Sequence[HubToTarget]]] = defaultdict(deque)
+        for link_id, messages in chain.from_iterable(replies.items() for replies in self._replies):
+            leaving[link_id].append(messages)
+        requests = []
+        for link_id, written_s in self._written:
+            for each in leaving[link_id].popleft():
+                if isinstance(each, Proposal) and (link_id, each.tag, each.epoch) in asked_s:
+                    requests.append(Interval(asked_s[link_id, each.tag, each.epoch], written_s))
+        return requests
 
 
-def _context() -> ForkServerContext | SpawnContext:
-    """Children fork off a server that has imported what they need, and has no threads or sockets of its own.
+class LoggedTransport:
+    """A hub's transport, with its log."""
 
-    Fresh interpreters would import torch for seconds each, and a benchmark starts hundreds.
+    def __init__(self, transport: HubTransport, log: RequestLog) -> None:
+        self._transport = transport
+        self._log = log
+
+    @property
+    def stats(self) -> HubTransportStats:
+        return self._transport.stats
+
+    def receive(self, timeout_s: float) -> list[Arrival]:
+        arrivals = self._transport.receive(timeout_s)
+        self._log.note_arrivals(arrivals)
+        return arrivals
+
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        self._log.note_replies(replies)
+        self._transport.send(replies)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class TimedRunner:
+    """A runner that notes when its forwards began and ended."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.forwards: list[Interval] = []
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    @property
+    def cache(self) -> RaggedCache:
+        return self._runner.cache
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_obsolete: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
+        started_s = time.monotonic()
+        output = self._runner.forward(segments, feature_layers, is_obsolete=is_obsolete)
+        self.forwards.append(Interval(started_s, time.monotonic()))
+        return output
+
+
+def run_hub(parent: Connection, model: ModelConfig) -> None:
+    """Serve until the parent says anything. Then send when requests waited and when the drafter computed.
+
+    Sends: the public port; at the end two lists of Interval, requests and forwards, each in order of their ends.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED_ONCE)
-    return context
+    log = RequestLog()
+    runner = TimedRunner(load_runner(model))
+    with hub_loop(
+        runner,
+        model,
+        HubConfig(port=0),
+        transport_trace=log,
+        around=lambda transport: LoggedTransport(transport, log),
+    ) as (loop, port):
+        parent.send(port)
+        is_stopping = threading.Event()  # checking it costs nothing; checking a pipe costs a system call
+        threading.Thread(target=_watch, args=(parent, is_stopping), name="bench-stop", daemon=True).start()
+        while not is_stopping.is_set():
+            loop.turn(IDLE_WAIT_S)
+        parent.send((log.requests, runner.forwards))
 
 
-class _Failure:
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+def _watch(parent: Connection, is_stopping: threading.Event) -> None:
+    """Wait for the parent's word, or its end."""
+    parent.poll(None)
+    is_stopping.set()
 
 
-def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], place: Place) -> None:
-    _end_with_parent()
-    _quiet()
-    _go_to(place)
-    _sleep_sharply()
-    try:
-        run(pipe, *arguments)
-    except Exception as error:  # the parent tells the person
-        pipe.send(_Failure(f"{type(error).__name__}: {error}"))
-    finally:
-        pipe.close()
+MAX_TOKENS = 64  # of one request
 
 
-def _end_with_parent() -> None:
-    """A benchmark that was killed leaves nobody behind, whatever its children wait for."""
-    parent = multiprocessing.parent_process()
+class TimedTransport:
+    """A target's transport that notes how long each verdict waited for its proposal.
 
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
+    The time runs from before the verdict is encoded until after the proposal is decoded. What `Open` asks for is not
+    noted: its answer includes the prompt.
+    """
 
-    threading.Thread(target=watch, name="bench-parent", daemon=True).start()
+    def __init__(self, transport: TargetTransport, requests: list[Interval]) -> None:
+        self._transport = transport
+        self._asked: dict[tuple[Tag, int], float] = {}
+        self.requests = requests
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport.is_connected
+
+    @property
+    def num_connects(self) -> int:
+        return self._transport.num_connects
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self._transport.welcome
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        now = time.monotonic()
+        for message in messages:
+            if isinstance(message, Verdict) and message.num_draft_tokens:
+                self._asked[message.tag, message.epoch] = now
+        self._transport.send(messages)
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        messages = self._transport.receive(timeout_s)
+        now = time.monotonic()
+        for message in messages:
+            if isinstance(message, Proposal) and (message.tag, message.epoch) in self._asked:
+                self.requests.append(Interval(self._asked.pop((message.tag, message.epoch)), now))
+        return messages
+
+    def close(self) -> None:
+        self._transport.close()
 
 
-def _go_to(place: Place) -> None:
-    """Stay on the cores of a place. Effects: none where there is one core, or no way to choose."""
-    if place is Place.ANYWHERE or not hasattr(os, "sched_setaffinity"):
-        return
-    first, *others = sorted(os.sched_getaffinity(0))
-    if others:
-        os.sched_setaffinity(0, [first] if place is Place.ONE_CORE else others)
+def run_target(
+    parent: Connection, endpoint: str, name: str, model: ModelConfig, num_draft_tokens: int, num_requests: int
+) -> None:
+    """Connect, wait for the parent's word, decode until `num_requests` proposals have come, and send when.
 
+    Sends: True once connected; at the end a list of Interval.
+    Raises: PeerLost if the hub does not answer.
+    """
+    runner, tokenizer = load_runner(model), load_tokenizer(model.model)
+    requests: list[Interval] = []
 
-def _sleep_sharply() -> None:
-    """Modelled times are slept: end sleeps when they are due, not up to 50 us later. Effects: none but on Linux."""
-    if sys.platform == "linux":
-        set_timer_slack, nanoseconds = 29, 1000
-        ctypes.CDLL(None).prctl(set_timer_slack, nanoseconds, 0, 0, 0)
+    def timed(transport: TargetTransport) -> TargetTransport:
+        return TimedTransport(transport, requests)
 
-
-def _quiet() -> None:
-    """Children log errors only."""
-    import logging  # noqa: PLC0415 (only here)
-
-    import structlog  # noqa: PLC0415
-
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    with connected_target(name, runner, tokenizer, endpoint, num_draft_tokens, TargetStats(), around=timed) as engine:
+        parent.send(True)
+        parent.recv()
+        seed = sum(name.encode())
+        while len(requests) < num_requests:
+            seed += 1
+            sampling = SamplingSpec(temperature=0.0, end_token_ids=runner.info.eos_token_ids)
+            prompt = tuple((seed * 31 + index) % 400 + 8 for index in range(16))
+            decode(engine, [Job(name, prompt, sampling, MAX_TOKENS)], batch_size=1)
+        parent.send(requests)

@@ -8,37 +8,28 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from starspec.config import HubConfig, ModelConfig
 from starspec.engine.engine import TargetEngine
-from starspec.engine.remote_drafts import RemoteDrafts
-from starspec.errors import PeerLost
 from starspec.fingerprint import vocab_fingerprint
-from starspec.harness.decode import Job, make_engine
-from starspec.hub.build import LoadedDrafter, build_hub, terms_of
-from starspec.hub.grow import CausalDrafter
-from starspec.hub.handshake import admit
-from starspec.hub.loop import HubLoop
-from starspec.ids import RequestId, TargetId
+from starspec.harness.decode import Job
+from starspec.harness.star import DEADLINE_S, IDLE_WAIT_S, await_hub, connected_target, hub_loop
+from starspec.ids import RequestId, Tag, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import BatchRunner
+from starspec.models.synthetic.spec import parse_synthetic
 from starspec.observe.trace import Trace
-from starspec.policy.length.fixed import FixedLength
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.stats import HubStats, TargetStats
-from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus
-from starspec.wire.transports.zmq_hub import ZmqHub
+from starspec.stats import TargetStats
+from starspec.wire.messages import PROTOCOL_VERSION, Hello, Open, Proposal, TargetToHub, TreeShape, Verdict
+from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.zmq_target import ZmqTarget
 
-IDLE_WAIT_S = 0.05
-CONNECT_S = 30.0
-DEADLINE_S = 5.0  # of modelled time: a proposal later than this would be a fault, not a measurement
 MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there are few
 
 
@@ -72,23 +63,14 @@ class TargetTimes:
 
 
 def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_folder: Path | None = None) -> None:
-    """Serve, and tell the statistics whenever the parent says anything, until it says None.
+    """Serve until the parent says None. At every other word, send the statistics.
 
     Sends: the public port; then a HubStats for each word.
     """
     runner, trace_file = load_runner(model), _trace_file(trace_folder, "hub")
     trace = Trace("hub") if trace_file else None
-    loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
-    transport = ZmqHub(
-        config.host,
-        config.port,
-        partial(admit, terms_of(loaded, config)),
-        lambda: HubStatus(model.model, HubStats()),
-        trace=trace,
-    )
-    try:
-        loop = HubLoop(build_hub(loaded, config, trace=trace), transport)
-        parent.send(transport.port)
+    with hub_loop(runner, model, config, trace=trace, transport_trace=trace) as (loop, port):
+        parent.send(port)
         while True:
             if parent.poll():
                 if parent.recv() is None:
@@ -97,8 +79,6 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_fol
             loop.turn(IDLE_WAIT_S)
         if trace is not None and trace_file is not None:
             trace.write(trace_file)
-    finally:
-        transport.close()
 
 
 def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
@@ -154,27 +134,12 @@ class AttachedTarget:
 @contextmanager
 def attached(name: str, runner: BatchRunner, tokenizer: Any, endpoint: str, turn: Turn) -> Iterator[AttachedTarget]:
     """Connect to a hub. Raises: PeerLost if it does not answer."""
-    hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
-    transport, stats = ZmqTarget(endpoint, hello), TargetStats()
-    policy = FixedLength(DraftBudget.chain(turn.num_draft_tokens))
-    drafts = RemoteDrafts(transport, policy, stats, deadline_s=DEADLINE_S * turn.slow_motion)
-    trace = Trace(name) if turn.trace_folder else None
-    engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)
-    try:
-        await_hub(lambda: drafts.is_connected, drafts.poll)
+    stats, trace = TargetStats(), Trace(name) if turn.trace_folder else None
+    deadline_s = DEADLINE_S * turn.slow_motion
+    with connected_target(
+        name, runner, tokenizer, endpoint, turn.num_draft_tokens, stats, deadline_s=deadline_s, trace=trace
+    ) as engine:
         yield AttachedTarget(engine, stats, trace, _trace_file(turn.trace_folder, name))
-    finally:
-        drafts.shutdown()
-
-
-def await_hub(is_connected: Callable[[], bool], poll: Callable[[], object]) -> None:
-    """Poll until connected. Raises: PeerLost after CONNECT_S."""
-    give_up_s = time.monotonic() + CONNECT_S
-    while not is_connected():
-        if time.monotonic() > give_up_s:
-            raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
-        poll()
-        time.sleep(0.01)
 
 
 def _trace_file(folder: Path | None, name: str) -> Path | None:
@@ -215,3 +180,75 @@ class _Requests:
         request_id = RequestId(job.name)
         self._engine.submit(request_id, job.spec)
         return request_id
+
+
+NUM_TAGS: Final = 4  # while one is answered the others wait
+PROMPT: Final = tuple(range(8, 24))
+SAID: Final = 7  # the token of every verdict: a draft of it would be chance
+SAMPLING: Final = SamplingSpec(temperature=0.0, end_token_ids=())
+WAIT_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class _GreedyTag:
+    session: TagSession
+    budget: DraftBudget
+
+    def open(self) -> Open:
+        shape, num_tokens = TreeShape.of(self.budget), self.budget.num_draft_tokens
+        prompt = list(PROMPT)
+        return self.session.send(
+            Open(self.session.tag, self.session.next_epoch, prompt, len(prompt), SAMPLING, num_tokens, shape)
+        )
+
+    def verdict(self) -> Verdict:
+        shape, num_tokens = TreeShape.of(self.budget), self.budget.num_draft_tokens
+        session = self.session
+        return session.send(Verdict(session.tag, session.next_epoch, session.prefix_len, [SAID], num_tokens, shape))
+
+
+def run_greedy(parent: Connection, name: str, model: ModelConfig) -> None:
+    """Ask for one proposal after another; the word is that of `run_target`, in which a round is a proposal here.
+
+    Args:
+        model: whose tokens it speaks.
+    Raises: PeerLost if the hub does not answer.
+    """
+    hello = Hello(
+        PROTOCOL_VERSION,
+        TargetId(name),
+        parse_synthetic(model.model).vocab,
+        vocab_fingerprint(load_tokenizer(model.model)),
+    )
+    parent.send(True)
+    while (word := parent.recv()) is not None:
+        endpoint, turn = word
+        _take_greedy_turn(parent, ZmqTarget(endpoint, hello), turn)
+
+
+def _take_greedy_turn(parent: Connection, transport: ZmqTarget, turn: Turn) -> None:
+    try:
+        await_hub(lambda: transport.is_connected, lambda: transport.receive(0.0))
+        parent.send(True)
+        parent.recv()
+        budget = DraftBudget.chain(turn.num_draft_tokens)
+        tags = {number: _GreedyTag(TagSession(Role.TARGET, Tag(number)), budget) for number in range(1, NUM_TAGS + 1)}
+        transport.send([tag.open() for tag in tags.values()])
+        _serve_greedily(turn.warm_up_s, transport, tags)
+        num_rounds = _serve_greedily(turn.seconds, transport, tags)
+        parent.send(TargetTimes(num_rounds, num_rounds, num_rounds, turn.seconds, wait_s=0.0, link_s=0.0))
+    finally:
+        transport.close()
+
+
+def _serve_greedily(seconds: float, transport: ZmqTarget, tags: dict[int, _GreedyTag]) -> int:
+    """Returns: proposals that came."""
+    end_s, num_rounds = time.monotonic() + seconds, 0
+    while time.monotonic() < end_s:
+        answers: list[TargetToHub] = []
+        for message in transport.receive(WAIT_S):
+            if isinstance(message, Proposal) and tags[message.tag].session.receive(message) is not None:
+                num_rounds += 1
+                answers.append(tags[message.tag].verdict())
+        transport.send(answers)
+    return num_rounds

@@ -1,0 +1,143 @@
+"""Child processes of a benchmark: started afresh, spoken with over a pipe, never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from enum import Enum
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from types import TracebackType
+from typing import Any, Self
+
+from starspec.errors import PeerLost
+
+ANSWER_S = 300.0  # longest wait for a child's word: starting takes seconds, measuring up to minutes
+STOP_S = 10.0
+IMPORTED_ONCE = ["starspec.bench.wire.processes", "starspec.bench.wire.processes"]  # and what they import
+
+
+class Place(Enum):
+    """Cores of this machine, so that a hub has what the targets on other machines would leave it: a core's caches."""
+
+    ANYWHERE = "anywhere"
+    ONE_CORE = "one core"
+    THE_OTHERS = "the other cores"
+
+
+class BenchProcess:
+    """One child that runs a function with a pipe to this process as its first argument.
+
+    A context manager; leaving it ends the child, at the latest after STOP_S.
+
+    Args:
+        place: where the child may run.
+    """
+
+    def __init__(self, run: Callable[..., None], *arguments: Any, place: Place = Place.ANYWHERE) -> None:
+        context = _context()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(theirs, run, arguments, place), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._process.terminate()
+        self._process.join(STOP_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+    def say(self, word: Any = None) -> None:
+        """Send the child a word."""
+        self._pipe.send(word)
+
+    def hear(self) -> Any:
+        """The child's next word. Raises: PeerLost if it died or says nothing for ANSWER_S seconds."""
+        if not self._pipe.poll(ANSWER_S):
+            raise PeerLost(f"a benchmark process said nothing for {ANSWER_S:.0f} s")
+        try:
+            word = self._pipe.recv()
+        except EOFError as error:
+            raise PeerLost("a benchmark process died") from error
+        if isinstance(word, _Failure):
+            raise PeerLost(f"a benchmark process failed: {word.reason}")
+        return word
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Children fork off a server that has imported what they need, and has no threads or sockets of its own.
+
+    Fresh interpreters would import torch for seconds each, and a benchmark starts hundreds.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    return context
+
+
+class _Failure:
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], place: Place) -> None:
+    _end_with_parent()
+    _quiet()
+    _go_to(place)
+    _sleep_sharply()
+    try:
+        run(pipe, *arguments)
+    except Exception as error:  # the parent tells the person
+        pipe.send(_Failure(f"{type(error).__name__}: {error}"))
+    finally:
+        pipe.close()
+
+
+def _end_with_parent() -> None:
+    """A benchmark that was killed leaves nobody behind, whatever its children wait for."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, name="bench-parent", daemon=True).start()
+
+
+def _go_to(place: Place) -> None:
+    """Stay on the cores of a place. Effects: none where there is one core, or no way to choose."""
+    if place is Place.ANYWHERE or not hasattr(os, "sched_setaffinity"):
+        return
+    first, *others = sorted(os.sched_getaffinity(0))
+    if others:
+        os.sched_setaffinity(0, [first] if place is Place.ONE_CORE else others)
+
+
+def _sleep_sharply() -> None:
+    """Modelled times are slept: end sleeps when they are due, not up to 50 us later. Effects: none but on Linux."""
+    if sys.platform == "linux":
+        set_timer_slack, nanoseconds = 29, 1000
+        ctypes.CDLL(None).prctl(set_timer_slack, nanoseconds, 0, 0, 0)
+
+
+def _quiet() -> None:
+    """Children log errors only."""
+    import logging  # noqa: PLC0415 (only here)
+
+    import structlog  # noqa: PLC0415
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

@@ -1,0 +1,109 @@
+"""A hub and its targets for measuring, each in a child process: the real loops and the real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from starspec.config import HubConfig, ModelConfig
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.errors import PeerLost
+from starspec.fingerprint import vocab_fingerprint
+from starspec.harness.decode import make_engine
+from starspec.hub.build import LoadedDrafter, build_hub, terms_of
+from starspec.hub.grow import CausalDrafter
+from starspec.hub.handshake import admit
+from starspec.hub.loop import HubLoop
+from starspec.ids import TargetId
+from starspec.models.runner import BatchRunner, ModelRunner
+from starspec.policy.length.fixed import FixedLength
+from starspec.speculation.budget import DraftBudget
+from starspec.stats import HubStats, TargetStats
+from starspec.tracing import Tracer
+from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus
+from starspec.wire.transports.base import HubTransport, TargetTransport
+from starspec.wire.transports.zmq_hub import ZmqHub
+from starspec.wire.transports.zmq_target import ZmqTarget
+
+IDLE_WAIT_S: Final = 0.05  # longest wait of one turn of the hub's loop
+CONNECT_S: Final = 30.0
+DEADLINE_S: Final = 5.0  # of modelled time: a later proposal would be a fault, not a measurement
+
+
+@contextmanager
+def hub_loop(
+    runner: ModelRunner,
+    model: ModelConfig,
+    config: HubConfig,
+    *,
+    trace: Tracer | None = None,
+    transport_trace: Tracer | None = None,
+    around: Callable[[HubTransport], HubTransport] = lambda transport: transport,
+) -> Iterator[tuple[HubLoop, int]]:
+    """Build a hub that answers no status requests. The caller runs `turn`.
+
+    Args:
+        runner: the draft, loaded from `model`.
+        trace: of the hub's steps.
+        transport_trace: of its transport.
+        around: wraps the transport, to note what passes.
+    Yields: the loop, and the port that the hub listens on.
+    """
+    loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
+    transport = ZmqHub(
+        config.host,
+        config.port,
+        partial(admit, terms_of(loaded, config)),
+        lambda: HubStatus(model.model, HubStats()),
+        trace=transport_trace,
+    )
+    try:
+        yield HubLoop(build_hub(loaded, config, trace=trace), around(transport)), transport.port
+    finally:
+        transport.close()
+
+
+@contextmanager
+def connected_target(
+    name: str,
+    runner: BatchRunner,
+    tokenizer: Any,
+    endpoint: str,
+    num_draft_tokens: int,
+    stats: TargetStats,
+    *,
+    deadline_s: float = DEADLINE_S,
+    trace: Tracer | None = None,
+    around: Callable[[TargetTransport], TargetTransport] = lambda transport: transport,
+) -> Iterator[TargetEngine]:
+    """A target whose drafts come from the hub at `endpoint`.
+
+    Args:
+        num_draft_tokens: of a chain; 0 = plain decoding.
+        deadline_s: longest wait for a proposal.
+        around: wraps the transport, to note what passes.
+    Raises: PeerLost if the hub does not answer.
+    """
+    hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
+    policy = FixedLength(DraftBudget.chain(num_draft_tokens))
+    drafts = RemoteDrafts(around(ZmqTarget(endpoint, hello)), policy, stats, deadline_s=deadline_s)
+    engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)
+    try:
+        await_hub(lambda: drafts.is_connected, drafts.poll)
+        yield engine
+    finally:
+        drafts.shutdown()
+
+
+def await_hub(is_connected: Callable[[], bool], poll: Callable[[], object]) -> None:
+    """Poll until connected. Raises: PeerLost after CONNECT_S."""
+    give_up_s = time.monotonic() + CONNECT_S
+    while not is_connected():
+        if time.monotonic() > give_up_s:
+            raise PeerLost(f"the benchmark's hub did not answer within {CONNECT_S:.0f} s")
+        poll()
+        time.sleep(0.01)
