@@ -10,11 +10,11 @@ import pytest
 
 from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure, methods
-from starspec.bench.batch.measure import BatchModels, BatchPlan, measure_batch
+from starspec.bench.batch.measure import measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun, run_method
-from starspec.bench.batch.picture import draw
-from starspec.bench.batch.prompts import of_context, of_one_length
-from starspec.bench.batch.rows import batch_row, completion_of, partial_match, ratios_of, sum_of
+from starspec.bench.batch.plan import BatchModels, BatchPlan, of_context, of_one_length
+from starspec.bench.batch.report import draw, ratios_of
+from starspec.bench.batch.rows import batch_row, completion_of, partial_match, sum_of
 from starspec.bench.batch.serving import Served, poisson_arrivals
 from starspec.config import BatchingConfig, ModelConfig
 from starspec.engine.drafts import NoDrafts

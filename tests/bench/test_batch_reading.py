@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.batch.measure import BatchModels, BatchPlan, _Bench
+from starspec.bench.batch.measure import _Bench
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
+from starspec.bench.batch.plan import BatchModels, BatchPlan
 from starspec.bench.batch.serving import DraftReading, serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts

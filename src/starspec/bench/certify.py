@@ -26,12 +26,22 @@ from starspec.bench.claims import (
     PartName,
 )
 from starspec.bench.liars import LyingDrafts, LyingTrees
-from starspec.bench.lossless import Advance, Contender, LosslessRow, Truths, compare_with_plain, no_progress, num_turns
+from starspec.bench.lossless import (
+    Advance,
+    Contender,
+    LosslessRow,
+    Truths,
+    compare_with_plain,
+    lossless_blocks,
+    no_progress,
+    num_turns,
+)
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.table import Block
 from starspec.harness.workbench import Workbench
 from starspec.models.loading.load import max_len_of
 
@@ -254,3 +264,16 @@ def _drafts(bench: Workbench, kind: DraftKind, draft: str, truths: Truths) -> Dr
 
 def _num_prompts(part: Part, max_prompts: int | None) -> int:
     return part.num_prompts if max_prompts is None else min(part.num_prompts, max_prompts)
+
+
+def blocks(certificate: Certificate) -> list[Block]:
+    """What people read."""
+    return [block for part in certificate.parts for block in _part_blocks(part)]
+
+
+def _part_blocks(part: PartResult) -> list[Block]:
+    return [
+        *lossless_blocks(part.rows, f"{part.name}: {part.claim} ({part.target}, {part.seconds:.0f} s)"),
+        f"numerics: {part.numerics}",
+        f"[bold]{part.name}: {'holds' if part.holds else 'DOES NOT HOLD'}[/]",
+    ]

@@ -18,6 +18,7 @@ from starspec.errors import PeerLost
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.servers import StarProcesses
+from starspec.harness.table import Block, Column, Table, share
 from starspec.models.heads.resolve import resolve_draft
 
 DONE = "[DONE]"
@@ -302,3 +303,29 @@ async def _by_target(clients: Clients, name: str) -> dict[str, float]:
         if line.startswith(f"starspec_{name}{{") and (target := re.search(r'target="([^"]+)"', line)):
             found[target[1]] = float(line.split()[-1])
     return found
+
+
+def mistakes_of(report: Report) -> list[str]:
+    """A sentence if a fault changed tokens."""
+    has_changed = any(row.num_identical < row.num_answers for row in report.rows)
+    return ["a fault of the hub changed tokens"] if has_changed else []
+
+
+COLUMNS = (
+    Column("fault of the hub", "fault"),
+    Column("identical", share("num_identical", "num_answers")),
+    Column("round ms", "round_ms", ".0f"),
+    Column("gap before", "calm_gap_ms", ".0f"),
+    Column("gap after", "gap_ms", ".0f"),
+    Column("may be", "max_gap_ms", ".0f"),
+    Column("gap of whole outage", "outage_gap_ms", ".0f"),
+    Column("back after s", "back_s", ".2f"),
+)
+TITLE = "longest gaps between two pieces of one stream, milliseconds; after = in 1.5 s from the fault"
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each fault."""
+    too_long = "a stream waited longer after a fault than is promised; see the calm before it for what others cost"
+    is_too_long = report.ratios["longest_gap_vs_max"] > 1.0
+    return [Table(TITLE, COLUMNS, report.rows), *([too_long] if is_too_long else [])]

@@ -10,11 +10,12 @@ from starspec.config import BatchingConfig, BatchingMethod, Dtype
 from starspec.engine.batching import PARTS
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.engine.sequence import TargetSequence
-from starspec.harness.compare import NEAR_TIE, Comparison, Divergence, compare, is_near_tie
+from starspec.harness.compare import NEAR_TIE, Comparison, Divergence, compare, divergence_lines, is_near_tie
 from starspec.harness.datasets import Prompt
 from starspec.harness.decode import Answer, Job
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.provenance import hash_token_ids
+from starspec.harness.table import Block, Column, Table, share
 from starspec.harness.workbench import Recorded, Sampling, Workbench
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats
@@ -263,3 +264,33 @@ def _row(sampling: str, contender: Contender, tally: _Tally) -> LosslessRow:
         seconds=round(tally.seconds, 2),
         output_sha256=hash_token_ids(tally.outputs),
     )
+
+
+def _same_bits(row: LosslessRow) -> str | None:
+    return None if row.num_bitwise_tokens is None else f"{row.num_bitwise_tokens}/{row.num_compared_tokens}"
+
+
+COLUMNS = (
+    Column("sampling", "sampling"),
+    Column("drafts", "contender", is_text=True),
+    Column("batching", "batching", is_text=True),
+    Column("batch", "batch_size"),
+    Column("seq/round", "sequences_per_round", ".1f"),
+    Column("identical", share("num_identical", "num_prompts")),
+    Column("partial match", "partial_match_rate", ".1%"),
+    Column("tokens", "num_tokens"),
+    Column("same bits", _same_bits),
+    Column("near-ties", "num_near_ties"),
+    Column("acceptance length", "acceptance_length", ".2f"),
+)
+
+
+def lossless_blocks(rows: Sequence[LosslessRow], title: str) -> list[Block]:
+    """A table, and lines for each row whose tokens differ."""
+    return [Table(title, COLUMNS, rows), *(line for row in rows for line in _divergence_lines(row))]
+
+
+def _divergence_lines(row: LosslessRow) -> list[str]:
+    batching = "" if row.batching == "ragged" else f"{row.batching}, "
+    who = f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}"
+    return divergence_lines(who, row.first_divergence, row.num_prompts - row.num_identical, row.num_explained)

@@ -10,6 +10,7 @@ from starspec.bench.lossless import (
     Contender,
     LosslessRow,
     compare_with_plain,
+    lossless_blocks,
     mistake_sentences,
     no_progress,
     num_turns,
@@ -20,6 +21,7 @@ from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids
 from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.table import Block
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
@@ -113,3 +115,26 @@ def _contenders(name: str, drafts: Drafts, batch_size: int, batchings: Sequence[
         # drafts' rounds wait for prompts, else short answers are over before a batch is full; others' do not
         *(Contender(name, batch_size, drafts, replace(each, prompts="first")) for each in batchings),
     ]
+
+
+def blocks(report: VerifyReport) -> list[Block]:
+    """What people read."""
+    left_out = [f"prompts left out, too long for the model's context: {report.num_left_out}"]
+    return [
+        *lossless_blocks(report.rows, "decoding with drafts and in batches, against plain decoding alone"),
+        *(left_out if report.num_left_out else []),
+        f"numerics: {report.numerics}",
+        f"identical: {_share_identical(report.rows)} answers ({_promise(report)})",
+    ]
+
+
+def _promise(report: VerifyReport) -> str:
+    if not report.promised:
+        return "not promised with these settings"
+    if len(report.promised) == len(report.rows):
+        return "promised"
+    return f"promised of ragged batches alone, there {_share_identical(report.promised)}"
+
+
+def _share_identical(rows: Sequence[LosslessRow]) -> str:
+    return f"{sum(row.num_identical for row in rows)}/{sum(row.num_prompts for row in rows)}"

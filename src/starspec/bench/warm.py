@@ -16,6 +16,7 @@ from typing import Final
 from starspec.config import ModelConfig
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
+from starspec.harness.table import Block, Column, Table, ratio_lines
 from starspec.models.loading.load import load_runner
 from starspec.models.runner import ModelRunner, Segment
 from starspec.sampling.argmax import argmaxes
@@ -93,3 +94,19 @@ def _row(gap_ms: float, steps: Sequence[Sequence[float]], steady: Sequence[Seque
         first_vs_steady=median(firsts) / median(each[0] for each in steady),
         first_p90_ms=firsts[int(0.9 * len(firsts))],
     )
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each length of a gap."""
+    steps = [Column(f"step {place + 1}", _step_of(place), ".2f") for place in range(NUM_TIMED)]
+    columns = [
+        Column("gap ms", "gap_ms", "g"),
+        *steps,
+        Column("first p90", "first_p90_ms", ".2f"),
+        Column("x no gap", "first_vs_steady", ".2f"),
+    ]
+    return [Table("milliseconds of the steps after a gap, medians", columns, report.rows), *ratio_lines(report.ratios)]
+
+
+def _step_of(place: int) -> Callable[[WarmRow], float]:
+    return lambda row: row.step_ms[place]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal, get_args
 
 import typer
@@ -13,23 +13,9 @@ from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.bench_vllm import vllm
+from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, prompt_files
+from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import MEASURE
-from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
-from starspec.cli.prompt_files import Datasets, prompt_files
-from starspec.cli.quick import Quick, show_caution
-from starspec.cli.saved_files import JsonFile, PngFile
-from starspec.cli.tables import (
-    divergence_lines,
-    fault_table,
-    lossless_table,
-    out,
-    pair_table,
-    show_ratios,
-    step_table,
-    tree_table,
-    wire_table,
-)
 from starspec.config import Quantization
 from starspec.errors import ConfigError
 
@@ -65,11 +51,8 @@ def pair(
 
     Greedy, the methods taking turns prompt by prompt. Exits 1 if drafts or batches changed a token of ours.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench pair") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.pair.measure import QUICK, PairModels, PairPlan, measure_pair  # noqa: PLC0415 (torch)
-        from starspec.harness.report import write_report  # noqa: PLC0415
+    with measuring("bench pair") as bar:
+        from starspec.bench.pair.measure import QUICK, PairModels, PairPlan, blocks, measure_pair  # noqa: PLC0415 (torch)
 
         models = PairModels(
             target=target,
@@ -80,21 +63,8 @@ def pair(
             num_threads=num_threads,
         )
         report = measure_pair(models, prompt_files(dataset), QUICK if quick else PairPlan(), bar.advance)
-    console = out()
-    console.print(pair_table(report.rows))
-    if report.steps:
-        console.print(step_table(report.steps))
-    console.print(f"numerics: {report.numerics}")
-    console.print(_trial_line("speculation lengths", {f"K = {k}": v for k, v in report.tokens_per_s_by_length.items()}))
-    if report.tokens_per_s_by_assistance:
-        console.print(_trial_line("transformers assisted", report.tokens_per_s_by_assistance))
-    show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
-    if not report.outputs_identical:
-        console.print("drafts or batches changed tokens of ours")
-        raise typer.Exit(1)
+    mistakes = [] if report.outputs_identical else ["drafts or batches changed tokens of ours"]
+    publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes)
 
 
 @app.command()
@@ -147,12 +117,9 @@ def tree(
 
     Exits 1 if drafts changed a token.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench tree") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415
-        from starspec.bench.tree.rows import draw  # noqa: PLC0415
-        from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
+    with measuring("bench tree") as bar:
+        from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415 (torch)
+        from starspec.bench.tree.rows import blocks, draw  # noqa: PLC0415
 
         models = TreeModels(
             target=target,
@@ -177,42 +144,24 @@ def tree(
             num_prompts=num_prompts or plan.num_prompts,
         )
         report = measure_tree(models, prompt_files(dataset), plan, bar.advance)
-    console = out()
-    console.print(tree_table(report.rows))
-    console.print(f"numerics: {report.numerics}")
-    console.print(f"one step: {report.draft_step_ms:.2f} ms of the draft, {report.target_step_ms:.2f} ms of the target")
-    for temperature, best in report.best.items():
-        console.print(f"best at {temperature}: {best}", style="bold")
-    for sentence in report.losing:
-        console.print(f"a losing regime: {sentence}")
-    for sentence in report.at_the_edge:
-        console.print(f"{sentence}, which may be better")
-    for sentence in report.left_out:
-        console.print(sentence)
-    show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
-    if png_file is not None:
-        draw(report.rows, png_file)
-    if not report.outputs_identical:
-        console.print("drafts changed tokens")
-        raise typer.Exit(1)
+    publish(
+        report,
+        blocks(report),
+        json_file,
+        quick=quick,
+        draw=partial(draw, report.rows, png_file) if png_file else None,
+        mistakes=[] if report.outputs_identical else ["drafts changed tokens"],
+    )
 
 
 @app.command()
 def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
     """What the hub, its messages and the sockets cost beyond drafting: real processes, synthetic accelerators."""
-    log_to_stderr("warning")
-    with ProgressBar("bench wire") as bar:
-        from starspec.bench.wire.measure import QUICK, WirePlan, measure_wire  # noqa: PLC0415
-        from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
+    with measuring("bench wire", None) as bar:
+        from starspec.bench.wire.measure import QUICK, WirePlan, blocks, measure_wire  # noqa: PLC0415 (torch)
 
         report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
-    out().print(wire_table(report.rows))
-    show_caution(quick, QUICK.num_repeats)
-    if json_file is not None:
-        write_report(report, json_file)
+    publish(report, blocks(report), json_file, quick=quick, num_repeats=QUICK.num_repeats)
 
 
 @app.command()
@@ -230,27 +179,22 @@ def faults(
 
     Exits 1 if a token changed.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench faults") as bar:
-        from starspec.bench.faults import QUICK, FaultModels, FaultPlan, measure_faults  # noqa: PLC0415 (torch)
-        from starspec.harness.report import write_report  # noqa: PLC0415
+    with measuring("bench faults", None) as bar:
+        from starspec.bench.faults import (  # noqa: PLC0415 (torch)
+            QUICK,
+            FaultModels,
+            FaultPlan,
+            blocks,
+            measure_faults,
+            mistakes_of,
+        )
 
         models = FaultModels(
             target=target, draft=draft, quantization=draft_quantization, method=spec_method, dtype=dtype
         )
-        prompts = [prompt.text for prompts in prompt_files(dataset) for prompt in prompts]
+        prompts = [prompt.text for prompt in all_prompts(dataset)]
         report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
-    out().print(fault_table(report.rows))
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
-    if report.ratios["longest_gap_vs_max"] > 1.0:
-        out().print(
-            "a stream waited longer after a fault than is promised; see the calm before it for what others cost"
-        )
-    if any(row.num_identical < row.num_answers for row in report.rows):
-        out().print("a fault of the hub changed tokens")
-        raise typer.Exit(1)
+    publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
 
 @app.command()
@@ -292,27 +236,21 @@ def certify(
 
     Exits 1 if a claim does not hold.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench certify") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.certify import Shard, Subjects, count_turns  # noqa: PLC0415 (these import torch)
+    with measuring("bench certify") as bar:
+        from starspec.bench.certify import Shard, Subjects, blocks, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415
         from starspec.bench.claims import QUICK_PROMPTS  # noqa: PLC0415
-        from starspec.harness.report import write_report  # noqa: PLC0415
 
         if (target is None) != (draft is None):
             raise ConfigError("the parts with two models need both --target and --draft")
-        two = (target, draft) if target and draft else None
-        names = (part,) if part else get_args(CertifiedPart)
-        chosen = Shard(*given.shard(shard)) if shard else Shard()
         subjects = Subjects(
             model=model,
             head=head,
-            pair=two,
+            pair=(target, draft) if target and draft else None,
             device=device,
             num_threads=num_threads,
-            part_names=names,
-            shard=chosen,
+            part_names=(part,) if part else get_args(CertifiedPart),
+            shard=Shard(*given.shard(shard)) if shard else Shard(),
             is_small=quick,
         )
         if not subjects.parts():
@@ -322,19 +260,4 @@ def certify(
         files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
         found = run(subjects, files, max_prompts, bar.turn)
-    console = out()
-    for tried in found.parts:
-        title = f"{tried.name}: {tried.claim} ({tried.target}, {tried.seconds:.0f} s)"
-        console.print(lossless_table(tried.rows, title))
-        for line in divergence_lines(tried.rows):
-            console.print(line)
-        console.print(f"numerics: {tried.numerics}")
-        console.print(f"{tried.name}: {'holds' if tried.holds else 'DOES NOT HOLD'}", style="bold")
-    if json_file is not None:
-        write_report(found, json_file)
-    if not found.holds:
-        raise typer.Exit(1)
-
-
-def _trial_line(what: str, rates: Mapping[str, float]) -> str:
-    return f"tried before, {what}: {', '.join(f'{name} {rate:.1f}' for name, rate in rates.items())} tokens/s"
+    publish(found, blocks(found), json_file, fails=not found.holds)

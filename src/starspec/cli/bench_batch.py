@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from starspec.cli import given
 from starspec.cli import options as opt
+from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts
+from starspec.cli.measuring import measuring, publish
 from starspec.cli.options import MEASURE
-from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
-from starspec.cli.prompt_files import Datasets, prompt_files
-from starspec.cli.quick import show_caution
-from starspec.cli.saved_files import JsonFile, PngFile
-from starspec.cli.tables import batch_divergence_lines, batch_table, batch_time_table, out
 from starspec.errors import ConfigError
 
 
@@ -106,17 +103,10 @@ def batch(
     Exits 1 if a token differs where these settings promise that none does, or where no two are nearly tied. Ctrl-C ends
     measuring, and what was measured is told and saved.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench batch") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.batch.measure import (  # noqa: PLC0415 (torch)
-            MAX_PROMPT_TOKENS,
-            BatchModels,
-            BatchPlan,
-            measure_batch,
-        )
-        from starspec.bench.batch.picture import draw  # noqa: PLC0415
-        from starspec.harness.report import write_report  # noqa: PLC0415
+    with measuring("bench batch") as bar:
+        from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
+        from starspec.bench.batch.plan import MAX_PROMPT_TOKENS, BatchModels, BatchPlan  # noqa: PLC0415
+        from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
 
         names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
         given.check_exspec(names, "--methods", window, max_passed_over)
@@ -148,31 +138,15 @@ def batch(
             numerics=numerics,
             num_threads=num_threads,
         )
-        prompts = [prompt for prompts in prompt_files(dataset) for prompt in prompts]
-        report = measure_batch(models, prompts, plan.in_small() if quick else plan, bar.advance)
-    console = out()
-    console.print(batch_table(report.rows))
-    console.print(batch_time_table(report.rows))
-    console.print(f"numerics: {report.numerics}")
-    for name, by_batch_size in report.ratios.items():
-        console.print(f"{name}: {', '.join(f'batch {size} {ratio:.2f}x' for size, ratio in by_batch_size.items())}")
-    for line in batch_divergence_lines(report.rows):
-        console.print(line)
-    for sentence in report.shortages:
-        why = "; --same-length leaves out those below the median length" if same_length else ""
-        console.print(f"{sentence}{why}")
-    if report.num_left_out:
-        console.print(f"{report.num_left_out} prompts of more than {report.max_prompt_tokens} tokens were left out")
-    if not report.is_whole:
-        console.print("interrupted: these are the repeats that were done")
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
-    if png_file is not None:
-        draw(report.rows, png_file)
-    for sentence in report.mistakes:
-        console.print(sentence)
-    if report.mistakes:
-        raise typer.Exit(1)
+        report = measure_batch(models, all_prompts(dataset), plan.in_small() if quick else plan, bar.advance)
+    hint = "; --same-length leaves out those below the median length" if same_length else ""
+    publish(
+        report,
+        blocks(report, hint),
+        json_file,
+        quick=quick,
+        draw=partial(draw, report.rows, png_file) if png_file else None,
+        mistakes=report.mistakes,
+    )
     if not report.is_whole:
         raise typer.Abort

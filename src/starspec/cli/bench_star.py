@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from starspec.cli import options as opt
+from starspec.cli.files import Datasets, JsonFile, all_prompts
+from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import MEASURE
-from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
-from starspec.cli.prompt_files import Datasets, prompt_files
-from starspec.cli.quick import Quick, show_caution
-from starspec.cli.saved_files import JsonFile
-from starspec.cli.star_tables import async_table, real_pair_table, star_table, warm_table
-from starspec.cli.tables import out, show_ratios
 from starspec.config import ModelConfig
 from starspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from starspec.harness.report import Report
 
 Traces = Annotated[
     Path | None,
@@ -54,16 +45,22 @@ def star(
 
     Real processes and sockets, synthetic accelerators.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench star") as bar:
-        from starspec.bench.star.measure import QUICK, TRACED, StarPlan, measure_star, trace_star  # noqa: PLC0415
+    with measuring("bench star", None) as bar:
+        from starspec.bench.star.measure import (  # noqa: PLC0415 (torch)
+            QUICK,
+            TRACED,
+            StarPlan,
+            blocks,
+            measure_star,
+            trace_star,
+        )
 
         plan = replace(QUICK if quick else StarPlan(), slow_motion=slow_motion)
         bar.begin("serving", plan.num_turns + (len(TRACED) if traces else 0))
         if traces is not None:
             trace_star(traces, bar.turn)
         report = measure_star(plan, bar.turn)
-    _show(star_table(report.rows, slow_motion), report, quick, json_file)
+    publish(report, blocks(report), json_file, quick=quick)
 
 
 def async_pair(
@@ -88,30 +85,27 @@ def async_pair(
             raise ConfigError("bench async with real models, their prompts and --traces need both --target and --draft")
         _async_synthetic(quick, json_file)
         return
-    log_to_stderr("warning")
-    with ProgressBar("bench async") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.star.real_pair import QUICK, PairPlan, measure_real_pair  # noqa: PLC0415 (torch)
+    with measuring("bench async") as bar:
+        from starspec.bench.star.real_pair import QUICK, RealPairPlan, blocks, measure_real_pair  # noqa: PLC0415 (torch)
 
-        plan = QUICK if quick else PairPlan()
+        plan = QUICK if quick else RealPairPlan()
         plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
         target_model = ModelConfig(model=target, dtype=dtype, num_rows=1, num_threads=1)
         draft_model = ModelConfig(model=draft, dtype=dtype, quantization=draft_quantization, num_rows=1, num_threads=1)
-        prompts = [prompt for prompts in prompt_files(dataset) for prompt in prompts]
+        prompts = all_prompts(dataset)
         bar.begin("decoding", plan.num_turns + (3 if traces else 0))
         report = measure_real_pair(target_model, draft_model, prompts, plan, bar.turn, traces)
-    _show(real_pair_table(report.rows), report, quick, json_file)
+    publish(report, blocks(report), json_file, quick=quick)
 
 
 def _async_synthetic(quick: bool, json_file: Path | None) -> None:
-    log_to_stderr("warning")
-    with ProgressBar("bench async") as bar:
-        from starspec.bench.star.async_pair import QUICK, AsyncPlan, measure_async  # noqa: PLC0415 (torch)
+    with measuring("bench async", None) as bar:
+        from starspec.bench.star.async_pair import QUICK, AsyncPlan, blocks, measure_async  # noqa: PLC0415 (torch)
 
         plan = QUICK if quick else AsyncPlan()
         bar.begin("serving", plan.num_turns)
         report = measure_async(plan, bar.turn)
-    _show(async_table(report.rows), report, quick, json_file)
+    publish(report, blocks(report), json_file, quick=quick)
 
 
 def warm(
@@ -123,10 +117,8 @@ def warm(
     json_file: JsonFile = None,
 ) -> None:
     """Whether a draft that has idled for some milliseconds takes longer for its next token, as StarSD found on GPUs."""
-    log_to_stderr("warning")
-    with ProgressBar("bench warm") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.warm import QUICK, WarmPlan, measure_warm  # noqa: PLC0415 (torch)
+    with measuring("bench warm") as bar:
+        from starspec.bench.warm import QUICK, WarmPlan, blocks, measure_warm  # noqa: PLC0415 (torch)
 
         plan = QUICK if quick else WarmPlan()
         model = ModelConfig(
@@ -134,15 +126,4 @@ def warm(
         )
         bar.begin("idling and drafting", plan.num_repeats)
         report = measure_warm(model, plan, bar.turn)
-    _show(warm_table(report.rows), report, quick, json_file)
-
-
-def _show(table: Table, report: Report, quick: bool, json_file: Path | None) -> None:
-    """Print a report, and save it if there is a file for it."""
-    from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
-
-    out().print(table)
-    show_ratios(report.ratios)
-    show_caution(quick)
-    if json_file is not None:
-        write_report(report, json_file)
+    publish(report, blocks(report), json_file, quick=quick)

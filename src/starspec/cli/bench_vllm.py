@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from starspec.cli import given
 from starspec.cli import options as opt
+from starspec.cli.files import Datasets, JsonFile, prompt_files
+from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import MEASURE
-from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
-from starspec.cli.prompt_files import Datasets, prompt_files
-from starspec.cli.quick import Quick, show_caution
-from starspec.cli.saved_files import JsonFile
-from starspec.cli.tables import new_table, out, show_ratios
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
-    from starspec.bench.vllm.measure import VllmRow
 
 VLLM = "vLLM"
 
@@ -67,10 +56,8 @@ def vllm(
 
     Also what a hub costs that answers nothing. Exits 1 if an answer differs where no near-tie explains it.
     """
-    log_to_stderr("warning")
-    with ProgressBar("bench vllm") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.vllm.measure import QUICK, VllmPlan, measure_vllm  # noqa: PLC0415
+    with measuring("bench vllm") as bar:
+        from starspec.bench.vllm.measure import QUICK, VllmPlan, blocks, measure_vllm, mistakes_of  # noqa: PLC0415
         from starspec.bench.vllm.methods import VllmModels  # noqa: PLC0415
         from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
@@ -90,26 +77,4 @@ def vllm(
         for report in measure_vllm(models, prompt_files(dataset), plan, bar.advance):
             if json_file is not None:
                 write_report(report, json_file)
-    out().print(_table(report.rows))
-    show_ratios(report.ratios)
-    show_caution(quick)
-    if any(row.num_identical + row.num_near_ties < row.num_answers for row in report.rows):
-        out().print("answers differ where no near-tie explains it")
-        raise typer.Exit(1)
-
-
-def _table(rows: Sequence[VllmRow]) -> Table:
-    table = new_table("", "method", "draft tokens", "batch", "tokens/s", "acceptance length", "identical", "near-ties")
-    for before, row in zip([rows[0], *rows], rows, strict=False):
-        if row.rival != before.rival:
-            table.add_section()
-        table.add_row(
-            row.method,
-            str(row.num_draft_tokens),
-            str(row.batch_size),
-            f"{row.tokens_per_s.median:.2f} ({row.tokens_per_s.lowest:.2f} to {row.tokens_per_s.highest:.2f})",
-            f"{row.acceptance_length:.2f}",
-            f"{row.num_identical}/{row.num_answers}",
-            str(row.num_near_ties),
-        )
-    return table
+    publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))

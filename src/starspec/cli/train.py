@@ -10,10 +10,8 @@ import typer
 
 from starspec.cli import given
 from starspec.cli import options as opt
-from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
-from starspec.cli.saved_files import JsonFile
-from starspec.cli.tables import out
+from starspec.cli.files import JsonFile
+from starspec.cli.measuring import measuring, publish
 
 DATA, TRAINING = "Data", "Training"
 MAX_WORKERS = 8  # that answer prompts on a CPU
@@ -119,13 +117,11 @@ def train(
 
     An interrupted training goes on with the same command.
     """
-    log_to_stderr("warning")
-    with ProgressBar("train") as bar:
-        bar.begin("loading", None)
-        from starspec.harness.report import write_report  # noqa: PLC0415 (these import torch)
+    with measuring("train") as bar:
         from starspec.train.answers import AnswerPlan  # noqa: PLC0415
         from starspec.train.pipeline import train_head  # noqa: PLC0415
         from starspec.train.plan import HeadPlan  # noqa: PLC0415
+        from starspec.train.report import summary  # noqa: PLC0415
         from starspec.train.trainer import TrainPlan  # noqa: PLC0415
 
         threads = num_threads or _num_cores()
@@ -168,18 +164,7 @@ def train(
             num_threads=threads,
         )
         report = train_head(plan, bar.reach)
-    console = out()
-    console.print(
-        f"{report.steps} steps over {report.num_positions:,} positions, {report.training_minutes:.1f} minutes"
-    )
-    if report.num_repeated_prompts:
-        console.print(f"{report.num_repeated_prompts:,} prompts repeat the text of an earlier one and were left out")
-    if report.held_out_chain is not None:
-        length = report.held_out_chain.length
-        console.print(f"chain of 4, greedy, {report.num_held_out} held-out prompts: {length:.2f} tokens a round")
-    console.print(f"the head is in {folder}")
-    if json_file is not None:
-        write_report(report, json_file)
+    publish(report, [*summary(report), f"the head is in {folder}"], json_file)
 
 
 def _num_cores() -> int:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from starspec.cli import given
 from starspec.cli import options as opt
+from starspec.cli.files import JsonFile, PromptFile, spread_prompts
+from starspec.cli.measuring import measuring, publish
 from starspec.cli.options import MEASURE
-from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
-from starspec.cli.saved_files import JsonFile
 from starspec.cli.speculation import DraftOptions
-from starspec.cli.tables import divergence_lines, lossless_table, out
 from starspec.config import ModelConfig
 from starspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starspec.bench.lossless import LosslessRow
-    from starspec.bench.verify import VerifyReport
-
-PromptFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts",
-        help='JSON lines with "turns"; the first turn of each is used.',
-        show_default="32 prompts of our own",
-        rich_help_panel=MEASURE,
-    ),
-]
 
 
 def verify(
@@ -89,43 +70,10 @@ def verify(
         num_rows=max(each.num_rows(batch) for each in batchings),
         num_threads=num_threads,
     )
-    log_to_stderr("warning")
-    with ProgressBar("verify") as bar:
-        bar.begin("loading", None)
-        from starspec.bench.verify import num_turns_of, verify_pair  # noqa: PLC0415
-        from starspec.harness.datasets import own_prompts, read_prompts, spread  # noqa: PLC0415 (these import torch)
-        from starspec.harness.report import write_report  # noqa: PLC0415
+    with measuring("verify") as bar:
+        from starspec.bench.verify import blocks, num_turns_of, verify_pair  # noqa: PLC0415 (torch)
 
-        chosen = spread(own_prompts() if prompts is None else read_prompts(prompts), num_prompts)
+        chosen = spread_prompts(prompts, num_prompts)
         bar.begin("decoding", num_turns_of(len(chosen), batch, batchings))
         report = verify_pair(model, drafting, chosen, max_tokens, batch, bar.turn, batchings=batchings)
-    _show(report)
-    if json_file is not None:
-        write_report(report, json_file)
-    if report.mistakes:
-        raise typer.Exit(1)
-
-
-def _show(report: VerifyReport) -> None:
-    console = out()
-    console.print(lossless_table(report.rows, "decoding with drafts and in batches, against plain decoding alone"))
-    for line in divergence_lines(report.rows):
-        console.print(line)
-    if report.num_left_out:
-        console.print(f"prompts left out, too long for the model's context: {report.num_left_out}")
-    console.print(f"numerics: {report.numerics}")
-    console.print(f"identical: {_share_identical(report.rows)} answers ({_promise(report)})")
-    for sentence in report.mistakes:
-        console.print(sentence)
-
-
-def _promise(report: VerifyReport) -> str:
-    if not report.promised:
-        return "not promised with these settings"
-    if len(report.promised) == len(report.rows):
-        return "promised"
-    return f"promised of ragged batches alone, there {_share_identical(report.promised)}"
-
-
-def _share_identical(rows: Sequence[LosslessRow]) -> str:
-    return f"{sum(row.num_identical for row in rows)}/{sum(row.num_prompts for row in rows)}"
+    publish(report, blocks(report), json_file, mistakes=report.mistakes)

@@ -266,3 +266,27 @@ def next_logits(runner: BatchRunner, token_ids: Sequence[int]) -> Tensor:
         return runner.forward([Segment(row, token_ids[-1:], 1)]).logits[0]
     finally:
         runner.cache.free(row)
+
+
+def divergence_lines(who: str, first: Divergence | None, num_different: int, num_explained: int) -> list[str]:
+    """Lines of text about answers that differ from their references; none if no answer does.
+
+    Args:
+        who: whose answers.
+        first: of the first answer that differs.
+        num_explained: answers that differ from a near-tie on.
+    """
+    if first is None:
+        return []
+    gap = "unknown" if first.logit_gap is None else f"{first.logit_gap:.6g}"
+    kind = "a near-tie" if first.is_near_tie else "no near-tie"
+    bound = "" if first.near_tie_gap is None else f" ({kind}: those are within {first.near_tie_gap:.3g})"
+    decided = "" if first.rounding is None else f", decided by {first.rounding:.3g}"
+    where = f"first divergence in prompt {first.prompt} at token {first.position}"
+    what = f"{_token(first.expected)} expected, {_token(first.found)} found, logit gap {gap}{decided}{bound}"
+    several = [f"  {num_different} answers differ, {num_explained} of them from a near-tie on"]
+    return [f"{who}: {where}: {what}", *(several if num_different > 1 else [])]
+
+
+def _token(token_id: int | None) -> str:
+    return "the end" if token_id is None else f"token {token_id}"

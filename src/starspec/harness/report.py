@@ -50,6 +50,10 @@ class Spread:
     lowest: float
     highest: float
 
+    def __format__(self, form: str) -> str:
+        """As 12.3 (11.9 to 12.8), each number in that form."""
+        return f"{self.median:{form}} ({self.lowest:{form}} to {self.highest:{form}})"
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Raises: statistics.StatisticsError if there are no values."""

@@ -43,6 +43,17 @@ class TrainReport:
     lessons: Sequence[Lesson] = field(default_factory=list)  # what was learnt from, start by start
 
 
+def summary(report: TrainReport) -> list[str]:
+    """What people read at the end of a training."""
+    lines = [f"{report.steps} steps over {report.num_positions:,} positions, {report.training_minutes:.1f} minutes"]
+    if report.num_repeated_prompts:
+        lines.append(f"{report.num_repeated_prompts:,} prompts repeat the text of an earlier one and were left out")
+    if report.held_out_chain is not None:
+        length = report.held_out_chain.length
+        lines.append(f"chain of 4, greedy, {report.num_held_out} held-out prompts: {length:.2f} tokens a round")
+    return lines
+
+
 def card_text(report: TrainReport) -> str:
     """Markdown."""
     found = report.held_out_chain

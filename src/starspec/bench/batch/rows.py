@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from starspec.bench.batch.methods import FAST, BatchMethod, MethodRun
-from starspec.bench.lossless import mistake_sentences, promises_tokens
-from starspec.config import BATCHINGS, BatchingMethod, Dtype
+from starspec.bench.batch.methods import BatchMethod, MethodRun
 from starspec.harness.compare import Divergence, first_difference, share_before
 from starspec.harness.decode import Answer
-from starspec.harness.provenance import Provenance, hash_token_ids
+from starspec.harness.provenance import hash_token_ids
 from starspec.harness.report import Spread, percentile
 from starspec.stats import AcceptanceStats, BatchStats
 
@@ -78,61 +76,6 @@ class BatchRow:
     output_sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """What `starspec bench batch` saves."""
-
-    provenance: Provenance
-    is_whole: bool  # all that was asked for; an interrupt leaves less
-    rows: list[BatchRow]
-    ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ours over theirs
-    num_draft_tokens: int
-    draft_p_min: float  # drafting ended where the draft gave what it would go on from less
-    disable_by_batch_size: int | None  # rounds of more sequences drafted nothing
-    draft_quantization: str
-    dtype: Dtype
-    numerics: str
-    is_promised: bool  # whether these settings promise the tokens of plain decoding, in ragged batches
-    max_passed_over: int | None
-    admission: str  # of all but exspec, which refills its window
-    temperature: float
-    max_tokens: int
-    load: float  # of arrivals; 0 = none
-    context: int | None  # tokens that prompts were grown to; None = as they are
-    max_prompt_tokens: int | None  # longer prompts were left out; None = none were
-    num_left_out: int  # prompts
-    prompt_tokens: Spread
-    prompts_sha256: str  # of the token ids that were answered: grown or cut as was asked
-    gap_bound: str  # what counts as explained
-
-    @property
-    def mistakes(self) -> list[str]:
-        """A sentence for each kind of difference that may not be."""
-        broken = [row for row in self.rows if self._is_promised_of(row) and row.num_different]
-        unexplained = [row for row in self.rows if row.num_different > row.num_explained]
-        return mistake_sentences(*(f"{_names(rows)}: answers differ" if rows else "" for rows in (broken, unexplained)))
-
-    def _is_promised_of(self, row: BatchRow) -> bool:
-        layout: BatchingMethod = next((each for each in BATCHINGS if each == row.method), "ragged")
-        return self.is_promised and not row.method.endswith(FAST) and promises_tokens(layout, self.dtype)
-
-    @property
-    def shortages(self) -> list[str]:
-        """Sentences: where there were fewer prompts than a batch is to hold, or ExSpec is to choose among."""
-        num_prompts = self.rows[0].num_answers
-        batches = {row.batch_size for row in self.rows if row.batch_size > num_prompts}
-        windows = {row.num_rows for row in self.rows if row.batch_size <= num_prompts < row.num_rows}
-        answered = "1 prompt was" if num_prompts == 1 else f"{num_prompts} prompts were"
-        return [
-            f"{answered} answered, so that {those} of {', '.join(map(str, sorted(sizes)))} {what}"
-            for those, sizes, what in (
-                ("batches", batches, "never held as many sequences"),
-                ("exspec's windows", windows, "were never full"),
-            )
-            if sizes
-        ]
-
-
 def batch_row(
     method: BatchMethod,
     runs: Sequence[MethodRun],
@@ -175,7 +118,7 @@ def batch_row(
         largest_rounding=max(roundings, default=None),
         first_divergence=differing[0] if differing else None,
         tokens_per_s=rate,
-        batch_scaling=_ratio(ms_alone, ms_per_token) if ms_alone else None,
+        batch_scaling=ratio_of(ms_alone, ms_per_token) if ms_alone else None,
         ms_per_token=ms_per_token,
         ms_per_sequence_round=_ms(total.total_s / max(1, total.num_sequence_rounds)),
         ms_per_token_without_realign=Spread.of(
@@ -220,22 +163,6 @@ def completion_of(runs: Sequence[MethodRun], arrivals_per_s: float) -> Completio
     )
 
 
-def ratios_of(rows: Sequence[BatchRow]) -> dict[str, dict[str, float]]:
-    """Tokens a second of rounds: ragged over each of the others, for every batch size at which both were run."""
-    by_key = {(row.method, row.batch_size): row for row in rows}
-    ratios: dict[str, dict[str, float]] = {}
-    for (name, batch_size), row in by_key.items():
-        ragged = by_key.get(("ragged", batch_size))
-        if ragged is None or name == "ragged":
-            continue
-        ratio = _ratio(row.ms_per_token, ragged.ms_per_token)
-        ratios.setdefault(f"ragged_vs_{name.replace('-', '_')}", {})[str(batch_size)] = ratio
-        if name == "eqspec":
-            without = _ratio(row.ms_per_token_without_realign, ragged.ms_per_token)
-            ratios.setdefault("ragged_vs_eqspec_without_realign", {})[str(batch_size)] = without
-    return ratios
-
-
 def partial_match(expected: Sequence[Answer], found: Sequence[Answer]) -> float:
     """Share of a reference's tokens before the first divergence, averaged over the answers (section 4.1)."""
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(expected, found, strict=True)]
@@ -252,10 +179,6 @@ def sum_of(several: Sequence[BatchStats]) -> BatchStats:
     return total
 
 
-def _names(rows: Sequence[BatchRow]) -> str:
-    return ", ".join(f"{row.method} at batch {row.batch_size}" for row in rows)
-
-
 def _ms_per_token(run: MethodRun, seconds: float) -> float:
     """0 if there are no tokens."""
     return round(1e3 * seconds / run.served.num_tokens, 4) if run.served.num_tokens else 0.0
@@ -265,5 +188,5 @@ def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 4)
 
 
-def _ratio(one: Spread, other: Spread) -> float:
+def ratio_of(one: Spread, other: Spread) -> float:
     return round(one.median / other.median, 3) if other.median else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starspec.bench.baseline import Assistance, TransformersBaseline
@@ -16,13 +16,23 @@ from starspec.bench.pair.methods import (
     run_in_turns,
     transformers_method,
 )
-from starspec.bench.pair.rows import PairRow, StepRow, measure_steps, pair_row, plain_answers, ratios_of
+from starspec.bench.pair.rows import (
+    PairRow,
+    StepRow,
+    measure_steps,
+    pair_row,
+    pair_table,
+    plain_answers,
+    ratios_of,
+    step_table,
+)
 from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
 from starspec.engine.drafts import Drafts
 from starspec.harness.datasets import Prompt, spread
 from starspec.harness.decode import Job
 from starspec.harness.provenance import Provenance, collect_provenance
+from starspec.harness.table import Block, ratio_lines
 from starspec.harness.workbench import GREEDY, Workbench
 from starspec.models.heads.resolve import resolve_draft
 from starspec.models.packed import PackedRunner
@@ -253,3 +263,21 @@ def _warm_up(methods: Sequence[Method], jobs: Sequence[Job]) -> None:
     for method in methods:
         if method.batch_size == 1:
             method.answer([short])
+
+
+def blocks(report: PairReport) -> list[Block]:
+    """What people read."""
+    lengths = {f"K = {length}": rate for length, rate in report.tokens_per_s_by_length.items()}
+    assistance = report.tokens_per_s_by_assistance
+    return [
+        pair_table(report.rows),
+        *([step_table(report.steps)] if report.steps else []),
+        f"numerics: {report.numerics}",
+        _trial_line("speculation lengths", lengths),
+        *([_trial_line("transformers assisted", assistance)] if assistance else []),
+        *ratio_lines(report.ratios),
+    ]
+
+
+def _trial_line(what: str, rates: Mapping[str, float]) -> str:
+    return f"tried before, {what}: {', '.join(f'{name} {rate:.1f}' for name, rate in rates.items())} tokens/s"

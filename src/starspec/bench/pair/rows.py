@@ -13,6 +13,7 @@ from starspec.bench.pair.methods import Method, Timed, key
 from starspec.harness.decode import Answer
 from starspec.harness.report import Spread
 from starspec.harness.step_profile import StepProfile, step_profile
+from starspec.harness.table import Column, Table, share
 from starspec.models.packed import PackedRunner
 
 
@@ -121,3 +122,34 @@ def _step_row(profile: StepProfile, rate: float) -> StepRow:
         bytes_ms=round(bytes_ms, 2),
         step_over_limit=round(profile.step_ms / bytes_ms, 3),
     )
+
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("batch", "batch_size"),
+    Column("K", "num_draft_tokens"),
+    Column("tokens/s", "tokens_per_s", ".2f"),
+    Column("acceptance length", "acceptance_length", ".2f"),
+    Column("block efficiency", "block_efficiency", ".2f"),
+    Column("as our plain", share("num_same_as_plain", "num_answers")),
+)
+STEP_COLUMNS = (
+    Column("tokens", "num_tokens"),
+    Column("step ms", "step_ms", ".1f"),
+    Column("linears ms", "linears_ms", ".1f"),
+    Column("other", "other_share", ".1%"),
+    Column("GB/s of weights", "weight_gigabytes_per_s", ".1f"),
+    Column("GB/s of memory", "read_gigabytes_per_s", ".1f"),
+    Column("limit ms", "bytes_ms", ".1f"),
+    Column("step / limit", "step_over_limit", ".2f"),
+)
+
+
+def pair_table(rows: Sequence[PairRow]) -> Table:
+    """One row for each method."""
+    return Table("tokens/s: median (lowest to highest) of the repeats, prompts included", COLUMNS, rows)
+
+
+def step_table(rows: Sequence[StepRow]) -> Table:
+    """One row for each width of step."""
+    return Table("steps of the target; limit = bytes of its linears / memory's rate", STEP_COLUMNS, rows)

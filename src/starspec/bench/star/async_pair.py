@@ -16,6 +16,7 @@ from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
+from starspec.harness.table import Block, Column, Table, ratio_lines
 
 DRAFT_MS: Final = 10.0
 VERIFY_MS: Final = 25.0
@@ -156,3 +157,22 @@ def _ratios(gains: Mapping[str, Mapping[RunAhead, float]]) -> dict[str, float]:
 def _model(case: PaperCase, role: str, step_ms: float) -> ModelConfig:
     name = f"synthetic:role={role},alpha={case.alpha},step_ms={step_ms}"
     return ModelConfig(model=name, num_rows=1, max_model_len=MAX_MODEL_LEN, num_threads=1)
+
+
+COLUMNS = (
+    Column("acceptance as in", lambda row: f"{row.case} ({row.alpha})"),
+    Column("run-ahead", "run_ahead"),
+    Column("tokens", "num_draft_tokens"),
+    Column("ms a token", "ms_per_token", ".2f"),
+    Column("x plain", "vs_plain", ".2f"),
+    Column("paper", "paper_vs_plain", ".2f"),
+    Column("tokens a round", "tokens_per_round", ".2f"),
+    Column("hits", "hit_rate", ".0%"),
+    Column("load", "load", ".0%"),
+)
+TITLE = "synthetic accelerators with AMUSD's step times; paper: its Table I"
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each setting at each acceptance."""
+    return [Table(TITLE, COLUMNS, report.rows), *ratio_lines(report.ratios)]

@@ -15,6 +15,7 @@ from starspec.config import HubConfig, ModelConfig
 from starspec.harness.figures import require_matplotlib
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
+from starspec.harness.table import Block, Column, Table, ratio_lines
 
 MAX_MODEL_LEN = 4096
 PLAIN, SINGLE, ADMITTED, FULL = "plain", "one at a time", "one at a time, n_max", "full"
@@ -283,3 +284,31 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
 
 def _lowest(rows: Iterable[StarRow]) -> float:
     return min(row.vs_plain for row in rows if row.vs_plain is not None)
+
+
+COLUMNS = (
+    Column("targets", "num_targets"),
+    Column("service", "service"),
+    Column("tokens/s", "tokens_per_s", ".0f"),
+    Column("in paper", "paper_tokens_per_s", ".0f"),
+    Column("lowest", "tokens_per_s_lowest", ".1f"),
+    Column("x plain", "vs_plain", ".2f"),
+    Column("R_q", lambda row: row.proposals_per_s or None, ".1f"),
+    Column("said", "proposals_per_s_closed_form", ".1f"),
+    Column("in paper", "paper_rounds_per_s", ".1f"),
+    Column("load", "load", ".0%"),
+    Column("hits", "hit_rate", ".0%"),
+    Column("T_wait", "wait_ms", ".1f"),
+    Column("t_c", "link_ms", ".2f"),
+)
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each service of each number of targets."""
+    slow_motion = report.notes["slow_motion"]
+    pace = "" if slow_motion == 1 else f" at 1/{slow_motion:g} of their speed, in their time"
+    title = (
+        f"synthetic accelerators{pace}; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, "
+        "with the S and Z of one target just before; T_wait and t_c in milliseconds a round"
+    )
+    return [Table(title, COLUMNS, report.rows), *ratio_lines(report.ratios)]

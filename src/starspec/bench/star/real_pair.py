@@ -19,6 +19,7 @@ from starspec.harness.decode import Job, decode
 from starspec.harness.figures import require_matplotlib
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
+from starspec.harness.table import Block, Column, Table, ratio_lines
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
@@ -28,7 +29,7 @@ SHOWN_S: Final = 1.5  # of each trace in the picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairPlan:
+class RealPairPlan:
     """How much to measure. Settings take turns, each turn decodes the same requests one after the other."""
 
     num_prompts: int = 8
@@ -47,11 +48,11 @@ class PairPlan:
         return self.num_repeats * len(self.settings)
 
 
-QUICK = PairPlan(num_prompts=2, max_tokens=48, num_repeats=1, lengths=(3,))
+QUICK = RealPairPlan(num_prompts=2, max_tokens=48, num_repeats=1, lengths=(3,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRow:
+class RealPairRow:
     """One setting: the turn in the middle of the repeats."""
 
     run_ahead: str
@@ -69,7 +70,7 @@ def measure_real_pair(
     target: ModelConfig,
     draft: ModelConfig,
     prompts: Sequence[Prompt],
-    plan: PairPlan,
+    plan: RealPairPlan,
     advance: Callable[[str], None],
     traces: Path | None = None,
 ) -> Report:
@@ -131,9 +132,9 @@ def _turn(setting: tuple[RunAhead, int]) -> Turn:
     return Turn(num_draft_tokens=setting[1], warm_up_s=0.0, seconds=0.0)
 
 
-def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) -> PairRow:
+def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) -> RealPairRow:
     middle = sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
-    return PairRow(
+    return RealPairRow(
         run_ahead=run_ahead,
         num_draft_tokens=num_draft_tokens,
         tokens_per_s=middle.tokens_per_s,
@@ -146,17 +147,17 @@ def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) ->
     )
 
 
-def _best(rows: Sequence[PairRow], run_ahead: str) -> PairRow:
+def _best(rows: Sequence[RealPairRow], run_ahead: str) -> RealPairRow:
     return max((row for row in rows if row.run_ahead == run_ahead), key=lambda row: row.tokens_per_s)
 
 
-def _ratios(rows: Sequence[PairRow]) -> dict[str, float]:
+def _ratios(rows: Sequence[RealPairRow]) -> dict[str, float]:
     off = _best(rows, "off").tokens_per_s
     return {f"{kind}_vs_off": _best(rows, kind).tokens_per_s / off for kind in ("chain", "outcomes")}
 
 
 def _trace(
-    folder: Path, rows: Sequence[PairRow], draft: ModelConfig, targets: StarTargets, advance: Callable[[str], None]
+    folder: Path, rows: Sequence[RealPairRow], draft: ModelConfig, targets: StarTargets, advance: Callable[[str], None]
 ) -> None:
     """One more turn of the best setting of each kind, and a picture of them, traces.png."""
     kinds: tuple[RunAhead, ...] = ("off", "chain", "outcomes")
@@ -165,3 +166,22 @@ def _trace(
         setting = kind, _best(rows, kind).num_draft_tokens
         trace_turn(folder / f"{kind}.json", draft, _hub(setting), targets, 1, _turn(setting))
     draw_traces([(f"run-ahead {kind}", folder / f"{kind}.json") for kind in kinds], folder / "traces.png", SHOWN_S)
+
+
+COLUMNS = (
+    Column("run-ahead", "run_ahead"),
+    Column("tokens", "num_draft_tokens"),
+    Column("tokens/s", "tokens_per_s", ".2f"),
+    Column("tokens a round", "tokens_per_round", ".2f"),
+    Column("hits", "hit_rate", ".0%"),
+    Column("load", "load", ".0%"),
+    Column("t_s", "layer_ms", ".1f"),
+    Column("T_wait", "wait_ms", ".1f"),
+    Column("t_c", "link_ms", ".1f"),
+)
+TITLE = "one target and one hub, a core each; t_s = a draft step, T_wait and t_c a round, in milliseconds"
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each setting."""
+    return [Table(TITLE, COLUMNS, report.rows), *ratio_lines(report.ratios)]

@@ -11,7 +11,8 @@ from starspec.bench.tree.grid import Kind, kind_of
 from starspec.harness.figures import require_matplotlib, save
 from starspec.harness.report import Spread
 from starspec.harness.step_times import StepSeconds
-from starspec.harness.tree_report import TreeRow, final_rows, rate_of
+from starspec.harness.table import Block, Column, Table, ratio_lines, share
+from starspec.harness.tree_report import TreeReport, TreeRow, final_rows, rate_of
 from starspec.speculation.budget import DraftBudget
 
 
@@ -186,3 +187,31 @@ def _place(row: TreeRow) -> tuple[tuple[int, int], int]:
 def _label(line: tuple[int, int]) -> str:
     depth, top_k = line
     return "chains" if top_k == 1 else f"{depth} steps x {top_k}"
+
+
+COLUMNS = (
+    Column("stage", "stage"),
+    Column("T", "temperature", "g"),
+    Column("shape", "shape"),
+    Column("tokens/s", "tokens_per_s", ".2f"),
+    Column("over plain", lambda row: f"{row.vs_plain:.2f}x"),
+    Column("acceptance length", "acceptance_length", ".2f"),
+    Column("block efficiency", "block_efficiency", ".2f"),
+    Column("bytes / accepted", "bytes_per_accepted_token", ".0f"),
+    Column("as plain", share("num_same_as_plain", "num_answers")),
+)
+
+
+def blocks(report: TreeReport) -> list[Block]:
+    """What people read."""
+    title = "tokens/s: median (lowest to highest) of the repeats, prompts included; bytes = of verdicts and proposals"
+    return [
+        Table(title, COLUMNS, report.rows),
+        f"numerics: {report.numerics}",
+        f"one step: {report.draft_step_ms:.2f} ms of the draft, {report.target_step_ms:.2f} ms of the target",
+        *(f"[bold]best at {temperature}: {best}[/]" for temperature, best in report.best.items()),
+        *(f"a losing regime: {sentence}" for sentence in report.losing),
+        *(f"{sentence}, which may be better" for sentence in report.at_the_edge),
+        *report.left_out,
+        *ratio_lines(report.ratios),
+    ]

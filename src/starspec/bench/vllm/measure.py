@@ -25,6 +25,7 @@ from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, Spread
+from starspec.harness.table import Block, Column, Table, ratio_lines, share
 from starspec.models.loading.tokenizer import load_tokenizer
 
 Advance = Callable[[str, int | None], None]
@@ -190,3 +191,25 @@ def ratios_of(rows: Sequence[VllmRow]) -> dict[str, float]:
             if found:
                 ratios[key] = round(min(found), 3)  # against the best of the lengths
     return ratios
+
+
+def mistakes_of(report: Report) -> list[str]:
+    """A sentence if an answer differs where no near-tie explains it."""
+    is_unexplained = any(row.num_identical + row.num_near_ties < row.num_answers for row in report.rows)
+    return ["answers differ where no near-tie explains it"] if is_unexplained else []
+
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("draft tokens", "num_draft_tokens"),
+    Column("batch", "batch_size"),
+    Column("tokens/s", "tokens_per_s", ".2f"),
+    Column("acceptance length", "acceptance_length", ".2f"),
+    Column("identical", share("num_identical", "num_answers")),
+    Column("near-ties", "num_near_ties"),
+)
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each way of drafting at each batch size."""
+    return [Table("", COLUMNS, report.rows, section="rival"), *ratio_lines(report.ratios)]

@@ -15,6 +15,7 @@ from starspec.config import ModelConfig
 from starspec.harness.children import BenchProcess, Place
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, percentile
+from starspec.harness.table import Block, Column, Table
 
 NUM_DRAFT_TOKENS = 4
 DRAFT_STEP_MS = 2.0  # t_s of a GPU draft as StarSD measured it (1.4 to 2.2 ms)
@@ -247,3 +248,25 @@ def _echo_row(num_bytes: int, curve: CurvePair | None, num_echoes: int) -> WireR
         loopback_ms_p50_by_repeat=[],
         round_trip_ms_p50=_ms(percentile(times, 50)),
     )
+
+
+COLUMNS = (
+    Column("what", "what"),
+    Column("measured", "num_measured"),
+    Column("overhead p50", "overhead_ms_p50", ".3f"),
+    Column("latency p50", "latency_ms_p50", ".3f"),
+    Column("p90", "latency_ms_p90", ".3f"),
+    Column("p99", "latency_ms_p99", ".3f"),
+    Column("outside p50", "outside_ms_p50", ".3f"),
+    Column("bare echo", "loopback_ms_p50", ".3f"),
+    Column("round trip p50", "round_trip_ms_p50", ".3f"),
+)
+TITLE = (
+    "milliseconds outside of the drafter's modelled forwards (synthetic accelerators); latency = of the hub, "
+    "overhead = latency shared among those that wait, outside = of the round trip"
+)
+
+
+def blocks(report: Report) -> list[Block]:
+    """What people read: one row for each star and each echo."""
+    return [Table(TITLE, COLUMNS, report.rows)]

@@ -1,16 +1,57 @@
-"""Options that say where a result is saved. All is checked that can be before hours of measuring."""
+"""Options for files: prompts that measurements take, results that they save. Files are checked before hours of work."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from starspec.cli.options import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
 from starspec.harness.figures import check_format, require_matplotlib
+
+if TYPE_CHECKING:
+    from starspec.harness.datasets import Prompt
+
+Datasets = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--dataset",
+        help='Prompts, as JSON lines with "turns"; may be repeated, each file gives an equal share.',
+        show_default="prompts of our own",
+        rich_help_panel=MEASURE,
+    ),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        help='JSON lines with "turns"; the first turn of each is used.',
+        show_default="32 prompts of our own",
+        rich_help_panel=MEASURE,
+    ),
+]
+
+
+def prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
+    """The prompts of each file, or our own. Raises: ConfigError if a file cannot be read."""
+    from starspec.harness.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
+
+    return [read_prompts(path) for path in paths] if paths else [own_prompts()]
+
+
+def all_prompts(paths: list[Path] | None) -> list[Prompt]:
+    """The prompts of all files, or our own. Raises: ConfigError if a file cannot be read."""
+    return [prompt for prompts in prompt_files(paths) for prompt in prompts]
+
+
+def spread_prompts(path: Path | None, num_prompts: int) -> list[Prompt]:
+    """So many prompts of a file or of our own, evenly spread. Raises: ConfigError if the file cannot be read."""
+    from starspec.harness.datasets import spread  # noqa: PLC0415 (torch)
+
+    return spread(all_prompts(None if path is None else [path]), num_prompts)
 
 
 def _check_json(path: Path | None) -> Path | None:
