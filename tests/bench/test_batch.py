@@ -12,7 +12,7 @@ from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure, methods
 from starspec.bench.batch.measure import measure_batch
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun, run_method
-from starspec.bench.batch.plan import BatchModels, BatchPlan, of_context, of_one_length
+from starspec.bench.batch.plan import BatchPlan, of_context, of_one_length
 from starspec.bench.batch.report import draw, ratios_of
 from starspec.bench.batch.rows import batch_row, completion_of, partial_match, sum_of
 from starspec.bench.batch.serving import Served, poisson_arrivals
@@ -24,6 +24,7 @@ from starspec.harness.compare import divergences
 from starspec.harness.datasets import Prompt, own_prompts
 from starspec.harness.decode import Answer, Job
 from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.report import percentile, write_report
 from starspec.harness.workbench import GREEDY, Workbench
 from starspec.models.padded import PaddedRunner
@@ -49,8 +50,8 @@ def jobs_of(*lengths: int) -> list[Job]:
     ]
 
 
-def models_of(folder: Path) -> BatchModels:
-    return BatchModels(target=str(folder), draft=str(folder), quantization="none", dtype="float32", num_threads=1)
+def models_of(folder: Path) -> ModelPair:
+    return ModelPair(target=str(folder), draft=str(folder), quantization="none", dtype="float32", num_threads=1)
 
 
 @pytest.fixture(scope="module")

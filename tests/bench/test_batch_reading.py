@@ -10,13 +10,14 @@ import pytest
 
 from starspec.bench.batch.measure import _Bench
 from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
-from starspec.bench.batch.plan import BatchModels, BatchPlan
+from starspec.bench.batch.plan import BatchPlan
 from starspec.bench.batch.serving import DraftReading, serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.harness.decode import Job
+from starspec.harness.model_pair import ModelPair
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
@@ -35,7 +36,7 @@ def job(number: int, num_tokens: int, max_tokens: int) -> Job:
 
 @pytest.fixture(scope="module")
 def bench(tiny_folder: Path) -> _Bench:
-    models = BatchModels(
+    models = ModelPair(
         target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
     )
     plan = BatchPlan(max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)
@@ -82,7 +83,7 @@ def test_a_run_apart_does_not_gain_from_what_another_has_read(bench: _Bench) -> 
 def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = BatchModels(
+    models = ModelPair(
         target=str(tiny_folder), draft=str(tiny_folder), quantization="none", dtype="float32", num_threads=1
     )
     plan = BatchPlan(num_prompts=9, max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)

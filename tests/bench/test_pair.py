@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.pair.measure import PairModels, PairPlan, measure_pair
+from starspec.bench.pair.measure import PairPlan, measure_pair
 from starspec.bench.pair.methods import Method, Work, num_turns, run_in_turns
 from starspec.bench.pair.rows import measure_steps, pair_row, plain_answers, ratios_of
 from starspec.config import ModelConfig
 from starspec.harness.datasets import own_prompts
 from starspec.harness.decode import Answer, Job
+from starspec.harness.model_pair import ModelPair
 from starspec.models.loading.load import load_runner
 from starspec.sampling.spec import SamplingSpec
 
@@ -59,7 +60,7 @@ def report(tiny_folder: Path):
     )
     stages: list[tuple[str, int | None]] = []
     folder = str(tiny_folder)
-    models = PairModels(
+    models = ModelPair(
         target=folder, draft=folder, quantization="int4", dtype="bfloat16", num_threads=1, max_model_len=256
     )
     return measure_pair(models, [own_prompts()], plan, lambda what, total: stages.append((what, total)))
@@ -117,7 +118,7 @@ def test_a_head_is_measured_without_what_transformers_cannot_do_with_it(headed: 
         num_trial_prompts=1,
         lengths=(2,),
     )
-    models = PairModels(
+    models = ModelPair(
         target=target, draft=head, quantization="none", dtype="float32", num_threads=1, max_model_len=256
     )
     report = measure_pair(models, [own_prompts()], plan, lambda _what, _total: None)

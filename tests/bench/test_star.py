@@ -20,7 +20,7 @@ from starspec.bench.star.async_pair import (
 )
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
 from starspec.bench.star.processes import TargetTimes, Turn
-from starspec.bench.star.real_pair import PairPlan, measure_real_pair
+from starspec.bench.star.real_pair import RealPairPlan, measure_real_pair
 from starspec.bench.star.serving import Served, StolenTime
 from starspec.bench.star.traces import GIVEN_UP, HUB, STEP, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
@@ -126,7 +126,7 @@ def test_a_pair_of_any_models_decodes_the_same_requests_with_each_setting(tmp_pa
         ModelConfig(model=f"synthetic:role={role},alpha=0.9,step_ms={step_ms}", num_rows=1, num_threads=1)
         for role, step_ms in (("target", 10), ("draft", 2))
     )
-    plan = PairPlan(num_prompts=2, max_tokens=24, num_repeats=1, lengths=(2,))
+    plan = RealPairPlan(num_prompts=2, max_tokens=24, num_repeats=1, lengths=(2,))
     report = measure_real_pair(target, draft, own_prompts(), plan, lambda _: None, tmp_path)
     assert [(row.run_ahead, row.num_draft_tokens) for row in report.rows] == plan.settings
     for row in report.rows:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.tree.grid import CAUSAL_GRID, HEAD_GRID, Grid, name_of
-from starspec.bench.tree.measure import TreeModels, TreePlan, measure_tree
+from starspec.bench.tree.measure import TreePlan, measure_tree
 from starspec.bench.tree.rows import at_the_edge, draw, losing_regimes, ratios_of
 from starspec.cli import run
 from starspec.errors import ConfigError
 from starspec.harness.datasets import own_prompts
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.report import Spread
 from starspec.harness.step_times import StepSeconds
 from starspec.harness.tree_report import TreeRow, best_row
@@ -202,7 +203,7 @@ def test_a_grid_of_one_kind_is_refused() -> None:
 @pytest.fixture(scope="module")
 def report(tiny_folder: Path):
     folder = str(tiny_folder)
-    models = TreeModels(
+    models = ModelPair(
         target=folder, draft=folder, quantization="none", dtype="float32", num_threads=1, max_model_len=512
     )
     plan = TreePlan(
@@ -250,7 +251,7 @@ def test_a_draft_that_is_its_target_is_accepted_as_deep_as_it_goes(report) -> No
 
 def test_a_head_drafts_trees_whose_features_are_counted(headed: tuple[str, str]) -> None:
     target, head = headed
-    models = TreeModels(
+    models = ModelPair(
         target=target, draft=head, quantization="none", dtype="float32", num_threads=1, max_model_len=256
     )
     grid = Grid(chains=(1, 2), depths=(2,), top_ks=(2,), nodes=(3, 4), p_mins=(0.0,))

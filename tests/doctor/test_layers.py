@@ -3,8 +3,8 @@
 import pytest
 from scipy import stats
 
-from starspec.cli.doctor import _layers_story
 from starspec.doctor.drafts import ERROR_RATE, LayerChoice, choose_layers, p_value
+from starspec.doctor.text import _layers_story
 
 OWN, OTHER = (1, 14, 26), (2, 15, 27)
 

@@ -31,9 +31,8 @@ from starspec.ids import RequestId
 from starspec.models.loading.load import load_runner
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 from starspec.sampling.spec import SamplingSpec
-from starspec.stats import TargetStats
+from starspec.stats import HubStats, TargetStats
 from starspec.wire.ask import HubAsker
-from starspec.wire.messages import HubStats
 
 pytestmark = pytest.mark.system
 

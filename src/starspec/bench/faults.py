@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from starspec.config import Dtype, Quantization, SpeculativeConfig
-from starspec.draft_methods import DraftMethod
 from starspec.errors import PeerLost
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.servers import StarProcesses
 from starspec.harness.table import Block, Column, Table, share
-from starspec.models.heads.resolve import resolve_draft
 
 DONE = "[DONE]"
 TIMEOUT_S = 60.0
@@ -155,20 +153,14 @@ class FaultRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultModels:
+class FaultModels(ModelPair):
     """The star's models."""
 
-    target: str
-    draft: str
-    quantization: Quantization
-    dtype: Dtype
-    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
     max_model_len: int = 512
 
     def draft_options(self) -> tuple[str, ...]:
         """Words of the hub's command line beyond the draft. An EAGLE head borrows its target's embedding."""
-        speculative = SpeculativeConfig(method=self.method, model=self.draft)
-        borrowed = ("--target", self.target) if resolve_draft(speculative).head else ()
+        borrowed = ("--target", self.target) if self.has_head else ()
         return ("--draft-quantization", self.quantization, "--spec-method", self.method, *borrowed)
 
 
@@ -192,7 +184,7 @@ def measure_faults(
     ) as star:
         rows = asyncio.run(_hurt(star, prompts[:NUM_STREAMS], plan, advance))
     notes = {"num_targets": NUM_TARGETS, "num_streams": NUM_STREAMS, "temperature": 0.7, "threads_a_process": 1}
-    return Report(collect_provenance({"target": models.target, "draft": models.draft}), rows, fault_ratios(rows), notes)
+    return Report(collect_provenance(models.names), rows, fault_ratios(rows), notes)
 
 
 def fault_ratios(rows: Sequence[FaultRow]) -> dict[str, float]:

@@ -52,9 +52,10 @@ def pair(
     Greedy, the methods taking turns prompt by prompt. Exits 1 if drafts or batches changed a token of ours.
     """
     with measuring("bench pair") as bar:
-        from starspec.bench.pair.measure import QUICK, PairModels, PairPlan, blocks, measure_pair  # noqa: PLC0415 (torch)
+        from starspec.bench.pair.measure import QUICK, PairPlan, blocks, measure_pair  # noqa: PLC0415 (torch)
+        from starspec.harness.model_pair import ModelPair  # noqa: PLC0415
 
-        models = PairModels(
+        models = ModelPair(
             target=target,
             draft=draft,
             quantization=draft_quantization,
@@ -118,10 +119,11 @@ def tree(
     Exits 1 if drafts changed a token.
     """
     with measuring("bench tree") as bar:
-        from starspec.bench.tree.measure import QUICK, TreeModels, TreePlan, measure_tree  # noqa: PLC0415 (torch)
+        from starspec.bench.tree.measure import QUICK, TreePlan, measure_tree  # noqa: PLC0415 (torch)
         from starspec.bench.tree.rows import blocks, draw  # noqa: PLC0415
+        from starspec.harness.model_pair import ModelPair  # noqa: PLC0415
 
-        models = TreeModels(
+        models = ModelPair(
             target=target,
             draft=draft,
             quantization=draft_quantization,

@@ -105,8 +105,9 @@ def batch(
     """
     with measuring("bench batch") as bar:
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
-        from starspec.bench.batch.plan import MAX_PROMPT_TOKENS, BatchModels, BatchPlan  # noqa: PLC0415
+        from starspec.bench.batch.plan import MAX_PROMPT_TOKENS, BatchPlan  # noqa: PLC0415
         from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
+        from starspec.harness.model_pair import ModelPair  # noqa: PLC0415
 
         names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
         given.check_exspec(names, "--methods", window, max_passed_over)
@@ -129,7 +130,7 @@ def batch(
             num_repeats=repeats,
             load=load,
         )
-        models = BatchModels(
+        models = ModelPair(
             target=target,
             draft=draft,
             quantization=draft_quantization,

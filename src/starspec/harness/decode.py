@@ -17,6 +17,9 @@ from starspec.stats import RequestStats, TargetStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import RequestSpec
 
+Advance = Callable[[str, int | None], None]
+"""(what is about to run, number of turns of the stage that begins; None = a turn of the current stage)"""
+
 MAX_QUEUED = 1 << 20  # requests: an offline run submits all it has at once
 PREFILL_CHUNK = TargetConfig().prefill_chunk  # prompt tokens of a forward, as a server reads them
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from starspec.bench.batch.methods import PLAIN, BatchMethod, MethodRun, run_method
-from starspec.bench.batch.plan import BatchModels, BatchPlan, of_context, of_one_length
+from starspec.bench.batch.plan import BatchPlan, of_context, of_one_length
 from starspec.bench.batch.report import BatchReport, ratios_of
 from starspec.bench.batch.rows import batch_row, completion_of
 from starspec.bench.batch.serving import poisson_arrivals
@@ -14,8 +14,9 @@ from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.compare import NEAR_TIE, divergences
 from starspec.harness.datasets import Prompt, prompt_token_ids, spread
-from starspec.harness.decode import Job
+from starspec.harness.decode import Advance, Job
 from starspec.harness.known_prompts import KnownPrompts
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance, hash_token_ids
 from starspec.harness.report import Spread
 from starspec.harness.workbench import Sampling, Workbench
@@ -26,8 +27,6 @@ from starspec.stats import TargetStats
 WARM_UP_TOKENS = 4  # of an answer
 
 
-Advance = Callable[[str, int | None], None]
-"""(what is about to run, turns of this stage if it begins)"""
 Runs = dict[BatchMethod, list[MethodRun]]
 """Every method's repeats."""
 
@@ -40,11 +39,16 @@ class _Bench:
     each batch size; others take copies, of the draft's as far as its cache still has them, and are told what it took.
     """
 
-    def __init__(self, models: BatchModels, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
+    def __init__(self, models: ModelPair, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
         num_rows = max(method.num_rows for method in methods)
+        models = replace(models, max_model_len=plan.max_model_len)
         self.plan = plan
-        self.workbench = Workbench(models.target_config(num_rows, plan.max_model_len))
-        self.speculative = models.speculative(plan)
+        self.workbench = Workbench(models.target_config(num_rows))
+        self.speculative = models.speculative(
+            num_speculative_tokens=plan.num_draft_tokens,
+            draft_p_min=plan.draft_p_min,
+            disable_by_batch_size=plan.disable_by_batch_size,
+        )
         # a prompt that is read goes on in its own row, and another that ends first must not take the next one's
         like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
@@ -84,7 +88,7 @@ class _Bench:
         return self.hub.drafts(make_policy(self.speculative, batch_size), TargetStats())
 
 
-def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
+def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
     """Load the pair, decode plainly and alone for reference, then run all methods in turns.
 
     Raises: ConfigError if no prompt is short enough, or the model cannot be batched so; ModelError;
@@ -116,7 +120,7 @@ def measure_batch(models: BatchModels, prompts: Sequence[Prompt], plan: BatchPla
         for method in methods
     ]
     return BatchReport(
-        provenance=collect_provenance({"target": models.target, "draft": models.draft}),
+        provenance=collect_provenance(models.names),
         is_whole=is_whole,
         rows=rows,
         ratios=ratios_of(rows),

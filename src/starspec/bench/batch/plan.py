@@ -11,13 +11,7 @@ from starspec.bench.batch.methods import EXSPEC, PLAIN, BatchMethod
 from starspec.config import (
     BatchAdmission,
     BatchingConfig,
-    Dtype,
-    ModelConfig,
-    Numerics,
-    Quantization,
-    SpeculativeConfig,
 )
-from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
 from starspec.harness.decode import Job
 
@@ -87,40 +81,6 @@ class BatchPlan:
 
     def named(self, name: str, batch_size: int) -> BatchMethod:
         return BatchMethod.named(name, batch_size, self.exspec, self.admission)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchModels:
-    """What is measured."""
-
-    target: str
-    draft: str
-    quantization: Quantization
-    dtype: Dtype
-    num_threads: int
-    numerics: Numerics = "invariant"
-    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
-
-    def target_config(self, num_rows: int, max_model_len: int) -> ModelConfig:
-        return ModelConfig(
-            model=self.target,
-            dtype=self.dtype,
-            numerics=self.numerics,
-            num_rows=num_rows,
-            max_model_len=max_model_len,
-            num_threads=self.num_threads,
-        )
-
-    def speculative(self, plan: BatchPlan) -> SpeculativeConfig:
-        return SpeculativeConfig(
-            method=self.method,
-            model=self.draft,
-            quantization=self.quantization,
-            num_speculative_tokens=plan.num_draft_tokens,
-            draft_p_min=plan.draft_p_min,
-            disable_by_batch_size=plan.disable_by_batch_size,
-            max_model_len=plan.max_model_len,
-        )
 
 
 SPREAD = 8  # contexts of n tokens are n - n / SPREAD .. n tokens long

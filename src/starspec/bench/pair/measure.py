@@ -26,15 +26,14 @@ from starspec.bench.pair.rows import (
     ratios_of,
     step_table,
 )
-from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
-from starspec.draft_methods import DraftMethod
+from starspec.config import Quantization, SpeculativeConfig
 from starspec.engine.drafts import Drafts
 from starspec.harness.datasets import Prompt, spread
-from starspec.harness.decode import Job
+from starspec.harness.decode import Advance, Job
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block, ratio_lines
 from starspec.harness.workbench import GREEDY, Workbench
-from starspec.models.heads.resolve import resolve_draft
 from starspec.models.packed import PackedRunner
 
 ASSISTANCES = (Assistance("heuristic"), Assistance("constant", 3), Assistance("constant", 5))
@@ -84,47 +83,11 @@ class PairReport:
     prompts: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairModels:
-    """What is measured."""
-
-    target: str
-    draft: str
-    quantization: Quantization  # of the draft that the headline is about
-    dtype: Dtype
-    num_threads: int
-    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
-    max_model_len: int = 1024
-
-    def target_config(self) -> ModelConfig:
-        return ModelConfig(
-            model=self.target,
-            dtype=self.dtype,
-            num_rows=MAX_BATCH_SIZE,
-            max_model_len=self.max_model_len,
-            num_threads=self.num_threads,
-        )
-
-    @property
-    def assistant(self) -> str | None:
-        """What transformers can be assisted by: an EAGLE head is no model of its own."""
-        return None if resolve_draft(self.speculative(self.quantization)).head else self.draft
-
-    def speculative(self, quantization: Quantization) -> SpeculativeConfig:
-        return SpeculativeConfig(
-            method=self.method,
-            model=self.draft,
-            quantization=quantization,
-            num_speculative_tokens=MAX_DRAFT_TOKENS,
-            max_model_len=self.max_model_len,
-        )
-
-
 @dataclass(slots=True)
 class _Bench:
     """Everything loaded."""
 
-    models: PairModels
+    models: ModelPair
     workbench: Workbench
     jobs: list[Job]  # one at a time
     batch_jobs: list[Job]
@@ -132,12 +95,8 @@ class _Bench:
     drafts: dict[Quantization, Drafts] = field(default_factory=dict)  # by the draft's quantization
 
 
-Advance = Callable[[str, int | None], None]
-"""(what is about to run, turns of this stage if it begins)"""
-
-
 def measure_pair(
-    models: PairModels, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Advance
+    models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Advance
 ) -> PairReport:
     """Load everything, find out what suits each side best, then time all methods in turns.
 
@@ -162,7 +121,7 @@ def measure_pair(
     plain = plain_answers(methods, timed)
     rows = [pair_row(method, timed[key(method)], plain) for method in methods]
     return PairReport(
-        provenance=collect_provenance({"target": models.target, "draft": models.draft}),
+        provenance=collect_provenance(models.names),
         rows=rows,
         ratios=ratios_of(rows),
         outputs_identical=all(
@@ -180,22 +139,29 @@ def measure_pair(
 
 
 def _load(
-    models: PairModels, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Callable[[str], None]
+    models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Callable[[str], None]
 ) -> _Bench:
-    workbench = Workbench(models.target_config())
+    workbench = Workbench(models.target_config(MAX_BATCH_SIZE))
     jobs, batch_jobs = (
         workbench.jobs(_share(prompt_files, num), GREEDY, plan.max_tokens)
         for num in (plan.num_prompts, plan.num_batch_prompts)
     )
     advance("loading into transformers what it can read")
     baseline = TransformersBaseline(
-        models.target, models.dtype, workbench.runner.info.eos_token_ids, draft=models.assistant
+        models.target, models.dtype, workbench.runner.info.eos_token_ids, draft=_assistant(models)
     )
     bench = _Bench(models, workbench, jobs, batch_jobs, baseline)
     for quantization in QUANTIZATIONS:
         advance(f"loading the draft, {quantization}")
-        bench.drafts[quantization] = workbench.drafts(models.speculative(quantization))
+        bench.drafts[quantization] = workbench.drafts(
+            models.speculative(quantization=quantization, num_speculative_tokens=MAX_DRAFT_TOKENS)
+        )
     return bench
+
+
+def _assistant(models: ModelPair) -> str | None:
+    """What can assist transformers' `generate`: a causal LM. An EAGLE head cannot run alone."""
+    return None if models.has_head else models.draft
 
 
 def _share(prompt_files: Sequence[Sequence[Prompt]], num: int) -> list[Prompt]:
@@ -224,7 +190,7 @@ def _try_out(bench: _Bench, plan: PairPlan, advance: Advance) -> _Trial:
     jobs = spread(bench.jobs, plan.num_trial_prompts)
     drafts = bench.drafts[bench.models.quantization]
     ours = {length: our_method(bench.workbench, f"K = {length}", drafts, length) for length in plan.lengths}
-    assistances = ASSISTANCES if bench.models.assistant else ()
+    assistances = ASSISTANCES if _assistant(bench.models) else ()
     theirs = {assistance: transformers_method(bench.baseline, assistance) for assistance in assistances}
     methods = [*ours.values(), *theirs.values()]
     advance("trying speculation lengths", 1 + num_turns(methods, len(jobs), 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -10,18 +10,16 @@ from typing import Any
 from starspec.bench.pair.methods import Method, Work, key, num_turns, our_method, plain_method, run_in_turns
 from starspec.bench.tree.grid import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
 from starspec.bench.tree.rows import at_the_edge, losing_regimes, ratios_of, tree_row
-from starspec.config import Dtype, ModelConfig, Quantization, SpeculativeConfig
-from starspec.draft_methods import DraftMethod
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, spread
-from starspec.harness.decode import Job
+from starspec.harness.decode import Advance, Job
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.step_times import StepSeconds, time_steps
 from starspec.harness.tree_report import TreeReport, TreeRow, best_row
 from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import NO_DEADLINE_S, LocalHub
-from starspec.models.heads.resolve import resolve_draft
 from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import TargetStats
@@ -104,48 +102,10 @@ QUICK = TreePlan(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeModels:
-    """What is measured."""
-
-    target: str
-    draft: str
-    quantization: Quantization
-    dtype: Dtype
-    device: str = "cpu"
-    num_threads: int
-    method: DraftMethod = "draft_model"  # as in a speculative config: EAGLE heads mostly say so themselves
-    feature_layers: tuple[int, ...] | None = None  # as in a speculative config
-    max_model_len: int = 1024
-
-    def target_config(self) -> ModelConfig:
-        return ModelConfig(
-            model=self.target,
-            dtype=self.dtype,
-            device=self.device,
-            num_rows=1,
-            max_model_len=self.max_model_len,
-            num_threads=self.num_threads,
-        )
-
-    def speculative(self) -> SpeculativeConfig:
-        return SpeculativeConfig(
-            method=self.method,
-            model=self.draft,
-            quantization=self.quantization,
-            feature_layers=self.feature_layers,
-            max_model_len=self.max_model_len,
-        )
-
-
-Advance = Callable[[str, int | None], None]
-"""(what is about to run, turns of this stage if it begins)"""
-
-
 class _Bench:
     """Everything loaded: one hub, and a link to it for each shape."""
 
-    def __init__(self, models: TreeModels, shapes: Sequence[DraftBudget]) -> None:
+    def __init__(self, models: ModelPair, shapes: Sequence[DraftBudget]) -> None:
         self.workbench = Workbench(models.target_config())
         self.hub = LocalHub(
             models.target_config(), self.workbench.runner.info, models.speculative(), self.workbench.tokenizer
@@ -171,7 +131,7 @@ class _Bench:
 
 
 def measure_tree(
-    models: TreeModels, prompt_files: Sequence[Sequence[Prompt]], plan: TreePlan, advance: Advance
+    models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: TreePlan, advance: Advance
 ) -> TreeReport:
     """Load the pair, try every shape, and measure the best.
 
@@ -180,7 +140,7 @@ def measure_tree(
     Raises: ModelError, VocabularyMismatch.
     """
     advance("loading", None)
-    grid = replace(plan.grid or (HEAD_GRID if resolve_draft(models.speculative()).head else CAUSAL_GRID), **plan.only)
+    grid = replace(plan.grid or (HEAD_GRID if models.has_head else CAUSAL_GRID), **plan.only)
     shapes = grid.shapes()
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()
@@ -199,7 +159,7 @@ def measure_tree(
         jobs = bench.jobs(prompt_files, plan.num_prompts, temperature, plan.max_tokens)
         rows += trial + _run(bench, "final", best, jobs, plan.num_repeats, temperature, advance)
     return TreeReport(
-        provenance=collect_provenance({"target": models.target, "draft": models.draft}),
+        provenance=collect_provenance(models.names),
         rows=rows,
         ratios=ratios_of(rows, steps),
         best={f"T={each:g}": best_row(rows, each).shape for each in plan.temperatures},

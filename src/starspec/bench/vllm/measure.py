@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -23,13 +23,11 @@ from starspec.bench.vllm.methods import (
 )
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.decode import Advance
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, Spread
 from starspec.harness.table import Block, Column, Table, ratio_lines, share
 from starspec.models.loading.tokenizer import load_tokenizer
-
-Advance = Callable[[str, int | None], None]
-"""(what is about to run, turns of this stage if it begins)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +113,7 @@ def _report(
         "vllm_options": list(models.vllm_options),
         "rivals": list(dict.fromkeys(row.rival for row in rows)),
     }
-    provenance = collect_provenance({"target": models.target, "draft": models.draft})
+    provenance = collect_provenance(models.names)
     return Report(provenance, list(rows), ratios_of(rows), notes)
 
 

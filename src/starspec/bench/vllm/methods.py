@@ -14,6 +14,7 @@ import httpx
 
 from starspec.errors import PeerLost
 from starspec.harness.compare import first_difference
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.servers import MODEL_NAME, StarspecServer, VllmServer, on_shared_cores
 
 ANSWER_TIMEOUT_S: Final = 600.0  # of one answer
@@ -130,14 +131,10 @@ FEW_TOKENS: Final = 48  # of an answer that warms up: long enough for a row with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmModels:
+class VllmModels(ModelPair):
     """What is measured, and how."""
 
     python: str  # interpreter of the environment with vLLM
-    target: str
-    draft: str
-    quantization: str  # of the draft at the hub
-    dtype: str
     num_threads: int  # of a server, and of the hub
     num_draft_tokens: int  # of the hub, at most
     vllm_options: Sequence[str] = ()  # further words of vLLM's command line
