@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,7 @@ from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats, TargetStats
 from starspec.tracing import Tracer
-from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus
+from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, TargetToHub, Welcome
 from starspec.wire.transports.base import HubTransport, TargetTransport
 from starspec.wire.transports.zmq_hub import ZmqHub
 from starspec.wire.transports.zmq_target import ZmqTarget
@@ -32,6 +32,34 @@ from starspec.wire.transports.zmq_target import ZmqTarget
 IDLE_WAIT_S: Final = 0.05  # longest wait of one turn of the hub's loop
 CONNECT_S: Final = 30.0
 DEADLINE_S: Final = 5.0  # of modelled time: a later proposal would be a fault, not a measurement
+
+
+class TargetTransportAround:
+    """Passes every call on to another transport. A measurement that notes messages derives from this."""
+
+    def __init__(self, transport: TargetTransport) -> None:
+        self._transport = transport
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport.is_connected
+
+    @property
+    def num_connects(self) -> int:
+        return self._transport.num_connects
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self._transport.welcome
+
+    def send(self, messages: Sequence[TargetToHub]) -> None:
+        self._transport.send(messages)
+
+    def receive(self, timeout_s: float) -> list[HubToTarget]:
+        return self._transport.receive(timeout_s)
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 @contextmanager

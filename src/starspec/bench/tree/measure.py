@@ -16,6 +16,7 @@ from starspec.harness.datasets import Prompt, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
+from starspec.harness.star import TargetTransportAround
 from starspec.harness.step_times import StepSeconds, time_steps
 from starspec.harness.tree_report import TreeReport, TreeRow, best_row
 from starspec.harness.workbench import Sampling, Workbench
@@ -24,46 +25,31 @@ from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.codec import encode
-from starspec.wire.messages import Features, HubToTarget, Proposal, TargetToHub, Verdict, Welcome
+from starspec.wire.messages import Features, HubToTarget, Proposal, TargetToHub, Verdict
 from starspec.wire.transports.base import TargetTransport
 
 
-class CountedTransport:
+class CountedTransport(TargetTransportAround):
     """A target's transport that adds up the bytes of verdicts, features and proposals.
 
     What a prompt costs once is left out: its `Open`, and the features of its positions, which go alone.
     """
 
     def __init__(self, transport: TargetTransport) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self.num_bytes = 0
-
-    @property
-    def is_connected(self) -> bool:
-        return self._transport.is_connected
-
-    @property
-    def num_connects(self) -> int:
-        return self._transport.num_connects
-
-    @property
-    def welcome(self) -> Welcome | None:
-        return self._transport.welcome
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
         told = {message.tag for message in messages if isinstance(message, Verdict)}
         for message in messages:
             if isinstance(message, Verdict | Features) and message.tag in told:
                 self.num_bytes += len(encode(message))
-        self._transport.send(messages)
+        super().send(messages)
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
-        messages = self._transport.receive(timeout_s)
+        messages = super().receive(timeout_s)
         self.num_bytes += sum(len(encode(message)) for message in messages if isinstance(message, Proposal))
         return messages
-
-    def close(self) -> None:
-        self._transport.close()
 
 
 PLAIN = "plain"

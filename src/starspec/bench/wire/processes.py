@@ -13,7 +13,7 @@ from starspec.bench.wire.times import Interval
 from starspec.cache.ragged import RaggedCache
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.decode import Job, decode
-from starspec.harness.star import IDLE_WAIT_S, connected_target, hub_loop
+from starspec.harness.star import IDLE_WAIT_S, TargetTransportAround, connected_target, hub_loop
 from starspec.ids import LinkId, Tag
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
@@ -25,7 +25,6 @@ from starspec.wire.messages import (
     Proposal,
     TargetToHub,
     Verdict,
-    Welcome,
 )
 from starspec.wire.transports.base import Arrival, HubTransport, HubTransportStats, TargetTransport
 
@@ -159,7 +158,7 @@ def _watch(parent: Connection, is_stopping: threading.Event) -> None:
 MAX_TOKENS = 64  # of one request
 
 
-class TimedTransport:
+class TimedTransport(TargetTransportAround):
     """A target's transport that notes how long each verdict waited for its proposal.
 
     The time runs from before the verdict is encoded until after the proposal is decoded. What `Open` asks for is not
@@ -167,39 +166,24 @@ class TimedTransport:
     """
 
     def __init__(self, transport: TargetTransport, requests: list[Interval]) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self._asked: dict[tuple[Tag, int], float] = {}
         self.requests = requests
-
-    @property
-    def is_connected(self) -> bool:
-        return self._transport.is_connected
-
-    @property
-    def num_connects(self) -> int:
-        return self._transport.num_connects
-
-    @property
-    def welcome(self) -> Welcome | None:
-        return self._transport.welcome
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
         now = time.monotonic()
         for message in messages:
             if isinstance(message, Verdict) and message.num_draft_tokens:
                 self._asked[message.tag, message.epoch] = now
-        self._transport.send(messages)
+        super().send(messages)
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
-        messages = self._transport.receive(timeout_s)
+        messages = super().receive(timeout_s)
         now = time.monotonic()
         for message in messages:
             if isinstance(message, Proposal) and (message.tag, message.epoch) in self._asked:
                 self.requests.append(Interval(self._asked.pop((message.tag, message.epoch)), now))
         return messages
-
-    def close(self) -> None:
-        self._transport.close()
 
 
 def run_target(
