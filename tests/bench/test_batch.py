@@ -10,9 +10,9 @@ import pytest
 
 from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure, methods
-from starspec.bench.batch.measure import measure_batch
-from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun, run_method
-from starspec.bench.batch.plan import BatchPlan, of_context, of_one_length
+from starspec.bench.batch.measure import BatchPlan, measure_batch, of_context, of_one_length
+from starspec.bench.batch.methods import MethodRun, run_method
+from starspec.bench.batch.plan import METHODS, BatchMethod
 from starspec.bench.batch.report import draw, ratios_of
 from starspec.bench.batch.rows import batch_row, completion_of, partial_match, sum_of
 from starspec.bench.batch.serving import Served, poisson_arrivals

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.batch.measure import _Bench
-from starspec.bench.batch.methods import METHODS, BatchMethod, MethodRun
-from starspec.bench.batch.plan import BatchPlan
+from starspec.bench.batch.methods import MethodRun
+from starspec.bench.batch.plan import METHODS, BatchMethod, BatchPlan
 from starspec.bench.batch.serving import DraftReading, serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts

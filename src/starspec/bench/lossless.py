@@ -166,37 +166,55 @@ def compare_with_plain(
     Returns: one row for each way of sampling and contender that had prompts, in this order.
     """
     assert reference is None or num_sharing == 1
-    tallies: dict[tuple[int, int], _Tally] = {}
-    rows = [] if reference is None else [Contender("off", 1)]
-    rows += contenders
+    rows = [*([] if reference is None else [Contender("off", 1)]), *contenders]
+    comparing = _Comparing(bench, rows, reference, truths, num_sharing, advance)
     for chunk, start in enumerate(range(0, len(prompts), CHUNK)):
         known = KnownPrompts() if reads_once else None
         for number, sampling in enumerate(samplings):
             first_seed = number * SEEDS_APART + start
             jobs = _jobs(bench, prompts[start : start + CHUNK], sampling, max_tokens, first_seed)
-            started_s = time.perf_counter()
-            plain = bench.record(jobs, known=known)
-            plain_s = time.perf_counter() - started_s
-            advance("plain, alone")
-            expected = plain.answers if reference is None else reference(jobs)
-            num_near_ties = _count_near_ties(jobs, plain)
-            if truths is not None:
-                truths.learn(jobs, expected)
-            for index, contender in enumerate(rows):
-                if not _has_turn(index, first_turn + chunk, num_sharing):
-                    continue
-                started_s = time.perf_counter()
-                is_plain = reference is not None and index == 0
-                found = (
-                    plain
-                    if is_plain
-                    else bench.record(jobs, contender.drafts, contender.batch_size, contender.batching, known)
-                )
-                tally = tallies.setdefault((number, index), _Tally())
-                tally.seconds += plain_s if is_plain else time.perf_counter() - started_s
-                _add(tally, compare(jobs, expected, found.answers, plain.logits, found.logits), found, num_near_ties)
-                advance(contender.name)
+            comparing.add(number, jobs, first_turn + chunk, known)
+    tallies = comparing.tallies
     return [_row(samplings[number].name, rows[index], tallies[number, index]) for number, index in sorted(tallies)]
+
+
+@dataclass(slots=True)
+class _Comparing:
+    """Rows in the making. The fields are the arguments of `compare_with_plain`."""
+
+    bench: Workbench
+    rows: Sequence[Contender]  # the first is plain decoding if there is a reference
+    reference: Reference | None
+    truths: Truths | None
+    num_sharing: int
+    advance: Advance
+    tallies: dict[tuple[int, int], _Tally] = field(default_factory=dict)  # (sampling, row) -> its tally
+
+    def add(self, number: int, jobs: Sequence[Job], turn: int, known: KnownPrompts | None) -> None:
+        """Decode a chunk of requests plainly, then with every contender whose turn it is."""
+        started_s = time.perf_counter()
+        plain = self.bench.record(jobs, known=known)
+        plain_s = time.perf_counter() - started_s
+        self.advance("plain, alone")
+        expected = plain.answers if self.reference is None else self.reference(jobs)
+        num_near_ties = _count_near_ties(jobs, plain)
+        if self.truths is not None:
+            self.truths.learn(jobs, expected)
+        for index, contender in enumerate(self.rows):
+            if not _has_turn(index, turn, self.num_sharing):
+                continue
+            is_plain = self.reference is not None and index == 0
+            found, seconds = (plain, plain_s) if is_plain else self._record(contender, jobs, known)
+            tally = self.tallies.setdefault((number, index), _Tally())
+            tally.seconds += seconds
+            _add(tally, compare(jobs, expected, found.answers, plain.logits, found.logits), found, num_near_ties)
+            self.advance(contender.name)
+
+    def _record(self, contender: Contender, jobs: Sequence[Job], known: KnownPrompts | None) -> tuple[Recorded, float]:
+        """Returns: answers, and the seconds that they took."""
+        started_s = time.perf_counter()
+        found = self.bench.record(jobs, contender.drafts, contender.batch_size, contender.batching, known)
+        return found, time.perf_counter() - started_s
 
 
 def _has_turn(index: int, turn: int, num_sharing: int) -> bool:

@@ -17,7 +17,7 @@ from starspec.models.heads.write import write_head
 from starspec.train.answer_files import Answer
 from starspec.train.answers import answer_prompts, check_answers
 from starspec.train.evaluate import chain_acceptance, split
-from starspec.train.features import Target, collect_features, load_target
+from starspec.train.features import Target, Text, collect_features, load_target
 from starspec.train.head import TrainedHead
 from starspec.train.plan import HeadPlan, check_plan
 from starspec.train.report import TrainReport, card_text, draw_curves
@@ -89,28 +89,43 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         num_held_out=len(held_out),
         plan={**asdict(plan.training), "answers": _json_of(plan.answers)},
     )
+    saving = _Saving(begun, plan.out, head, target, held_out, draft_token_ids, untrained)
+    trainer.run(saving.save, lambda: advance("training", round(1000 * trainer.share_done), 1000))
+    return saving.report
 
-    def saved(progress: Progress) -> None:
+
+@dataclass(slots=True)
+class _Saving:
+    """What is saved again and again during a training: the checkpoint and its report."""
+
+    begun_s: float  # time.monotonic at the start of the command
+    out: Path
+    head: TrainedHead
+    target: Target
+    held_out: Sequence[Text]
+    draft_token_ids: Tensor | None
+    report: TrainReport  # the last one
+
+    def save(self, progress: Progress) -> None:
+        """Effects: measures the head on held-out answers, and renews the files in `out`."""
         found = None
-        if held_out:
-            found = chain_acceptance(head, held_out, target.embedding, target.lm_head, draft_token_ids, CHAIN)
+        if self.held_out:
+            target = self.target
+            found = chain_acceptance(
+                self.head, self.held_out, target.embedding, target.lm_head, self.draft_token_ids, CHAIN
+            )
             progress.note_acceptance(round(found.length, 4))
-        report = replace(
-            untrained,
+        self.report = replace(
+            self.report,
             steps=progress.step,
             num_positions=progress.num_positions,
             training_minutes=round(progress.seconds / 60, 2),
-            minutes_of_last_start=round((time.monotonic() - begun) / 60, 2),
+            minutes_of_last_start=round((time.monotonic() - self.begun_s) / 60, 2),
             held_out_chain=found,
             curve=progress.acceptance,
             lessons=progress.lessons,
         )
-        reports.append(report)
-        _export(plan.out, head, draft_token_ids, report, progress)
-
-    reports = list[TrainReport]()
-    trainer.run(saved, lambda: advance("training", round(1000 * trainer.share_done), 1000))
-    return reports[-1]
+        _export(self.out, self.head, self.draft_token_ids, self.report, progress)
 
 
 def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""The methods under measurement: name, drafts, batching, engine, and the peak memory of a run."""
+"""One run of a method: its engine, what it took, and the peak memory of the process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from starspec.bench.batch.plan import FAST, BatchMethod
 from starspec.bench.batch.serving import DraftReading, Served, TargetReading, serve
-from starspec.config import BATCHINGS, BatchAdmission, BatchingConfig, BatchingMethod, nearest
 from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
@@ -43,48 +43,6 @@ def peak_mib(without: int = 0) -> float | None:
         return None
     kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
     return round((kib[0] - without / 1024) / 1024, 1) if kib else None
-
-
-PLAIN: Final = "plain"  # no drafts, ragged
-EXSPEC: Final = BatchingConfig(method="exspec")
-FAST: Final = "-fast"  # behind a ragged method: numerics that do not keep bits
-METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchMethod:
-    """One way of decoding a batch.
-
-    Raises: ConfigError if there is no such method, or its window is smaller than the batch.
-    """
-
-    name: str
-    batch_size: int
-    batching: BatchingConfig
-
-    def __post_init__(self) -> None:
-        if self.name not in METHODS:
-            hint = nearest(self.name, [*METHODS])
-            near = hint if hint.startswith("; did you mean") else ""  # else it lists them all, as the sentence does
-            raise ConfigError(f"method '{self.name}' is not one of {', '.join(METHODS)}{near}")
-        self.batching.num_rows(self.batch_size)
-
-    @classmethod
-    def named(
-        cls, name: str, batch_size: int, exspec: BatchingConfig = EXSPEC, admission: BatchAdmission = "continuous"
-    ) -> BatchMethod:
-        """Args: exspec: how that method batches; admission: of all others."""
-        base = name.removesuffix(FAST)
-        kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
-        return cls(name, batch_size, exspec if kind == "exspec" else BatchingConfig(method=kind, admission=admission))
-
-    @property
-    def is_plain(self) -> bool:
-        return self.name.removesuffix(FAST) == PLAIN
-
-    @property
-    def num_rows(self) -> int:
-        return self.batching.num_rows(self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,63 @@
-"""What `starspec bench batch` measures: how much of it, which models, and which prompts a batch is made of."""
+"""What `starspec bench batch` measures: methods, batch sizes and how much work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
-from statistics import median_low
+from typing import Final
 
-from starspec.bench.batch.methods import EXSPEC, PLAIN, BatchMethod
 from starspec.config import (
+    BATCHINGS,
     BatchAdmission,
     BatchingConfig,
+    BatchingMethod,
+    nearest,
 )
 from starspec.errors import ConfigError
-from starspec.harness.decode import Job
 
+PLAIN: Final = "plain"  # no drafts, ragged
+EXSPEC: Final = BatchingConfig(method="exspec")
+FAST: Final = "-fast"  # behind a ragged method: numerics that do not keep bits
+METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
 MAX_PROMPT_TOKENS = 448
 QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = 4
 QUICK_PROMPT_TOKENS = 192
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMethod:
+    """One way of decoding a batch.
+
+    Raises: ConfigError if there is no such method, or its window is smaller than the batch.
+    """
+
+    name: str
+    batch_size: int
+    batching: BatchingConfig
+
+    def __post_init__(self) -> None:
+        if self.name not in METHODS:
+            hint = nearest(self.name, [*METHODS])
+            near = hint if hint.startswith("; did you mean") else ""  # else it lists them all, as the sentence does
+            raise ConfigError(f"method '{self.name}' is not one of {', '.join(METHODS)}{near}")
+        self.batching.num_rows(self.batch_size)
+
+    @classmethod
+    def named(
+        cls, name: str, batch_size: int, exspec: BatchingConfig = EXSPEC, admission: BatchAdmission = "continuous"
+    ) -> BatchMethod:
+        """Args: exspec: how that method batches; admission: of all others."""
+        base = name.removesuffix(FAST)
+        kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
+        return cls(name, batch_size, exspec if kind == "exspec" else BatchingConfig(method=kind, admission=admission))
+
+    @property
+    def is_plain(self) -> bool:
+        return self.name.removesuffix(FAST) == PLAIN
+
+    @property
+    def num_rows(self) -> int:
+        return self.batching.num_rows(self.batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,40 +120,3 @@ class BatchPlan:
 
     def named(self, name: str, batch_size: int) -> BatchMethod:
         return BatchMethod.named(name, batch_size, self.exspec, self.admission)
-
-
-SPREAD = 8  # contexts of n tokens are n - n / SPREAD .. n tokens long
-
-
-def of_context(jobs: Sequence[Job], others: Sequence[Job], num_tokens: int) -> list[Job]:
-    """The jobs with other prompts before their own, so that each reads about `num_tokens` tokens.
-
-    Lengths differ by up to an eighth, as a real batch's do; the last tokens are those of the job's own prompt. Where
-    the others have too few tokens, they come again.
-
-    Args:
-        others: whose prompts are put there, each job's from another one on, never its own prompt.
-    """
-    grown = []
-    for index, job in enumerate(jobs):
-        length = num_tokens - index * 7919 % max(1, num_tokens // SPREAD)
-        first = index * len(others) // len(jobs)
-        turns = [*others[first:], *others[:first]]
-        strangers = [each.prompt_token_ids for each in turns if each.prompt_token_ids != job.prompt_token_ids]
-        before = islice(cycle(chain.from_iterable(strangers)), length)  # nothing if there are none
-        grown.append(replace(job, prompt_token_ids=(*before, *job.prompt_token_ids)[-length:]))
-    return grown
-
-
-def of_one_length(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs whose prompts have at least the median's tokens, cut to as many: the paper's All-Mean study.
-
-    The paper takes descriptions that have the mean length. In a set of mixed tasks too few have any one length, so
-    here the last tokens of longer ones are kept, with which the chat template ends.
-    """
-    length = median_low(len(job.prompt_token_ids) for job in jobs)
-    return [
-        replace(job, prompt_token_ids=job.prompt_token_ids[-length:])
-        for job in jobs
-        if len(job.prompt_token_ids) >= length
-    ]

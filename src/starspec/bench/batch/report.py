@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starspec.bench.batch.methods import FAST, METHODS, PLAIN
+from starspec.bench.batch.plan import FAST, METHODS, PLAIN
 from starspec.bench.batch.rows import BatchRow, ratio_of
 from starspec.bench.lossless import mistake_sentences, promises_tokens
 from starspec.config import BATCHINGS, BatchingMethod, Dtype

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from starspec.bench.batch.methods import BatchMethod, MethodRun
+from starspec.bench.batch.methods import MethodRun
+from starspec.bench.batch.plan import BatchMethod
 from starspec.harness.compare import Divergence, first_difference, share_before
 from starspec.harness.decode import Answer
 from starspec.harness.provenance import hash_token_ids
