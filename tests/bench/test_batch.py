@@ -267,7 +267,7 @@ def test_a_divergence_is_found_with_its_gap(tiny_folder: Path, monkeypatch: pyte
     expected = bench.record(jobs).answers
     changed = list(expected[1].token_ids)
     changed[2] = (changed[2] + 1) % 128
-    runner = KnownPrompts().reading_once(bench.runner)
+    runner = KnownPrompts().prefilling_once(bench.runner)
     (found,) = divergences(runner, jobs, expected, [expected[0], Answer(changed)])
     assert (found.position, found.expected, found.found) == (2, expected[1].token_ids[2], changed[2])
     assert found.logit_gap > 0

@@ -87,4 +87,4 @@ def test_a_runner_whose_keys_and_values_are_elsewhere_reads_its_prompts_itself()
         cache = object()
 
     runner = Sharded()
-    assert KnownPrompts().reading_once(runner) is runner
+    assert KnownPrompts().prefilling_once(runner) is runner

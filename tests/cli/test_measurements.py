@@ -68,7 +68,7 @@ def test_verify_of_a_rule_that_keeps_no_tokens_says_so(starspec) -> None:
     words = '{"rejection_sample_method": "rejection"}'
     outcome = starspec(*VERIFY, "--draft", DRAFT, "--speculative-config", words)
     assert outcome.code == 2
-    assert "'rejection' keeps the law of answers, not their tokens" in outcome.err
+    assert "'rejection' keeps the distribution of answers, not their tokens" in outcome.err
 
 
 def test_verify_without_drafts_is_told_what_to_give(starspec) -> None:

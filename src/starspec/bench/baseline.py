@@ -1,4 +1,4 @@
-"""What everybody has already: transformers' own `generate`, plain and assisted. The oracle and the rival."""
+"""transformers' own `generate`, plain and assisted: the reference for tokens and for speed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Assistance:
 
 
 class TransformersBaseline:
-    """A model, and if given an assistant, as transformers runs them.
+    """A model and, if given, an assistant, run by transformers.
 
     Args:
         target, draft: folders or hub ids.
         dtype: of both.
-        eos_token_ids: what ends an answer; the same as for the engine that is compared.
+        eos_token_ids: end an answer; the same as for the engine that is compared.
     Raises: ModelError if one of them cannot be read.
     """
 
@@ -44,14 +44,14 @@ class TransformersBaseline:
         self._eos_token_ids = list(eos_token_ids)
 
     def answer_all(self, jobs: Sequence[Job]) -> list[Answer]:
-        """Plain greedy decoding of each job, one after the other."""
+        """Decode each job plainly and greedily, one after the other."""
         return [self.answer(job) for job in jobs]
 
     def answer(self, job: Job, assistance: Assistance | None = None) -> Answer:
-        """Decode greedily, with the draft as assistant if told how.
+        """Decode greedily, with the draft as assistant if `assistance` is given.
 
         Args:
-            job: its law must be greedy.
+            job: with greedy sampling.
         """
         assert job.sampling.is_plain_argmax, "the baseline decodes greedily"
         options: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class TransformersBaseline:
         with quiet_transformers():
             output = self._target.generate(
                 prompt,
-                attention_mask=torch.ones_like(prompt),  # or tokens that equal the pad token would be hidden
+                attention_mask=torch.ones_like(prompt),  # otherwise tokens equal to the pad token would be masked
                 max_new_tokens=job.max_tokens,
                 do_sample=False,
                 eos_token_id=self._eos_token_ids,
@@ -81,9 +81,11 @@ def _load(model: str, dtype: str) -> Any:
         loaded = AutoModelForCausalLM.from_pretrained(
             str(locate(model)), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
         )
-    loaded.generation_config = GenerationConfig()  # an author's repetition penalty also changes greedy answers
+    loaded.generation_config = (
+        GenerationConfig()
+    )  # a repetition penalty of the model's author would change greedy answers
     loaded.eval().requires_grad_(requires_grad=False)
     for parameter in loaded.parameters():
-        # weights mapped from a file may be dropped from memory and read again while other methods have their turn
+        # memory-mapped weights may be evicted and read again while other methods run
         parameter.data = parameter.data.clone()
     return loaded

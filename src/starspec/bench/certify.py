@@ -1,4 +1,4 @@
-"""The certificate: drafts change no token, on real models and real prompts; `claims` says which and how it is tried."""
+"""The certificate that drafts change no token, on real models and prompts. `claims` lists what is tested and how."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of the equal parts into which the prompts are divided, so that hours become sittings, or machines.
+    """One of `of` equal parts of the prompts, so that hours of work can be split over several runs or machines.
 
-    Every prompt is in exactly one of the shards 1 to `of`.
+    Every prompt is in exactly one shard.
 
     Raises: ConfigError if there is no such shard.
     """
@@ -65,13 +65,13 @@ class Shard:
             raise ConfigError(f"there is no shard {self.number} of {self.of}: they count from 1")
 
     def choose(self, entries: Sequence[T]) -> list[T]:
-        """Those of this shard: every `of`-th, so that each kind of entry is in each shard."""
+        """The entries of this shard: every `of`-th one, so that each shard has entries of each kind."""
         return list(entries[self.number - 1 :: self.of])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """What a part found."""
+    """The result of one part."""
 
     name: str
     claim: str
@@ -99,19 +99,19 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subjects:
-    """What the claims are tried on."""
+    """The models that the claims are tested with."""
 
     model: str  # of the parts with one model
     head: str | None = None  # an EAGLE head of `model`, for parts of its own; None = there are none
     pair: tuple[str, str] | None = None  # target and draft of further parts; None = there are none
     device: str = "cpu"
     num_threads: int | None = None
-    part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tried
+    part_names: tuple[PartName, ...] = get_args(PartName)  # those that are tested
     shard: Shard = Shard()
-    is_small: bool = False  # each part in small
+    is_small: bool = False  # each part in a small version
 
     def parts(self) -> list[tuple[Part, str, str]]:
-        """Every part with its target and draft."""
+        """The parts that are tested, each with its target and draft."""
         parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS, BATCH)]
         if self.head:
             parts += [(part, self.model, self.head) for part in (HEAD_EXACT, HEAD_BITS)]
@@ -135,11 +135,11 @@ def certify(
     max_prompts: int | None = None,
     advance: Advance = no_progress,
 ) -> Certificate:
-    """Try every claim.
+    """Test every claim.
 
     Args:
         prompt_files: used in equal shares.
-        max_prompts: at most so many for each part; None = as the parts say.
+        max_prompts: limit for each part; None = as many as the parts say.
         advance: called with what was run, `count_turns` times.
     Raises: as load_runner and local_drafts.
     """
@@ -164,7 +164,7 @@ def certify(
 
 
 def count_turns(subjects: Subjects, max_prompts: int | None) -> int:
-    """How often `certify` advances, if the files hold as many prompts as it wants."""
+    """How often `certify` calls `advance`, if the files hold enough prompts."""
     return sum(
         num_turns(
             len(subjects.shard.choose(range(_num_prompts(part, max_prompts)))),
@@ -184,7 +184,7 @@ def try_part(
     shard: Shard = Shard(),
     advance: Advance = no_progress,
 ) -> PartResult:
-    """Try one claim on a shard of `num_prompts`. Effects: loads the models. Raises: as certify."""
+    """Test one claim on a shard of `num_prompts` prompts. Effects: loads the models. Raises: as certify."""
     started_s = time.perf_counter()
     bench = Workbench(target)
     longest = min(part.max_prompt_tokens, bench.runner.info.max_model_len - part.max_tokens)
@@ -193,7 +193,7 @@ def try_part(
         raise ConfigError(f"none of the prompts has at most {longest} tokens, so there is nothing to certify")
     prompts = shard.choose(short)
     if not prompts:
-        raise ConfigError(f"shard {shard.number}/{shard.of} of {len(short)} prompts is empty: divide them by less")
+        raise ConfigError(f"shard {shard.number}/{shard.of} of {len(short)} prompts is empty: use fewer shards")
     baseline = None
     if part.is_against_transformers:
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)

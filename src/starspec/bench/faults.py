@@ -39,17 +39,17 @@ class Stream:
     moments_s: list[float] = field(default_factory=list)  # time.monotonic of each piece
 
     def longest_gap_s(self, start_s: float, end_s: float) -> float:
-        """The longest time between two pieces of which the later came in `start_s .. end_s`; 0 if none did."""
+        """The longest time between two pieces, where the later one came in `start_s .. end_s`; 0 if there is none."""
         pairs = zip(self.moments_s, self.moments_s[1:], strict=False)
         return max((later - earlier for earlier, later in pairs if start_s <= later <= end_s), default=0.0)
 
 
 class Clients:
-    """As many clients as prompts. An async context manager.
+    """One client for each prompt. An async context manager.
 
     Args:
-        url: of the gateway, without path.
-        num_tokens: of each answer; eos is ignored, so that streams last.
+        url: of the gateway, without a path.
+        num_tokens: of each answer. The end-of-sequence token is ignored, so that streams last.
     """
 
     def __init__(self, url: str, prompts: Sequence[str], num_tokens: int) -> None:
@@ -67,14 +67,14 @@ class Clients:
         await self._http.aclose()
 
     async def answers(self) -> list[str]:
-        """One answer to each prompt, decoded plainly, all at once. Raises: httpx.HTTPError."""
+        """Decode one answer to each prompt plainly, all at once. Raises: httpx.HTTPError."""
         streams = [Stream() for _ in self._prompts]
         pairs = zip(self._prompts, streams, strict=True)
         await asyncio.gather(*(self._ask(prompt, stream, speculative=False) for prompt, stream in pairs))
         return [stream.text for stream in streams]
 
     async def keep_asking(self, until: asyncio.Event) -> list[list[Stream]]:
-        """Stream answers to each prompt, one after the other; those under way when the event comes are the last.
+        """Stream answers to each prompt, one after the other. After the event no new answer begins.
 
         Returns: [prompt][answer]. Raises: httpx.HTTPError.
         """
@@ -118,9 +118,9 @@ class Clients:
 
 NUM_TARGETS = 2
 NUM_STREAMS = 8
-MAX_GAP_S = 0.250  # a client may always wait so long for a token
+MAX_GAP_S = 0.250  # a client may wait so long for a token, even if rounds are short
 WINDOW_S = 1.5
-LOOK_S = 0.02  # between two looks at /metrics
+LOOK_S = 0.02  # between two requests of /metrics
 PATIENCE_S = 60.0
 
 
@@ -144,11 +144,11 @@ class FaultRow:
     fault: str
     num_answers: int
     num_identical: int  # to plain decoding of the same target
-    round_ms: float  # just before, of the target with the longer rounds
-    calm_gap_ms: float  # longest time between two pieces of a stream before the fault, for comparison
-    gap_ms: float  # the same in WINDOW_S from the fault: while streams are young and no new prompt is read
-    outage_gap_ms: float  # the same until the hub serves again: with new prompts being read and a hub being loaded
-    max_gap_ms: float  # what it may be: max(250 ms, 2 rounds)
+    round_ms: float  # before the fault, of the target with the longer rounds
+    calm_gap_ms: float  # longest time between two pieces of one stream before the fault, for comparison
+    gap_ms: float  # the same in WINDOW_S from the fault, while no new prompt is prefilled
+    outage_gap_ms: float  # the same until the hub serves again, while new prompts are prefilled and the hub loads
+    max_gap_ms: float  # the bound: max(250 ms, 2 rounds)
     back_s: float  # from the hub's return until every target has accepted draft tokens again
 
 
@@ -159,7 +159,7 @@ class FaultModels(ModelPair):
     max_model_len: int = 512
 
     def draft_options(self) -> tuple[str, ...]:
-        """Words of the hub's command line beyond the draft. An EAGLE head borrows its target's embedding."""
+        """More arguments of the hub's command line. An EAGLE head needs the target's embedding."""
         borrowed = ("--target", self.target) if self.has_head else ()
         return ("--draft-quantization", self.quantization, "--spec-method", self.method, *borrowed)
 
@@ -167,10 +167,10 @@ class FaultModels(ModelPair):
 def measure_faults(
     models: FaultModels, prompts: Sequence[str], plan: FaultPlan, advance: Callable[[str], None]
 ) -> Report:
-    """Start a star, open NUM_STREAMS streams, and hurt its hub.
+    """Start a star, open NUM_STREAMS streams, and kill and stop its hub.
 
     Args:
-        advance: called with what is about to happen.
+        advance: called with the name of the next step.
     Raises: PeerLost if the star does not come up or does not recover; httpx.HTTPError if a stream breaks.
     """
     advance("starting the star")
@@ -188,7 +188,7 @@ def measure_faults(
 
 
 def fault_ratios(rows: Sequence[FaultRow]) -> dict[str, float]:
-    """Of the row that comes nearest to what is promised, or goes furthest beyond."""
+    """The largest gap over its bound, of all rows."""
     return {"longest_gap_vs_max": round(max(row.gap_ms / row.max_gap_ms for row in rows), 3)}
 
 
@@ -207,7 +207,7 @@ async def _hurt(
 
 
 class _Killed:
-    """kill -9, and a new hub on the same port; loading it takes its time."""
+    """kill -9, then a new hub on the same port, which takes time to load."""
 
     name = "kill -9 and restart"
 
@@ -223,7 +223,7 @@ class _Killed:
 
 
 class _Stopped:
-    """SIGSTOP, and SIGCONT after a while: connections stay, and nobody answers."""
+    """SIGSTOP, and SIGCONT later: connections stay open, and nobody answers."""
 
     def __init__(self, star: StarProcesses, away_s: float) -> None:
         self.name = f"SIGSTOP for {away_s:g} s"

@@ -1,4 +1,4 @@
-"""Drafts that are wrong on purpose: a lossless target must not care."""
+"""Drafts that are wrong on purpose. A lossless target must give the same tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from starspec.engine.sequence import TargetSequence
 from starspec.speculation.tree import ROOT, DraftTree
 
 Truth = Callable[[TargetSequence], Sequence[int]]
-"""The tokens that the target is going to say next; may be empty."""
+"""The tokens that the target will emit next; may be empty."""
 
 
 def knows_nothing(_: TargetSequence) -> Sequence[int]:
-    """The truth of a drafter that only guesses."""
+    """No truth: the drafter proposes random tokens only."""
     return ()
 
 
 class LyingDrafts(NoDrafts):
-    """Proposes chains of random tokens, and before them some true ones if it knows them.
+    """Proposes chains of random tokens. With a truth, a random number of true tokens comes first.
 
-    With a truth, each proposal is right for a random number of tokens: every accepted length comes up, at random, in
-    every sequence of a batch.
+    So every accepted length occurs, at random, in every sequence of a batch.
     """
 
     is_connected = True
@@ -30,7 +29,7 @@ class LyingDrafts(NoDrafts):
     def __init__(self, vocab_size: int, num_draft_tokens: int, seed: int, truth: Truth = knows_nothing) -> None:
         self._vocab_size = vocab_size
         self._num_draft_tokens = num_draft_tokens
-        self._random = random.Random(seed)  # noqa: S311 (lies need no secrecy)
+        self._random = random.Random(seed)  # noqa: S311 (not for secrets)
         self._truth = truth
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -44,13 +43,13 @@ class LyingDrafts(NoDrafts):
 
 
 class LyingTrees(NoDrafts):
-    """Proposes bushy trees of random tokens, with some true ones on a path through them, at a random place each.
+    """Proposes bushy trees of random tokens, with true tokens on a path at random places.
 
-    So accepted paths of every length wind through every tree, and what must be moved in the cache is never in order.
+    So accepted paths of every length occur, and the cache entries of a path are never in order.
 
     Args:
         num_steps: depth.
-        width: nodes of each layer, at most.
+        width: largest number of nodes at each depth.
     """
 
     is_connected = True
@@ -59,7 +58,7 @@ class LyingTrees(NoDrafts):
         self._vocab_size = vocab_size
         self._num_steps = num_steps
         self._width = width
-        self._random = random.Random(seed)  # noqa: S311 (lies need no secrecy)
+        self._random = random.Random(seed)  # noqa: S311 (not for secrets)
         self._truth = truth
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -69,14 +68,14 @@ class LyingTrees(NoDrafts):
         num_steps = min(self._num_steps, sequence.num_remaining - 1)
         true_ids = list(self._truth(sequence))[: self._random.randint(0, max(0, num_steps))]
         edges: list[tuple[int, int]] = []  # (parent, token)
-        layer, true_node = [ROOT], ROOT
+        level, true_node = [ROOT], ROOT
         for depth in range(num_steps):
-            new = [(self._random.choice(layer), self._random.randrange(self._vocab_size)) for _ in range(self._width)]
+            new = [(self._random.choice(level), self._random.randrange(self._vocab_size)) for _ in range(self._width)]
             if depth < len(true_ids):
                 new.insert(self._random.randrange(len(new)), (true_node, true_ids[depth]))
             first = len(edges)
             edges += dict.fromkeys(new)  # siblings carry different tokens
-            layer = list(range(first, len(edges)))
+            level = list(range(first, len(edges)))
             if depth < len(true_ids):
                 true_node = edges.index((true_node, true_ids[depth]), first)
         return DraftTree(tuple(token for _, token in edges), tuple(parent for parent, _ in edges))

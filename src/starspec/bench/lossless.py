@@ -1,4 +1,4 @@
-"""Is decoding with drafts the same as decoding without? The comparison behind `verify` and the certificate."""
+"""The comparison of decoding with and without drafts, for `verify` and the certificate."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Advance = Callable[[str], None]
 
 
 def no_progress(_: str) -> None:
-    """For callers that show none."""
+    """For callers that show no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way of decoding that must not change a token."""
+    """One way of decoding that must not change any token."""
 
     name: str
     batch_size: int
@@ -43,22 +43,24 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosslessRow:
-    """How one contender compares with the reference, under one way of sampling."""
+    """How one contender compares with the reference under one sampling setting."""
 
     sampling: str
     contender: str
     batching: BatchingMethod
     batch_size: int
-    sequences_per_round: float  # on average: what batches really held
+    sequences_per_round: float  # mean number of sequences in a round
     num_prompts: int
     num_identical: int
     exact_match_rate: float
     partial_match_rate: float
-    num_explained: int  # of the answers that differ, those that do from a near-tie on
+    num_explained: int  # answers that differ from a near-tie on
     num_tokens: int
     num_compared_tokens: int  # before any divergence
-    num_bitwise_tokens: int | None  # of those, decided by bitwise the same logits as plain decoding alone
-    num_near_ties: int  # reference tokens that a few rounding steps could have changed
+    num_bitwise_tokens: (
+        int | None
+    )  # of those, decided by logits bitwise equal to those of plain decoding at batch size 1
+    num_near_ties: int  # reference tokens that a few rounding steps could change
     first_divergence: Divergence | None
     acceptance_length: float
     acceptance_rate: float
@@ -71,7 +73,7 @@ class LosslessRow:
 
     @property
     def num_unexplained(self) -> int:
-        """Answers that differ, and not from a near-tie on."""
+        """Answers that differ without a near-tie at the divergence."""
         return self.num_prompts - self.num_identical - self.num_explained
 
     @property
@@ -80,17 +82,19 @@ class LosslessRow:
 
 
 def promises_tokens(layout: BatchingMethod, dtype: Dtype) -> bool:
-    """Whether tokens are promised to be those of plain decoding alone, on a machine whose kernels keep bits.
+    """Whether a batching method promises the tokens of plain decoding at batch size 1, where kernels keep the bits.
 
-    In ragged batches, and in float32 however a batch is laid out.
+    Ragged batches do. In float32 all methods do.
     """
     return not PARTS[layout].is_padded or dtype == "float32"
 
 
 def mistake_sentences(broken: str, unexplained: str) -> list[str]:
-    """A sentence for each kind of difference that may not be.
+    """A sentence for each kind of difference that must not occur.
 
-    Args: who differs though nobody may, and who at no near-tie; "" for nobody.
+    Args:
+        broken: who differs although that is promised not to happen; "" = nobody.
+        unexplained: who differs without a near-tie; "" = nobody.
     """
     whys = (
         (broken, "although these settings promise that none does"),
@@ -100,10 +104,10 @@ def mistake_sentences(broken: str, unexplained: str) -> list[str]:
 
 
 class Truths:
-    """What plain decoding said, for a drafter that mixes truth and lies."""
+    """The answers of plain decoding, for a drafter that mixes true and random tokens."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[tuple[int, ...], TokenLawKey], list[int]] = {}
+        self._answers: dict[tuple[tuple[int, ...], SamplingKey], list[int]] = {}
 
     def learn(self, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
         for job, answer in zip(jobs, answers, strict=True):
@@ -114,16 +118,16 @@ class Truths:
         return self._answers.get((prompt, _key(sequence.sampling)), [])[sequence.num_output_tokens :]
 
 
-TokenLawKey = tuple[float, float, int]
+SamplingKey = tuple[float, float, int]
 
 
-def _key(sampling: SamplingSpec) -> TokenLawKey:
+def _key(sampling: SamplingSpec) -> SamplingKey:
     return sampling.temperature, sampling.top_p, sampling.seed
 
 
 @dataclass(slots=True)
 class _Tally:
-    """One row in the making."""
+    """Sums for one row."""
 
     comparison: Comparison | None = None
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
@@ -148,22 +152,21 @@ def compare_with_plain(
     first_turn: int = 0,
     advance: Advance = no_progress,
 ) -> list[LosslessRow]:
-    """Decode every prompt plainly and alone, then with every contender, and compare tokens and deciding logits.
+    """Decode every prompt plainly at batch size 1, then with every contender, and compare tokens and logits.
 
-    Requests leave in the middle of a contender's batches, and others join: they are of different lengths, join one a
-    step (where prompts come first, before any round until a batch is full), and are allowed different numbers of tokens
-    (`max_tokens`, or up to a third less).
+    Requests leave and join in the middle of a contender's batches: prompts have different lengths, one request joins in
+    each step, and requests have different limits (`max_tokens`, or up to a third less).
 
     Args:
-        reference: whose tokens must be matched; None: our own plain decoding, alone. With one, the plain decoding
-            is a row as well.
-        truths: learns every reference answer before the contenders run.
-        reads_once: each layout of keys and values forwards a prompt once, and its contenders take copies.
-        num_sharing: so many neighbouring contenders share the prompts: each chunk is for one of them, for another the
-            next time; which one differs from neighbours to neighbours. Not with a reference.
-        first_turn: whose turn the first chunk is, so that those who have little of the prompts each differ, too.
-        advance: called with a contender's name after each of its chunks of prompts.
-    Returns: one row for each way of sampling and contender that had prompts, in this order.
+        reference: gives the tokens that must be matched. None = our own plain decoding at batch size 1. With a
+            reference, plain decoding is a row as well.
+        truths: gets every reference answer before the contenders run.
+        reads_once: each cache layout prefills a prompt once; other contenders copy the keys and values.
+        num_sharing: size of the groups of neighbouring contenders that share the prompts. Each chunk goes to one
+            contender of a group, the next chunk to the next one; groups start at different ones. Not with a reference.
+        first_turn: which contender of a group gets the first chunk; different shards pass different numbers.
+        advance: called with the name of the contender after each chunk.
+    Returns: one row for each sampling setting and contender that had prompts, in this order.
     """
     assert reference is None or num_sharing == 1
     rows = [*([] if reference is None else [Contender("off", 1)]), *contenders]
@@ -218,22 +221,23 @@ class _Comparing:
 
 
 def _has_turn(index: int, turn: int, num_sharing: int) -> bool:
-    """Whether this contender is the one of those that share prompts with it; each group begins one further."""
+    """Whether it is the contender's turn within its group. Each group starts one contender later than the group
+    before.
+    """
     return (index + index // num_sharing + turn) % num_sharing == 0
 
 
 def num_turns(num_prompts: int, num_samplings: int, num_rows: int) -> int:
-    """How often `compare_with_plain` advances, for so many rows of each way of sampling, of which none share prompts.
-
-    Rows that share theirs count as one.
-    """
+    """How often `compare_with_plain` calls `advance`. Rows that share prompts count as one."""
     return -(-num_prompts // CHUNK) * num_samplings * (num_rows + 1)
 
 
 def _jobs(
     bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int
 ) -> list[Job]:
-    """The requests; of three neighbours one may say `max_tokens`, the next five sixths of them, the last two thirds."""
+    """The requests. Of three neighbours, one has the limit `max_tokens`, the next five sixths of it, the last two
+    thirds.
+    """
     jobs = bench.jobs(prompts, sampling, max_tokens, first_seed)
     return [
         Job(job.name, job.prompt_token_ids, job.sampling, max(1, max_tokens - index % 3 * max_tokens // 6))

@@ -1,4 +1,4 @@
-"""`starspec verify`: does this pair, on this machine, decode as its target does alone?"""
+"""`starspec verify`: does a pair decode the same tokens as its target alone, on this machine?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VerifyReport:
     rows: list[LosslessRow]
     numerics: str  # what the probe found when the target was loaded
     dtype: Dtype
-    is_promised: bool  # whether these settings promise the same tokens; padded batches never do in bfloat16
+    is_promised: bool  # whether these settings promise the same tokens; in bfloat16 padded batches never do
     is_identical: bool
     num_left_out: int  # prompts too long for the model's context with an answer behind them
     prompts_sha256: str
@@ -47,7 +47,7 @@ class VerifyReport:
 
     @property
     def mistakes(self) -> list[str]:
-        """A sentence for each kind of difference that may not be."""
+        """A sentence for each kind of difference that must not occur."""
         num_broken = sum(row.num_prompts - row.num_identical for row in self.promised)
         num_unexplained = sum(row.num_unexplained for row in self.rows)
         return mistake_sentences(*(f"{num} answers differ" if num else "" for num in (num_broken, num_unexplained)))
@@ -66,15 +66,16 @@ def verify_pair(
     """Compare decoding with drafts, alone and in batches, with the same engine's plain decoding.
 
     Args:
-        target: with as many rows as the batching methods need for a batch.
+        target: with as many cache rows as the batching methods need.
         batchings: ways of batching that are tried with drafts.
         advance: called with what was run, `num_turns` times.
-    Raises: as load_runner and local_drafts; ConfigError if the drafts are verified by a rule that keeps no tokens.
+    Raises: as load_runner and local_drafts; ConfigError if the acceptance rule does not keep the tokens.
     """
     if speculative.rejection_sample_method != "coupled":
         method = speculative.rejection_sample_method
         raise ConfigError(
-            f"rejection_sample_method '{method}' keeps the law of answers, not their tokens: nothing to compare"
+            f"rejection_sample_method '{method}' keeps the distribution of answers, not their tokens: "
+            "there is nothing to compare"
         )
     bench = Workbench(target)
     longest = bench.runner.info.max_model_len - max_tokens
@@ -106,13 +107,13 @@ def num_turns_of(num_prompts: int, batch_size: int, batchings: Sequence[Batching
 
 
 def _contenders(name: str, drafts: Drafts, batch_size: int, batchings: Sequence[BatchingConfig]) -> list[Contender]:
-    """Drafts alone, and in batches of each kind; and no drafts in batches."""
+    """Drafts at batch size 1, drafts in batches of each method, and plain decoding in batches."""
     if batch_size == 1:
         return [Contender(name, 1, drafts, each) for each in batchings]
     return [
         Contender(name, 1, drafts),
         Contender("off", batch_size),
-        # drafts' rounds wait for prompts, else short answers are over before a batch is full; others' do not
+        # with drafts, rounds wait for prompts: otherwise short answers end before the batch is full
         *(Contender(name, batch_size, drafts, replace(each, prompts="first")) for each in batchings),
     ]
 

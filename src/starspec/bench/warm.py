@@ -1,7 +1,7 @@
-"""`starspec bench warm`: whether a draft that has idled drafts slower (StarSD section 5.3), on this machine.
+"""`starspec bench warm`: whether a draft is slower after an idle gap (StarSD section 5.3), on this machine.
 
-Its authors saw 16.1 ms a token where there were gaps of 10 to 30 ms, and 8.9 ms without. Here a one-token step is timed
-right after gaps of different lengths, and so are the steps that follow it.
+The authors measured 16.1 ms a token after gaps of 10 to 30 ms, and 8.9 ms without gaps. This benchmark times one-token
+steps right after gaps of different lengths, and the steps that follow.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from starspec.models.runner import ModelRunner, Segment
 from starspec.sampling.argmax import argmaxes
 
 PREFIX_LEN: Final = 128  # committed tokens
-TOKEN_ID: Final = 1  # whatever it means
-NUM_STEADY: Final = 3  # steps before each gap: what the gap interrupts
+TOKEN_ID: Final = 1  # its meaning does not matter
+NUM_STEADY: Final = 3  # steps before each gap
 NUM_TIMED: Final = 4  # steps after it
 
 
@@ -40,16 +40,16 @@ QUICK = WarmPlan(num_repeats=20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmRow:
-    """Steps after gaps of one length; medians, the gaps taking turns in random order."""
+    """Steps after gaps of one length: medians. Gaps of all lengths alternate in random order."""
 
     gap_ms: float
     step_ms: tuple[float, ...]  # the first step after the gap, the second, ...
-    first_vs_steady: float  # the first, against the first after no gap
+    first_vs_steady: float  # first step after the gap over first step without a gap
     first_p90_ms: float
 
 
 def measure_warm(draft: ModelConfig, plan: WarmPlan, advance: Callable[[str], None]) -> Report:
-    """Time steps after gaps in which the process sleeps.
+    """Time steps after gaps. The process sleeps in the gaps.
 
     Args:
         advance: called with what is about to be measured.
@@ -61,7 +61,7 @@ def measure_warm(draft: ModelConfig, plan: WarmPlan, advance: Callable[[str], No
     runner.forward([Segment(row, prefix, num_logits=0)])
     runner.cache.append(row, len(prefix))
     times: dict[float, list[list[float]]] = {gap_ms: [] for gap_ms in plan.gaps_ms}
-    order = random.Random(0)  # noqa: S311  (nothing is to be kept secret)
+    order = random.Random(0)  # noqa: S311  (not for secrets)
     for repeat in range(plan.num_repeats):
         advance(f"repeat {repeat + 1}")
         for gap_ms in order.sample(plan.gaps_ms, len(plan.gaps_ms)):
@@ -72,7 +72,7 @@ def measure_warm(draft: ModelConfig, plan: WarmPlan, advance: Callable[[str], No
 
 
 def _steps_after(gap_s: float, runner: ModelRunner, row: int) -> list[float]:
-    """Milliseconds of the steps behind a gap."""
+    """Milliseconds of each step after a gap."""
     for _ in range(NUM_STEADY):
         _step_ms(runner, row)
     if gap_s:

@@ -1,4 +1,4 @@
-"""Two decodings of the same requests: are they the same, and if not, where and by how little do they part?"""
+"""Two decodings of the same requests: where do they first diverge, and how close were the logits?"""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from starspec.sampling.filters import support
 from starspec.sampling.noise import gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
 
-NEAR_TIE_STEPS = 4  # a gap of so many rounding steps of the logits' dtype is a near-tie
+NEAR_TIE_STEPS = 4  # a gap of at most so many rounding steps of the logits' dtype is a near-tie
 NEAR_TIE = f"near-tie: within {NEAR_TIE_STEPS} rounding steps of the target's largest logit"
-NUM_CONTENDERS = 64  # likeliest tokens among which the runner-up of a draw is looked for
+NUM_CONTENDERS = 64  # most likely tokens that are searched for the runner-up of a draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,14 @@ class Divergence:
 
     prompt: str
     position: int  # index of the token within the answer
-    expected: int | None  # token ids; None: the reference had ended
+    expected: int | None  # token id; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
-    rounding: float | None  # logits by which rounding must move what decides, noise included; None if not recorded
-    near_tie_gap: float | None  # rounding of at most this is a near-tie here; None if not recorded
-    is_near_tie: bool | None  # whether a few rounding steps decide between the two; None if not recorded
+    rounding: (
+        float | None
+    )  # by how much, in logits, rounding must change the scores, noise included; None if not recorded
+    near_tie_gap: float | None  # the near-tie bound for these logits; None if not recorded
+    is_near_tie: bool | None  # whether a few rounding steps can swap the two tokens; None if not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Comparison:
 
     @property
     def partial_match_rate(self) -> float:
-        """Share of a reference's tokens before the first divergence, averaged over the answers (as EqSpec has it)."""
+        """Share of the reference's tokens before the first divergence, averaged over the answers (as in EqSpec)."""
         return self.sum_partial / self.num_answers if self.num_answers else 1.0
 
     @property
@@ -64,11 +66,11 @@ class Comparison:
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether every compared token was decided by the very same bits."""
+        """Whether the logits behind every compared token were bitwise equal."""
         return self.num_bitwise == self.num_compared
 
     def plus(self, other: Comparison) -> Comparison:
-        """Both as one, this one's answers first."""
+        """The union of both, with this one's answers first."""
         known = self.num_bitwise is not None and other.num_bitwise is not None
         return Comparison(
             num_answers=self.num_answers + other.num_answers,
@@ -93,8 +95,8 @@ def compare(
 
     Args:
         expected_logits: for each reference, the logits [V] that decided each token; None = not recorded. A token
-            without logits counts as decided by other bits.
-        found_logits: likewise, for each answer; bits are compared if both are there.
+            without logits counts as different bits.
+        found_logits: the same for each answer. Bits are compared if both are given.
     """
     divergences: list[Divergence] = []
     num_bitwise = num_compared = 0
@@ -129,7 +131,7 @@ def share_before(at: int | None, expected: Sequence[int]) -> float:
 
 
 def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
-    """The first index at which two sequences differ, one being shorter included; None if they are equal."""
+    """The first index at which two sequences differ; their shared length if one is a prefix; None if they are equal."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return index
@@ -137,14 +139,14 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
 
 
 def decision_gap(logits: Tensor, sampling: SamplingSpec, position: int) -> float:
-    """By how much, in logits, the drawn token beat the next one: what it would take to change the token.
+    """By how much, in logits, the drawn token beat the runner-up: what it takes to change the token.
 
     Args:
         logits: [V], the target's own.
-        law: without penalties and min_tokens.
+        sampling: without penalties and min_tokens.
         position: absolute index of the drawn token.
-    Returns: infinity if no other token could be drawn. For a sampled law the runner-up is looked for among the
-        likeliest tokens only.
+    Returns: infinity if no other token could be drawn. With a temperature, only the most likely tokens are searched
+        for the runner-up.
     """
     adjusted = adjust(logits, sampling, position, None)
     if sampling.is_greedy:
@@ -162,7 +164,7 @@ def decision_gap(logits: Tensor, sampling: SamplingSpec, position: int) -> float
 
 
 def is_near_tie(logits: Tensor, sampling: SamplingSpec, position: int) -> bool:
-    """Whether a few rounding steps could change the drawn token: what kernels that round differently may do.
+    """Whether a few rounding steps could change the drawn token, as kernels that round differently may.
 
     Args: as decision_gap.
     """
@@ -170,7 +172,7 @@ def is_near_tie(logits: Tensor, sampling: SamplingSpec, position: int) -> bool:
 
 
 def gap_to(logits: Tensor, sampling: SamplingSpec, position: int, token_id: int) -> float:
-    """By how much, in logits, the drawn token beat this one.
+    """By how much, in logits, the drawn token beat the given one.
 
     Args: as decision_gap.
     Returns: infinity for a token that could not be drawn.
@@ -185,10 +187,10 @@ def gap_to(logits: Tensor, sampling: SamplingSpec, position: int, token_id: int)
 
 
 def rounding_to_draw(logits: Tensor, sampling: SamplingSpec, position: int, token_id: int) -> float:
-    """By how much, in logits, rounding has to move what decides for this token to be drawn; 0 for the one that is.
+    """By how much, in logits, rounding must change the scores so that this token is drawn; 0 for the drawn token.
 
-    It has to lift the token by its gap to each that is ahead of it, noise included. Where a law has filters it can also
-    move the edge of the nucleus: push one that is ahead out, which then is ahead of nobody, or let this token in.
+    Rounding must lift the token by its gap to each token ahead of it, noise included. With top-k or top-p, rounding can
+    also move the edge of the kept set: it can push a token that is ahead out of it, or let this token in.
 
     Args: as decision_gap.
     """
@@ -205,7 +207,7 @@ def rounding_to_draw(logits: Tensor, sampling: SamplingSpec, position: int, toke
 
 
 def near_tie_gap(logits: Tensor) -> float:
-    """The gap, in logits, of `NEAR_TIE_STEPS` rounding steps: distances of neighbours in the dtype at the largest."""
+    """`NEAR_TIE_STEPS` rounding steps in logits: spacings of the dtype at the largest logit."""
     _, exponent = math.frexp(float(logits.abs().max()))
     return NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * 2.0 ** (exponent - 1)
 
@@ -215,11 +217,11 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Tensor | None) -> Divergence:
-    """What is known of a divergence.
+    """Describe one divergence.
 
     Args:
         at: index of the first token that differs.
-        logits: [V], the reference's there; None = not recorded, or the reference had ended.
+        logits: [V], of the reference at that token; None = not recorded, or the reference had ended.
     """
     expected = reference.token_ids[at] if at < len(reference.token_ids) else None
     found = answer.token_ids[at] if at < len(answer.token_ids) else None
@@ -228,7 +230,7 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
         bound, is_tie = near_tie_gap(logits), False
         if expected is not None and found is not None:
             position = len(job.prompt_token_ids) + at
-            # of both: where these logits were computed anew it may be the other token that they prefer
+            # of both tokens: logits that were computed again may prefer the other one
             rounding = max(rounding_to_draw(logits, job.sampling, position, each) for each in (expected, found))
             is_tie = rounding <= bound
             gap = float(logits[expected].double() - logits[found].double())
@@ -238,11 +240,11 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
 def divergences(
     runner: BatchRunner, jobs: Sequence[Job], expected: Sequence[Answer], found: Sequence[Answer]
 ) -> list[Divergence]:
-    """One for each answer that is not its reference.
+    """One for each answer that differs from its reference.
 
     Args:
-        runner: of the target. One that reads chunks once looks at a place anew in a forward of one token.
-    Effects: a forward of prompt and answer for each; leases and frees a row.
+        runner: of the target. It computes the logits at the divergence again, in a forward of one token.
+    Effects: runs a forward over prompt and answer for each; leases and frees a row.
     """
     differing = []
     for job, reference, answer in zip(jobs, expected, found, strict=True):
@@ -256,7 +258,7 @@ def divergences(
 
 
 def next_logits(runner: BatchRunner, token_ids: Sequence[int]) -> Tensor:
-    """The target's logits [V] after some tokens, read alone. Effects: leases and frees a row."""
+    """The target's logits [V] after these tokens, in a batch of one. Effects: leases and frees a row."""
     row = runner.cache.lease()
     try:
         for start in range(0, len(token_ids) - 1, PREFILL_CHUNK):

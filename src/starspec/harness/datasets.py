@@ -1,4 +1,4 @@
-"""Prompts: a file of somebody else's, by its path, or the few that we wrote ourselves.
+"""Prompts: from a file, or the few that come with starspec.
 
 A file is UTF-8, with or without a byte-order mark, and has one JSON object a line:
 `{"id": str, "category": str, "turns": [str, ...]}`; other keys are ignored.
@@ -59,14 +59,14 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def spread(entries: Sequence[T], num: int) -> list[T]:
-    """`num` of the entries, evenly over all, so that no category is left out; all if there are fewer."""
+    """`num` of the entries, evenly over all, so that every category is represented. All, if there are fewer."""
     if num >= len(entries):
         return list(entries)
     return [entries[index * len(entries) // num] for index in range(num)]
 
 
 def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """What a model reads: text to be continued as it is, a question in the chat template, if there is one.
+    """The prompt tokens: text to continue as it is, a question in the chat template if the model has one.
 
     Args:
         tokenizer: the target's.
@@ -77,7 +77,7 @@ def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> str:
-    """A hash of names, texts, and which of them are to be continued, for receipts and for work that is gone on with."""
+    """A hash of names, texts and categories that matter, for receipts and for resumed work."""
     digest = hashlib.sha256()
     for prompt in prompts:
         mark = f"{CONTINUED}\0" if prompt.category == CONTINUED else ""
@@ -104,7 +104,7 @@ def _parse(content: bytes, where: str) -> list[Prompt]:
 
 
 def _complaint(line: bytes, error: Exception) -> str:
-    """Why a line is refused: half of a surrogate pair, which msgspec calls truncated input, by its own name."""
+    """Why a line is refused. msgspec calls half of a surrogate pair "truncated input"; this names it."""
     try:
         json.dumps(json.loads(line), ensure_ascii=False).encode()
     except UnicodeEncodeError as half:

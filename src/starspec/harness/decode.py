@@ -1,4 +1,4 @@
-"""Run requests through an engine, some at a time, with others joining as they leave."""
+"""Run requests through an engine, a few at a time. When one ends, the next one joins."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from starspec.wire.messages import RequestSpec
 Advance = Callable[[str, int | None], None]
 """(what is about to run, number of turns of the stage that begins; None = a turn of the current stage)"""
 
-MAX_QUEUED = 1 << 20  # requests: an offline run submits all it has at once
-PREFILL_CHUNK = TargetConfig().prefill_chunk  # prompt tokens of a forward, as a server reads them
+MAX_QUEUED = 1 << 20  # requests; an offline run submits all requests at once
+PREFILL_CHUNK = TargetConfig().prefill_chunk  # prompt tokens of one forward, as in a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a request."""
+    """The result of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -64,10 +64,10 @@ def make_engine(
     max_num_seqs: int | None = None,
     trace: Tracer | None = None,
 ) -> TargetEngine:
-    """An engine for measuring: nothing in it is bounded but the runner's rows.
+    """An engine for measuring. Only the runner's rows limit it.
 
     Args:
-        runner: laid out for the batching method.
+        runner: with the cache layout of the batching method.
         max_num_seqs: sequences of a round; None = as many as the runner has rows.
         trace: records rounds, if given.
     """
@@ -92,14 +92,14 @@ def decode(
     """Answer all jobs, at most `batch_size` at once.
 
     Args:
-        is_staggered: at most one request joins in a step, so that batches are ragged from their first round on, unless
-            prompts come first; otherwise all that fit join at once.
-        on_end: called whenever a request has ended.
+        is_staggered: at most one request joins in a step, so batches are ragged from the first round on (unless prompts
+            come first). False: as many join at once as fit.
+        on_end: called when a request ends.
     Returns: the answers, in the order of the jobs.
     Raises: RequestError if a job can never run; OurBug if the engine was not idle.
     """
     if engine.has_work:
-        raise OurBug("an engine that measures must begin idle")
+        raise OurBug("an engine that measures must be idle at the start")
     names = {RequestId(f"job-{index}"): index for index in range(len(jobs))}
     answers = [Answer() for _ in jobs]
     waiting, num_active = list(names), 0

@@ -1,4 +1,4 @@
-"""What all pictures of measurements share: the extra that they need, and how they are saved."""
+"""What all pictures of measurements share: the optional dependency, and saving."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def require_matplotlib() -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raises: ConfigError unless the file's name ends as that of a picture that can be drawn."""
+    """Raises: ConfigError unless the file name has the suffix of a supported picture format."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"the name of a picture ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not '{path}'")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture; its format is the file name's. Raises: ConfigError if it cannot be written."""
+    """Write a picture in the format of the file name. Raises: ConfigError if it cannot be written."""
     check_format(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

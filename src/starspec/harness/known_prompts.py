@@ -1,4 +1,4 @@
-"""Prompts that many contenders answer: forwarded once for each layout of keys and values, and copied from then on."""
+"""Prompts that several methods answer: prefilled once for each cache layout, copied afterwards."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segmen
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What the last tokens of a prompt, or of its beginning, left in a cache."""
+    """The cache content of one prefill chunk."""
 
     content: Tensor  # keys and values
-    seconds: float  # that reading took
+    seconds: float  # that its forward took
 
 
 ChunkKey = tuple[type[KVCache], tuple[int, ...]]
-"""A layout, and the tokens up to a chunk's end."""
+"""A cache layout, and the tokens up to the end of the chunk."""
 
 
 class KnownPrompts:
-    """Keys and values of prompts that were read. Unbounded: whoever makes it forgets it before they are too many."""
+    """Keys and values of prefilled prompts. It has no bound: the owner drops it before it grows too large."""
 
     def __init__(self) -> None:
-        self.saved_s = 0.0  # what copies instead of forwards have saved so far
+        self.saved_s = 0.0  # seconds that copies have saved so far
         self._held: dict[ChunkKey, _Chunk] = {}
 
     @property
     def num_bytes(self) -> int:
-        """What is held."""
+        """Bytes of all chunks."""
         return sum(chunk.content.numel() * chunk.content.element_size() for chunk in self._held.values())
 
-    def reading_once(self, runner: BatchRunner) -> BatchRunner:
-        """The runner, but for chunks of prompts that another runner of the same model and layout has read.
+    def prefilling_once(self, runner: BatchRunner) -> BatchRunner:
+        """The runner, but it copies prompt chunks that a runner of the same model and layout has prefilled.
 
-        One whose keys and values lie elsewhere reads every prompt itself.
+        A runner whose keys and values lie in another process prefills every prompt itself.
         """
-        return _ReadingOnce(runner, runner.cache, self) if isinstance(runner.cache, LocalRows) else runner
+        return _PrefillingOnce(runner, runner.cache, self) if isinstance(runner.cache, LocalRows) else runner
 
-    def read_chunk(self, runner: BatchRunner, rows: LocalRows, chunk: Segment, tokens: tuple[int, ...]) -> None:
-        """Forward the chunk, or copy what another runner's forward of it left.
+    def prefill_chunk(self, runner: BatchRunner, rows: LocalRows, chunk: Segment, tokens: tuple[int, ...]) -> None:
+        """Forward the chunk, or copy it if another runner has prefilled it.
 
         Args:
             rows: of the runner's cache.
-            tokens: the row's, up to the chunk's end.
+            tokens: of the row, up to the end of the chunk.
         """
         key, started_s = (type(runner.cache), tokens), time.perf_counter()
-        if chunk_read := self._held.get(key):
-            rows.behind(chunk.row, len(chunk.token_ids)).copy_(chunk_read.content)
-            self.saved_s += chunk_read.seconds - (time.perf_counter() - started_s)
+        if copied := self._held.get(key):
+            rows.behind(chunk.row, len(chunk.token_ids)).copy_(copied.content)
+            self.saved_s += copied.seconds - (time.perf_counter() - started_s)
             return
         runner.forward([chunk])
         seconds = time.perf_counter() - started_s
         self._held[key] = _Chunk(rows.behind(chunk.row, len(chunk.token_ids)).clone(), seconds)
 
 
-class _ReadingOnce:
-    """A chunk of a prompt is a forward of one sequence that wants nothing but its keys and values."""
+class _PrefillingOnce:
+    """Recognises a prefill chunk: a forward of one sequence that asks for no logits and no features."""
 
     def __init__(self, runner: BatchRunner, rows: LocalRows, known: KnownPrompts) -> None:
         self._runner = runner
         self._rows = rows  # of its cache
         self._known = known
-        self._read: dict[int, tuple[int, ...]] = {}  # row -> what it has read of its prompt
+        self._prefilled: dict[int, tuple[int, ...]] = {}  # row -> the prompt tokens that it holds
 
     @property
     def info(self) -> ModelInfo:
@@ -81,10 +81,10 @@ class _ReadingOnce:
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
         if len(segments) > 1 or segments[0].num_logits or feature_layers:
             return self._runner.forward(segments, feature_layers)
-        self._read_chunk(segments[0])
+        self._prefill_chunk(segments[0])
         return ForwardOutput(torch.empty(0, self.info.vocab_size))
 
-    def _read_chunk(self, chunk: Segment) -> None:
-        tokens = (*self._read.get(chunk.row, ())[: self.cache.lengths[chunk.row]], *chunk.token_ids)
-        self._read[chunk.row] = tokens
-        self._known.read_chunk(self._runner, self._rows, chunk, tokens)
+    def _prefill_chunk(self, chunk: Segment) -> None:
+        tokens = (*self._prefilled.get(chunk.row, ())[: self.cache.lengths[chunk.row]], *chunk.token_ids)
+        self._prefilled[chunk.row] = tokens
+        self._known.prefill_chunk(self._runner, self._rows, chunk, tokens)

@@ -1,4 +1,4 @@
-"""Where a number comes from: command, code, versions, machine, models. Saved beside every result."""
+"""Where a result comes from: command, code, versions, machine, models. Saved with every result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What must be known to measure the same again."""
+    """What is needed to repeat a measurement."""
 
     argv: list[str]
     date: str  # UTC, ISO 8601
@@ -46,7 +46,7 @@ class Provenance:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the checkout that this code runs from; None if it runs from none."""
+    """Output of a git command in the checkout of this code; None if it does not run from a checkout."""
     command = ["git", "-C", str(Path(starspec.__file__).parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
@@ -59,7 +59,7 @@ def _git(*arguments: str) -> str | None:
 class Checkout:
     """The sources of this process."""
 
-    sha: str | None  # None: it runs from no checkout
+    sha: str | None  # None: not run from a checkout
     has_local_changes: bool | None
 
     @classmethod
@@ -71,14 +71,15 @@ class Checkout:
         return cls(sha, None if changes is None else bool(changes))
 
 
-LOADED: Final = Checkout.look()  # with the sources: a measurement takes long, and others commit meanwhile
+LOADED: Final = Checkout.look()  # at import: a measurement is long, and the checkout may change meanwhile
 
 
 def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
     """Describe this process and machine.
 
     Args:
-        models: name in the receipt -> model, as given to the command; each is hashed, some seconds a gigabyte.
+        models: name in the receipt -> model, as given to the command; each is hashed, which takes some seconds a
+            gigabyte.
     """
     return Provenance(
         argv=[Path(sys.argv[0]).name, *(abbreviate(argument) for argument in sys.argv[1:])],
@@ -99,7 +100,7 @@ def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
 
 
 def abbreviate(argument: str) -> str:
-    """An argument without the part of an absolute path that says nothing on another machine."""
+    """An argument with absolute paths cut to their last two parts: the rest means nothing on another machine."""
     path = Path(argument)
     return str(Path("...", *path.parts[-2:])) if path.is_absolute() else argument
 
@@ -120,7 +121,7 @@ def hash_model(model: str) -> str:
 
 
 def hash_token_ids(answers: Iterable[list[int]]) -> str:
-    """sha256 over the `repr` of a list of token sequences, of which one at a time is looked at."""
+    """sha256 over the `repr` of a list of token sequences, without building the list."""
     digest = hashlib.sha256(b"[")
     for number, answer in enumerate(answers):
         digest.update(f"{', ' if number else ''}{answer}".encode())

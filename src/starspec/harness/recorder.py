@@ -1,4 +1,4 @@
-"""Stand between an engine and its drafts: pass every call on, and record which logits decided each token."""
+"""Wrappers around an engine's drafts and runner: one passes calls on, one records which logits decided each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from starspec.speculation.tree import ROOT, DraftTree
 
 
 class DraftsAround:
-    """Passes every call on. Implements Drafts."""
+    """Passes every call on to other drafts. A measurement that notes or changes calls derives from this.
+
+    Implements Drafts.
+    """
 
     def __init__(self, drafts: Drafts) -> None:
         self._drafts = drafts
@@ -54,10 +57,10 @@ class DraftsAround:
 
 
 class DecisionRecorder:
-    """Stands between an engine and both its runner and its drafts, and changes nothing of what passes.
+    """Records the logits behind each emitted token, and changes nothing.
 
     An engine made with `recorder.runner` and `recorder.drafts` behaves as with the originals. A round is one forward
-    between `collect` and `report`; from its logits the recorder keeps the rows on the path that was emitted.
+    between `collect` and `report`. The recorder keeps the rows of its logits that lie on the emitted path.
 
     Args:
         runner, drafts: the originals.
@@ -71,7 +74,7 @@ class DecisionRecorder:
         self._trees: list[DraftTree] = []
 
     def take(self, request_id: RequestId) -> list[Tensor]:
-        """The logits [V] of each token that the request emitted so far; they are forgotten here."""
+        """The logits [V] of each token that the request has emitted. Effects: the recorder forgets them."""
         return self._decisions.pop(request_id, [])
 
     def note_logits(self, logits: Tensor) -> None:
@@ -81,7 +84,7 @@ class DecisionRecorder:
         self._trees = trees
 
     def note_emitted(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        """Keep the rows that the verdicts came from. The batch's rows lie in the logits in its order."""
+        """Keep the rows of the emitted paths. The logits hold the sequences in the order of the batch."""
         assert self._logits is not None
         first = 0
         for sequence, tree, added in zip(batch, self._trees, emitted, strict=True):
@@ -93,7 +96,7 @@ class DecisionRecorder:
 
 
 def walked_nodes(tree: DraftTree, token_ids: Sequence[int]) -> list[int]:
-    """The node whose logits decided each emitted token: the root first, then along the tokens themselves."""
+    """The nodes whose logits decided the emitted tokens: the root, then the node of each token but the last."""
     nodes = [ROOT]
     for token_id in token_ids[:-1]:
         nodes.append(tree.children[nodes[-1], token_id])

@@ -16,23 +16,23 @@ from starspec.harness.provenance import Provenance
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark measured.
+    """The result of one benchmark.
 
     Args:
-        rows: one dataclass each, all of one kind; their fields are the file's keys.
-        ratios: of figures of this very run, by name; machines are noisy, so only these are worth quoting.
+        rows: dataclasses of one type; their fields are the keys in the file.
+        ratios: ratios of figures of this run, by name. Machines are noisy, so only ratios are worth quoting.
     """
 
     provenance: Provenance
     rows: Sequence[Any]
     ratios: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)  # what belongs to no row
+    notes: dict[str, Any] = field(default_factory=dict)  # everything that does not belong to a row
 
 
 def write_report(report: Any, path: Path) -> None:
     """Save a report, or any other dataclass, as indented JSON.
 
-    Effects: makes the folder if there is none.
+    Effects: creates the folder if necessary.
     Raises: ConfigError if the file cannot be written.
     """
     try:
@@ -44,7 +44,7 @@ def write_report(report: Any, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Several measurements of one thing."""
+    """Summary of several measurements of one quantity."""
 
     median: float
     lowest: float

@@ -25,44 +25,42 @@ PREFIX_LEN = 128  # committed tokens of the timed sequence, or fewer if one of t
 CHAIN_LEN = (
     4  # timed draft steps of one chain: a draft step's bookkeeping grows with the depth, and real chains are short
 )
-TOKEN_ID = 1  # whatever it means
+TOKEN_ID = 1  # its meaning does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
     """Medians."""
 
-    draft_s: (
-        float  # t_s: one draft step of one sequence, one node in it; a drafter's whole work, choice and tree included
-    )
-    target_s: list[float]  # [tokens - 1] -> a forward over so many tokens of one sequence, with the choice of the next
-    giving_s: float  # one token, with the hidden states that the drafter reads
+    draft_s: float  # t_s: one draft step of one sequence with one node: the forward, the choice and the tree
+    target_s: list[float]  # [tokens - 1] -> a forward over so many tokens of one sequence, and the argmaxes
+    giving_s: float  # one token, with the hidden states that the drafter needs
 
     @property
     def draft_vs_target(self) -> float:
-        """One drafted token against one decoded plainly."""
+        """Time of one draft token over one plainly decoded token."""
         return self.draft_s / self.target_s[0]
 
     @property
     def giving_vs_target(self) -> float:
-        """What features cost the target: one token with them against one without."""
+        """Time of one target token with features over one without."""
         return self.giving_s / self.target_s[0]
 
 
 def time_steps(
     target: BatchRunner,
     drafter: Drafter,
-    feature_layers: Sequence[int] = (),
+    feature_draft_steps: Sequence[int] = (),
     *,
     max_tokens: int = 1,
     num_chains: int = 2,
 ) -> StepSeconds:
-    """Time the drafter's draft steps, and the target's forwards over 1 .. `max_tokens` tokens.
+    """Time the drafter's draft steps, and the target's forwards over 1 to `max_tokens` tokens.
 
-    All of them take turns, so that a slow moment of the machine does not hit one of them alone. A first chain warms up.
+    They take turns, so a slow moment of the machine slows all of them. The first chain is a warm-up.
 
     Args:
-        feature_layers: hidden states of the target that the drafter reads.
+        feature_draft_steps: hidden states of the target that the drafter needs.
         num_chains: each of CHAIN_LEN timed turns.
     Effects: leases and frees a row of each; commits nothing.
     """
@@ -71,13 +69,13 @@ def time_steps(
     sequence = _sequence(prefix, drafter, target.info.vocab_size)
     row = target.cache.lease()
     try:
-        features = target.forward([Segment(row, prefix, num_logits=0)], feature_layers).features
+        features = target.forward([Segment(row, prefix, num_logits=0)], feature_draft_steps).features
         target.cache.append(row, len(prefix))
         if features is not None:
             sequence.features.add(0, features)
         steps = [
-            partial(_layer, drafter, sequence),
-            partial(_step, target, row, 1, feature_layers),
+            partial(_draft_step, drafter, sequence),
+            partial(_step, target, row, 1, feature_draft_steps),
             *(partial(_step, target, row, num + 1) for num in range(max_tokens)),
         ]
         times: list[list[float]] = [[] for _ in steps]
@@ -95,7 +93,7 @@ def time_steps(
 
 
 def time_draft_steps(drafter: Drafter, vocab_size: int, *, num_chains: int = 2) -> float:
-    """t_s of a drafter whose target is elsewhere, as in `time_steps`: the median of its draft steps.
+    """t_s of a drafter without its target: the median time of a draft step, as in `time_steps`.
 
     Args:
         vocab_size: of the target.
@@ -106,7 +104,7 @@ def time_draft_steps(drafter: Drafter, vocab_size: int, *, num_chains: int = 2) 
     try:
         for chain in range(1 + num_chains):
             _root(drafter, sequence)
-            turns = [_seconds_of(partial(_layer, drafter, sequence)) for _ in range(CHAIN_LEN)]
+            turns = [_seconds_of(partial(_draft_step, drafter, sequence)) for _ in range(CHAIN_LEN)]
             times += turns if chain > 0 else []
         return median(times)
     finally:
@@ -114,7 +112,7 @@ def time_draft_steps(drafter: Drafter, vocab_size: int, *, num_chains: int = 2) 
 
 
 def _sequence(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> DraftSequence:
-    """A tag that is asked for one chain."""
+    """A sequence that asks for one chain."""
     tag, sampling, chain = Tag(1), SamplingSpec(temperature=0.0), DraftBudget.chain(CHAIN_LEN + 1)
     opened = Open(tag, Epoch(1), list(prefix), len(prefix), sampling, chain.num_draft_tokens)
     limits = DraftLimits(drafter.max_len, drafter.vocab_size, MAX_DRAFT_TOKENS, vocab_size, len(prefix))
@@ -126,19 +124,19 @@ def _sequence(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> Draft
 
 
 def _root(drafter: Drafter, sequence: DraftSequence) -> None:
-    """Begin the chain anew: read the committed tokens, and know the first draft token."""
+    """Start the chain again: prefill the committed tokens, which gives the first draft token."""
     drafter.free(sequence)
     drafter.lease(sequence)
     drafter.grow([Growth(sequence, drafter.num_missing(sequence))])
 
 
-def _layer(drafter: Drafter, sequence: DraftSequence) -> None:
+def _draft_step(drafter: Drafter, sequence: DraftSequence) -> None:
     drafter.grow([Growth(sequence, 1)])
 
 
-def _step(target: BatchRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
+def _step(target: BatchRunner, row: int, num_tokens: int, feature_draft_steps: Sequence[int] = ()) -> None:
     segment = Segment(row, [TOKEN_ID] * num_tokens, num_logits=num_tokens)
-    logits = target.forward([segment], feature_layers).logits
+    logits = target.forward([segment], feature_draft_steps).logits
     argmaxes(logits)
 
 

@@ -1,4 +1,4 @@
-"""A target loaded once, decoded with many kinds of drafts."""
+"""One loaded target, for decoding with many kinds of drafts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from starspec.stats import AcceptanceStats, BatchStats, TargetStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a set of requests draws its tokens."""
+    """The sampling parameters of a set of requests."""
 
     temperature: float  # 0 = greedy
     top_p: float = 1.0
@@ -43,7 +43,7 @@ SAMPLED = tuple(Sampling(temperature=t, top_p=p) for t in (0.7, 1.0) for p in (1
 
 @dataclass(slots=True)
 class Recorded:
-    """Answers, and the logits that decided each of their tokens."""
+    """Answers, and the logits that decided each token."""
 
     answers: list[Answer]
     logits: list[list[Tensor]]
@@ -72,20 +72,20 @@ class Workbench:
 
     @property
     def numerics_report(self) -> str:
-        """What was found out about this machine's kernels when the target was loaded."""
+        """What the probe at load found about the kernels of this machine."""
         return self.runner.numerics_report
 
     @property
     def promises_equality(self) -> bool:
-        """Whether these settings promise the same tokens with and without drafts, whatever the batch."""
+        """Whether these settings promise the same tokens with and without drafts, in every batch."""
         return self.runner.is_invariant
 
     def drafts(self, speculative: SpeculativeConfig | None) -> Drafts:
-        """Drafts for this target, of a hub in this process. Raises: as local_drafts. Effects: loads a draft model."""
+        """Drafts for this target from a hub in this process. Raises: as local_drafts. Effects: loads a draft model."""
         return local_drafts(self.config, self.runner.info, speculative, TargetStats(), self.tokenizer)
 
     def jobs(self, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int = 0) -> list[Job]:
-        """One request a prompt, each with a seed of its own."""
+        """One request for each prompt, each with its own seed."""
         return [
             Job(
                 prompt.name,
@@ -112,13 +112,13 @@ class Workbench:
         batching: BatchingConfig | None = None,
         known: KnownPrompts | None = None,
     ) -> Recorded:
-        """Decode, and keep the deciding logits. Without drafts: plain decoding.
+        """Decode, and keep the logits that decided each token. Without drafts: plain decoding.
 
         Args:
             batch_size: sequences of a round. At most one more joins in a step.
             batching: None = ragged.
-            known: prompts that need not be forwarded; this run's are added. None = all are.
-        Raises: ConfigError if the model cannot be batched so, or has too few rows for it.
+            known: prompts that are already prefilled; those of this run are added. None = prefill all.
+        Raises: ConfigError if the model does not support the batching method, or has too few rows.
         """
         batching, stats = batching or BatchingConfig(), TargetStats()
         num_rows = batching.num_rows(batch_size)
@@ -128,7 +128,7 @@ class Workbench:
                 f"was loaded with {self.runner.cache.num_rows}: give it num_rows={num_rows}"
             )
         runner = lay_out(self.runner, batching, stats.batch)
-        recorder = DecisionRecorder(known.reading_once(runner) if known else runner, drafts or NoDrafts())
+        recorder = DecisionRecorder(known.prefilling_once(runner) if known else runner, drafts or NoDrafts())
         engine = make_engine(
             recorder.runner, self.tokenizer, recorder.drafts, stats, batching=batching, max_num_seqs=batch_size
         )

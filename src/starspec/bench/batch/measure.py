@@ -109,7 +109,9 @@ def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan,
     methods, rates = list(runs), _arrival_rates(runs, plan.load, len(jobs))
     answered = {method: [run.served.answers for run in (*runs[method], *arrived.get(method, ()))] for method in methods}
     advance("why answers differ", None)
-    runner = bench.known.reading_once(bench.workbench.runner)  # runs part at the same few places, behind these prompts
+    runner = bench.known.prefilling_once(
+        bench.workbench.runner
+    )  # runs part at the same few places, behind these prompts
     rows = [
         batch_row(
             method,

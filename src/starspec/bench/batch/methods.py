@@ -97,7 +97,7 @@ def run_method(
     laid_out = lay_out(runner, method.batching, stats.batch)
     saved_before_s = read.saved_s if read else 0.0
     engine = make_engine(
-        read.reading_once(laid_out) if read else laid_out,
+        read.prefilling_once(laid_out) if read else laid_out,
         bench.tokenizer,
         draft_reading if is_offline else drafts,
         stats,

@@ -1,7 +1,7 @@
-"""`starspec bench async`: one target and one hub, with drafting that waits and drafting that does not.
+"""`starspec bench async`: one target and one hub, with drafting that waits for verdicts and drafting that does not.
 
 AMUSD's Table I on synthetic accelerators with the paper's step times (draft 10 ms, verification 25 ms, a token of plain
-decoding 22 ms), at the acceptances at which synchronous speculation with its best length is as fast as in the paper.
+decoding 22 ms), with acceptance rates at which synchronous speculation at its best length is as fast as in the paper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starspec.harness.table import Block, Column, Table, ratio_lines
 DRAFT_MS: Final = 10.0
 VERIFY_MS: Final = 25.0
 PLAIN_MS: Final = 22.0
-MAX_LENGTH: Final = 8  # of a chain that nobody waits for: more than four verifications' worth
+MAX_LENGTH: Final = 8  # of a chain that nobody waits for: it takes longer than three verifications
 MAX_MODEL_LEN: Final = 4096
 
 RoundRobin = dict[tuple[RunAhead, int], list[Served]]  # of each setting, by repeat
@@ -34,7 +34,7 @@ class PaperCase:
     name: str
     synchronous: float
     asynchronous: float
-    alpha: float  # at which the best length, `length`, is that much faster than plain decoding
+    alpha: float  # at which the best length, `length`, gives the speed-up `synchronous`
     length: int
 
 
@@ -47,7 +47,7 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncPlan:
-    """How much to measure, and how deep outcomes are prepared for."""
+    """How much to measure, and with which lengths run-ahead prepares outcomes."""
 
     warm_up_s: float = 2.0
     seconds: float = 20.0
@@ -55,7 +55,7 @@ class AsyncPlan:
     outcome_lengths: tuple[int, ...] = (1, 2, 3, 4)
 
     def settings(self, case: PaperCase) -> list[tuple[RunAhead, int]]:
-        """Synchronous also with the lengths next to the one that is best where nothing but the forwards takes time."""
+        """Synchronous drafting with the length that is best in theory, and with its neighbours."""
         off: list[tuple[RunAhead, int]] = [
             ("off", length) for length in range(max(1, case.length - 1), case.length + 2)
         ]
@@ -71,7 +71,7 @@ QUICK = AsyncPlan(warm_up_s=1.0, seconds=6.0, num_repeats=1, outcome_lengths=(1,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncRow:
-    """One setting at one acceptance: the turn in the middle of the repeats."""
+    """One setting at one acceptance rate: the median turn of the repeats."""
 
     case: str
     alpha: float
@@ -133,19 +133,19 @@ def _row(case: PaperCase, run_ahead: RunAhead, length: int, turns: Sequence[Serv
 
 
 def _best(served: RoundRobin, run_ahead: RunAhead) -> list[Served]:
-    """The turns of the fastest setting of a kind."""
+    """The turns of the fastest setting of this kind."""
     of_kind = [turns for setting, turns in served.items() if setting[0] == run_ahead]
     return max(of_kind, key=lambda turns: median(each.tokens_per_s for each in turns))
 
 
 def _gain(served: RoundRobin, run_ahead: RunAhead) -> float:
-    """Over synchronous drafting, both at their best, repeat by repeat."""
+    """Speed-up over synchronous drafting, both with their best setting; the median over the repeats."""
     pairs = zip(_best(served, run_ahead), _best(served, "off"), strict=True)
     return median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
 
 
 def _ratios(gains: Mapping[str, Mapping[RunAhead, float]]) -> dict[str, float]:
-    """By case, and the means of these."""
+    """For each case, and the means over the cases."""
     kinds: tuple[RunAhead, ...] = ("chain", "outcomes")
     ratios: dict[str, float] = {}
     for kind in kinds:

@@ -1,4 +1,6 @@
-"""What one hub does for more and more targets: StarSD as published, and with all that it leaves open."""
+"""`starspec bench star`: one hub with more and more targets, as published in StarSD and with our batches and
+run-ahead.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,18 @@ from starspec.harness.table import Block, Column, Table, ratio_lines
 
 MAX_MODEL_LEN = 4096
 PLAIN, SINGLE, ADMITTED, FULL = "plain", "one at a time", "one at a time, n_max", "full"
-ALONE = "one target, one at a time"  # no row of its own: S and Z, as this machine has them at that moment
+ALONE = "one target, one at a time"  # not a row of its own: it gives S and Z of this machine at that moment
 SERVICES = {
     PLAIN: HubConfig(port=0),
     ALONE: HubConfig(port=0, max_batch=1, scheduling="fifo"),
     SINGLE: HubConfig(port=0, max_batch=1, scheduling="fifo"),
     FULL: HubConfig(port=0, run_ahead="outcomes", admission="n_max"),
-    ADMITTED: HubConfig(port=0, max_batch=1, scheduling="fifo", admission="n_max"),  # with the most targets only
+    ADMITTED: HubConfig(
+        port=0, max_batch=1, scheduling="fifo", admission="n_max"
+    ),  # only with the largest number of targets
 }
 
-SATURATED = 0.97  # load of a hub that idles no more
+SATURATED = 0.97  # load from which on a hub counts as never idle
 WEIGHTED = "weights 1 and 3"
 WEIGHTS = {"target-0": 1.0, "target-1": 3.0}
 
@@ -37,18 +41,18 @@ WEIGHTS = {"target-0": 1.0, "target-1": 3.0}
 class StarPlan:
     """How much to measure. The numbers of targets ascend from 1.
 
-    The services of a number of targets take turns, and are compared turn by turn: a machine that others share is
-    faster at some times than at others. Its seconds are modelled ones: see `serving` for slow motion.
+    For each number of targets the services take turns and are compared turn by turn, because a shared machine is faster
+    at some times than at others. Seconds are modelled ones; `serving` explains slow motion.
     """
 
     num_targets: tuple[int, ...] = tuple(range(1, 17))
     num_repeats: int = 3
     warm_up_s: float = 1.0
-    admission_s: float = 4.0  # warm-up of hubs with admission: within it those whom they admit are admitted
+    admission_s: float = 4.0  # warm-up of hubs with admission, in which they admit their targets
     seconds: float = 4.0  # of a turn, at least ...
-    target_seconds: float = 24.0  # ... and for all targets together: rounds differ by chance, and one target has few
-    of_one_seconds: float = 4.0  # of one target's turn for S and Z: its rounds take the same time, whatever is accepted
-    num_spare_turns: int = 60  # for those that other guests of the machine disturb
+    target_seconds: float = 24.0  # ... and for all targets together, because one target alone has few rounds
+    of_one_seconds: float = 4.0  # of the turn that gives S and Z: its rounds all take the same time
+    num_spare_turns: int = 60  # turns that may be repeated because other guests of the machine disturbed them
     slow_motion: float = 1.0
 
     @property
@@ -61,41 +65,45 @@ QUICK = StarPlan(num_targets=(1, 2, 4, 6, 8, 16), num_repeats=1, target_seconds=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarRow:
-    """One service of one number of targets: the turn in the middle; what compares is the median of the turns.
+    """One service with one number of targets: the median turn. Ratios are medians over the turns.
 
-    Rates are those of StarSD's appendix C.
+    Rates are named as in StarSD's appendix C.
     """
 
     service: str
     num_targets: int
     tokens_per_s: float  # O: of all targets
     tokens_per_s_per_target: float  # O_i, mean
-    tokens_per_s_lowest: float  # O_i of the target that got least
-    vs_plain: float | None  # that, against what so many targets are without drafts
+    tokens_per_s_lowest: float  # O_i of the slowest target
+    vs_plain: float | None  # the slowest target over the slowest one without drafts
     vs_plain_turns: list[float]  # of each turn
-    stolen_turns: list[float]  # of each turn: share of the machine's time that its other guests took
+    stolen_turns: list[float]  # of each turn: share of the machine's time that other guests took
     proposals_per_s: float  # R_q, of the hub
-    proposals_per_s_closed_form: float | None  # N / T (eqs. 8 to 10), S and Z of one target just before; one at a time
-    vs_closed_form: float | None  # R_q against that
+    proposals_per_s_closed_form: (
+        float | None
+    )  # N / T (eqs. 8 to 10) with S and Z measured with one target; service one at a time
+    vs_closed_form: float | None  # R_q over the closed form
     vs_closed_form_turns: list[float]  # of each turn
-    proposals_per_s_nominal: float | None  # closed form with the modelled S and Z: a machine without overheads
+    proposals_per_s_nominal: (
+        float | None
+    )  # the closed form with the modelled S and Z, as if the machine had no overhead
     num_full: int | None  # N_full (eq. 12), by the same S and Z as the closed form
-    vs_one_at_a_time: float | None  # O against one at a time; full service
+    vs_one_at_a_time: float | None  # O over that of one at a time; full service only
     tokens_per_round: float
-    load: float  # of the hub, with what it drafts ahead
-    hit_rate: float  # verdicts that found their proposal ready
-    ahead_nodes_per_round: float  # forwarded for outcomes, likely or not
+    load: float  # of the hub, run-ahead included
+    hit_rate: float  # share of verdicts whose next proposal was ready
+    ahead_nodes_per_round: float  # nodes that run-ahead forwarded for possible outcomes
     sessions_per_layer: float  # sequences of a draft step; the name is that of committed receipts
     layer_ms: float  # t_s, one draft step as measured: with what sleeping costs
     service_ms: float  # S(d), as measured
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round
-    paper_rounds_per_s: float | None  # StarSD's own, where it has one
+    paper_rounds_per_s: float | None  # as StarSD measured, if it did
     paper_tokens_per_s: float | None
 
 
 def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
-    """Serve synthetic targets, more and more of them, one service after the other.
+    """Serve more and more synthetic targets, with each service in turn.
 
     Args:
         advance: called with what is about to be measured.
@@ -121,9 +129,9 @@ def _serve_all(
     spare: SpareTurns,
     advance: Callable[[str], None],
 ) -> dict[str, Served]:
-    """Every service once, one soon after the other, with the same requests."""
+    """Run every service once with the same requests, one soon after the other."""
     served = {}
-    there_and_back = list(SERVICES.items())[:: -1 if seed % 2 else 1]  # none is always the last
+    there_and_back = list(SERVICES.items())[:: -1 if seed % 2 else 1]  # so that no service is always the last
     for service, config in there_and_back:
         if service == ADMITTED and num_targets < max(plan.num_targets):
             continue
@@ -132,7 +140,7 @@ def _serve_all(
         seconds = max(plan.seconds, plan.target_seconds / num_targets)
         if service == ALONE:
             seconds = plan.of_one_seconds
-        elif service == ADMITTED:  # all gain a little; who gains least is told by chance if rounds are few
+        elif service == ADMITTED:  # the gains are small, so few rounds would leave the smallest one to chance
             seconds = max(plan.seconds, plan.target_seconds)
         turn = Turn(
             num_draft_tokens=0 if service == PLAIN else point.DEPTH,
@@ -179,7 +187,7 @@ def _model(name: str, num_rows: int = 1) -> ModelConfig:
 
 
 def _serve_by_weight(plan: StarPlan, spare: SpareTurns) -> Served:
-    """Two targets that always wait, at a hub that serves one session at a time."""
+    """Two targets that always wait, at a hub that serves one sequence at a time."""
     with StarTargets(len(WEIGHTS), _model(point.target_model(plan.slow_motion)), run_greedy) as targets:
         draft = _model(point.draft_model(plan.slow_motion), len(WEIGHTS) * NUM_TAGS)
         turn = Turn(
@@ -205,13 +213,14 @@ def _notes(plan: StarPlan, spare: SpareTurns) -> dict[str, object]:
 
 
 def _closed_form(served: Served) -> point.ClosedForm:
-    """Of one target, served one at a time: a round is S + Z. Nobody is before it: its queueing is service."""
+    """From one target that is served alone: a round is S + Z, and its queueing counts as service."""
     service_ms = served.queue_ms + served.service_ms
     return point.ClosedForm(service_ms, 1e3 / served.proposals_per_s - service_ms)
 
 
 def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]) -> StarRow:
-    """Of every repeat, what each service was like in it."""
+    """Args:
+    repeats: for each repeat, the result of each service."""
     served = sorted((each[service] for each in repeats), key=lambda each: each.tokens_per_s)[len(repeats) // 2]
     is_single, has_plain = service == SINGLE, PLAIN in repeats[0]
     compared = (service, ALONE) if is_single else (service,)
@@ -259,7 +268,7 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
     ratios = {
         "closed_form_error_max": max(abs(row.vs_closed_form - 1) for row in rows if row.vs_closed_form),
         "closed_form_error_worst_turn": max(abs(each - 1) for each in turns),
-        "nominal_error_max": max(  # with what this machine adds to S and Z
+        "nominal_error_max": max(  # includes the overhead that this machine adds to S and Z
             abs(row.proposals_per_s / row.proposals_per_s_nominal - 1) for row in rows if row.proposals_per_s_nominal
         ),
     }

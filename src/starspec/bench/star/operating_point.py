@@ -1,4 +1,5 @@
-"""StarSD's operating point (arXiv 2601.21622, Table 1), as synthetic accelerators, and what its equations say of it.
+"""StarSD's operating point (arXiv 2601.21622, Table 1), as synthetic accelerators, and the closed form of its
+equations.
 
 The paper's rates are consistent with proposals of 8 layers of 1.40 ms (S = 11.2 ms), a return time of 30.5 ms and 3.4
 tokens a round. A layer over several sessions costs a tenth more for each; plain decoding takes 21 ms a token.
@@ -14,7 +15,7 @@ DEPTH: Final = 8  # d
 STEP_MS: Final = 1.40  # t_s
 PER_SEQUENCE: Final = 0.1  # share of a layer that every further session adds
 RETURN_MS: Final = 30.5  # Z = t_c + t_v
-LINK_MS: Final = 1.0  # of it: what our own wire takes, in earnest
+LINK_MS: Final = 1.0  # part of Z: what our real wire takes
 PLAIN_MS: Final = 21.0  # a token of plain decoding
 CHOICES: Final = (0.72, 0.10, 0.05, 0.03)  # the target's token is the draft's first, second, third, fourth choice
 VOCAB: Final = 512
@@ -46,9 +47,9 @@ def draft_model(slow_motion: float = 1.0) -> str:
 
 
 def target_model(slow_motion: float = 1.0) -> str:
-    """The target's: a forward over a token takes what plain decoding does, one over a whole proposal t_v.
+    """The target's name. A forward over one token takes as long as plain decoding, one over a whole proposal t_v.
 
-    Each of them `slow_motion` times as long.
+    Both take `slow_motion` times as long.
     """
     alpha, *later = CHOICES
     shape = f"vocab={VOCAB},alpha={alpha},later={'/'.join(map(str, later))}"
@@ -82,5 +83,5 @@ NOMINAL: Final = ClosedForm(DEPTH * STEP_MS, RETURN_MS)  # S(d) = d t_s (eq. 5)
 
 
 def nominal(slow_motion: float) -> ClosedForm:
-    """In modelled time: of Z, the wire alone is not modelled, and takes its own time however slowly that passes."""
+    """The closed form in modelled time. The wire's part of Z is real, so slow motion makes it count less."""
     return ClosedForm(NOMINAL.service_ms, RETURN_MS - LINK_MS + LINK_MS / slow_motion)

@@ -30,24 +30,24 @@ from starspec.wire.messages import PROTOCOL_VERSION, Hello, Open, Proposal, Targ
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.zmq_target import ZmqTarget
 
-MAX_TOKENS = 3000  # of one request: a new one begins with a prompt, so there are few
+MAX_TOKENS = 3000  # of one request; long, because each new request costs a prefill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One measurement of a target."""
 
-    num_draft_tokens: int  # of a chain; 0 = it decodes plainly
+    num_draft_tokens: int  # of a chain; 0 = plain decoding
     warm_up_s: float
     seconds: float
-    seed: int = 0  # of the requests: turns with the same one are asked the same
-    slow_motion: float = 1.0  # so many times as long as modelled do the forwards of hub and targets take
-    trace_folder: Path | None = None  # where hub and targets leave their parts of a trace, if one is wanted
+    seed: int = 0  # of the requests: turns with the same seed get the same requests
+    slow_motion: float = 1.0  # modelled forwards of hub and targets take so many times as long
+    trace_folder: Path | None = None  # where hub and targets write their parts of a trace; None = no trace
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTimes:
-    """What a target saw while it was measured."""
+    """The measurements of one target in one turn."""
 
     num_tokens: int
     num_rounds: int
@@ -82,9 +82,9 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_fol
 
 
 def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
-    """Take turns until the parent says None: connect to a hub, wait for a word, decode one request after another.
+    """Take turns until the parent says None. A turn: connect to a hub, wait for a word, decode requests one by one.
 
-    Hears: a hub's endpoint and a Turn each time.
+    Receives: the endpoint of a hub and a Turn, for each turn.
     Sends: True once loaded; for each turn True once connected, and TargetTimes at its end.
     Raises: PeerLost if the hub does not answer.
     """
@@ -99,14 +99,14 @@ def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str
         parent.send(True)
         parent.recv()
         requests = _Requests(target.engine, f"{name}-{turn.seed}")
-        requests.serve_for(turn.warm_up_s)  # without a pause after it: a target that pauses may lose its place
+        requests.serve_for(turn.warm_up_s)  # no pause follows: a target that pauses may lose its admission
         parent.send(target.measure(lambda: requests.serve_for(turn.seconds)))
         requests.end()
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedTarget:
-    """A target with a hub, for one turn."""
+    """A target that is connected to a hub for one turn."""
 
     engine: TargetEngine
     stats: TargetStats
@@ -114,7 +114,7 @@ class AttachedTarget:
     trace_file: Path | None
 
     def measure(self, work: Callable[[], int]) -> TargetTimes:
-        """Time some work that returns the tokens that it emitted. Effects: ends the trace."""
+        """Time some work that returns its number of emitted tokens. Effects: writes the trace."""
         num_rounds, num_proposals = self.stats.num_rounds, self.stats.acceptance.num_drafts
         started_s = time.monotonic()
         num_tokens = work()
@@ -167,7 +167,7 @@ class _Requests:
         return num_tokens
 
     def end(self) -> None:
-        """Leave the engine idle."""
+        """Abort the running request, so that the engine is idle."""
         if self._running is not None:
             self._engine.abort(self._running)
             self._running = None
@@ -175,16 +175,16 @@ class _Requests:
             self._engine.step()
 
     def _submit(self, seed: int) -> RequestId:
-        prompt = tuple((seed >> index) % 400 + 8 for index in range(16))  # of seeds that follow each other, all differ
+        prompt = tuple((seed >> index) % 400 + 8 for index in range(16))  # successive seeds give different prompts
         job = Job(f"request-{seed}", prompt, SamplingSpec(temperature=0.0, end_token_ids=()), MAX_TOKENS)
         request_id = RequestId(job.name)
         self._engine.submit(request_id, job.spec)
         return request_id
 
 
-NUM_TAGS: Final = 4  # while one is answered the others wait
+NUM_TAGS: Final = 4  # sequences; while one is answered, the others wait
 PROMPT: Final = tuple(range(8, 24))
-SAID: Final = 7  # the token of every verdict: a draft of it would be chance
+SAID: Final = 7  # the token of every verdict
 SAMPLING: Final = SamplingSpec(temperature=0.0, end_token_ids=())
 WAIT_S: Final = 0.05
 
@@ -208,10 +208,12 @@ class _GreedyTag:
 
 
 def run_greedy(parent: Connection, name: str, model: ModelConfig) -> None:
-    """Ask for one proposal after another; the word is that of `run_target`, in which a round is a proposal here.
+    """A greedy target: it asks for one proposal after another, verifies nothing and takes no time.
+
+    Messages with the parent are those of `run_target`; a round is a proposal here.
 
     Args:
-        model: whose tokens it speaks.
+        model: the synthetic target, for its vocabulary.
     Raises: PeerLost if the hub does not answer.
     """
     hello = Hello(
@@ -242,7 +244,7 @@ def _take_greedy_turn(parent: Connection, transport: ZmqTarget, turn: Turn) -> N
 
 
 def _serve_greedily(seconds: float, transport: ZmqTarget, tags: dict[int, _GreedyTag]) -> int:
-    """Returns: proposals that came."""
+    """Returns: number of received proposals."""
     end_s, num_rounds = time.monotonic() + seconds, 0
     while time.monotonic() < end_s:
         answers: list[TargetToHub] = []

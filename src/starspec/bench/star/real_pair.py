@@ -1,4 +1,4 @@
-"""`starspec bench async --target --draft`: run-ahead on against off with real models, hub and target a core each."""
+"""`starspec bench async --target --draft`: run-ahead on and off with real models; hub and target have one core each."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SHOWN_S: Final = 1.5  # of each trace in the picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealPairPlan:
-    """How much to measure. Settings take turns, each turn decodes the same requests one after the other."""
+    """How much to measure. Settings take turns. Each turn decodes the same requests, one after the other."""
 
     num_prompts: int = 8
     max_tokens: int = 96  # of an answer
     num_repeats: int = 3
-    lengths: tuple[int, ...] = (2, 3, 4)  # of chains that are waited for, and of those that outcomes are prepared for
+    lengths: tuple[int, ...] = (2, 3, 4)  # of chains that targets wait for, and of prepared outcomes
 
     @property
     def settings(self) -> list[tuple[RunAhead, int]]:
@@ -53,7 +53,7 @@ QUICK = RealPairPlan(num_prompts=2, max_tokens=48, num_repeats=1, lengths=(3,))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealPairRow:
-    """One setting: the turn in the middle of the repeats."""
+    """One setting: the median turn of the repeats."""
 
     run_ahead: str
     num_draft_tokens: int  # at most
@@ -61,7 +61,7 @@ class RealPairRow:
     tokens_per_round: float
     hit_rate: float
     load: float  # of the hub
-    layer_ms: float  # t_s
+    layer_ms: float  # t_s, a draft step
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round
 
@@ -78,7 +78,7 @@ def measure_real_pair(
 
     Args:
         advance: called with what is about to be measured.
-        traces: also write a trace of a turn of each kind, and a picture of them, to this folder.
+        traces: folder for a trace of one turn of each kind and a picture of them; None = no traces.
     Raises: PeerLost if a process dies or hangs; ConfigError if traces cannot be drawn or written.
     """
     if traces is not None:
@@ -101,7 +101,7 @@ def measure_real_pair(
 def run_pair_target(
     parent: Connection, name: str, model: ModelConfig, *, prompts: Sequence[Prompt], max_tokens: int
 ) -> None:
-    """Answer the prompts once a turn; the words are those of `run_target`. Raises: PeerLost."""
+    """Answer all prompts once in each turn. Messages are those of `run_target`. Raises: PeerLost."""
     runner, tokenizer = load_runner(model), load_tokenizer(model.model)
     jobs = [_job(tokenizer, prompt, runner.info.eos_token_ids, max_tokens) for prompt in prompts]
     parent.send(True)
@@ -159,7 +159,7 @@ def _ratios(rows: Sequence[RealPairRow]) -> dict[str, float]:
 def _trace(
     folder: Path, rows: Sequence[RealPairRow], draft: ModelConfig, targets: StarTargets, advance: Callable[[str], None]
 ) -> None:
-    """One more turn of the best setting of each kind, and a picture of them, traces.png."""
+    """Run one more turn of the best setting of each kind, and draw a picture of them, traces.png."""
     kinds: tuple[RunAhead, ...] = ("off", "chain", "outcomes")
     for kind in kinds:
         advance(f"a trace: run-ahead {kind}")

@@ -1,8 +1,8 @@
-"""Stars to be measured: targets that stay, hubs that come and go, and what each turn of them was like.
+"""Stars under measurement: targets that stay, a fresh hub for each turn, and the result of a turn.
 
-In slow motion the modelled forwards take some times as long, and what is told is in modelled time: a second of it is
-some seconds of the machine's. All else (scheduling, codec, sockets, other people's load) takes as long as it takes, and
-so counts that much less. It separates what the protocol does from what a slow machine adds.
+In slow motion, modelled forwards take a multiple of their time, and results are in modelled time. Everything else
+(scheduling, codec, sockets, load of other users) takes its real time and so counts less. This separates what the
+protocol does from what a slow machine adds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _STAT: Final = Path("/proc/stat")
 
 
 class StolenTime:
-    """Counts from when it is made. Where the system does not say (it is no Linux), nothing was taken."""
+    """CPU time that a hypervisor took from this machine since this object was made. 0 where the system does not
+    tell.
+    """
 
     def __init__(self) -> None:
         self._before = _read()
 
     @property
     def share(self) -> float:
-        """Of the time of all cores until now."""
+        """Stolen share of the time of all cores until now."""
         now = _read()
         return (now.stolen - self._before.stolen) / max(1, now.whole - self._before.whole)
 
@@ -50,12 +52,13 @@ def _read() -> _Ticks:
 
 
 class StarTargets:
-    """So many targets, each a process of its own, waiting for turns. A context manager.
+    """Targets that wait for turns, each in its own process. A context manager.
 
     Args:
         model: of every target.
-        run: what each process does, with its end of a pipe, its name and the model; in the words of `run_target`.
-    Raises: PeerLost if one does not come up.
+        run: the function of each process. Arguments: its end of a pipe, its name, the model. Messages are those of
+            `run_target`.
+    Raises: PeerLost if a target does not start.
     """
 
     def __init__(self, num_targets: int, model: ModelConfig, run: Callable[..., None] = run_target) -> None:
@@ -82,36 +85,36 @@ class StarTargets:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A turn, as the hub and the targets saw it; the properties are in modelled time."""
+    """The result of one turn. The properties are in modelled time."""
 
     hub: HubStats
     targets: Sequence[TargetTimes]
     slow_motion: float = 1.0
-    stolen: float = 0.0  # share of the machine's time that its other guests took meanwhile
+    stolen: float = 0.0  # share of the machine's time that its other guests took in the turn
 
     @property
     def tokens_per_s(self) -> float:
-        """O: of all targets."""
+        """O: tokens a second of all targets."""
         return sum(each.tokens_per_s for each in self.targets) * self.slow_motion
 
     @property
     def mean(self) -> float:
-        """Tokens a second of a target, O_i, in the mean."""
+        """O_i: mean tokens a second of one target."""
         return self.tokens_per_s / len(self.targets)
 
     @property
     def lowest(self) -> float:
-        """O_i of the target that got least."""
+        """O_i of the slowest target."""
         return min(each.tokens_per_s for each in self.targets) * self.slow_motion
 
     @property
     def rounds_per_s(self) -> float:
-        """R_p of all targets."""
+        """R_p: rounds a second of all targets."""
         return sum(each.num_rounds / each.seconds for each in self.targets) * self.slow_motion
 
     @property
     def proposals_per_s(self) -> float:
-        """R_q: of those rounds, the ones that the hub drafted for."""
+        """R_q: rounds a second with a proposal of the hub."""
         return sum(each.num_proposals / each.seconds for each in self.targets) * self.slow_motion
 
     @property
@@ -120,7 +123,7 @@ class Served:
 
     @property
     def layer_ms(self) -> float:
-        """t_s, as measured: with what sleeping costs."""
+        """t_s as measured, with the overhead of sleeping."""
         return self._modelled_ms(self.hub.t_s.value)
 
     @property
@@ -130,7 +133,7 @@ class Served:
 
     @property
     def queue_ms(self) -> float:
-        """What a request waits at the hub before it is served."""
+        """How long a request waits at the hub before it is served."""
         return self._modelled_ms(self.hub.queue.of_all)
 
     @property
@@ -148,7 +151,7 @@ class Served:
 
 
 def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn) -> Served:
-    """Let the first of the targets be served by a fresh hub.
+    """Start a fresh hub and let the first `num_targets` targets use it for one turn.
 
     Raises: PeerLost if a process dies or hangs.
     """
@@ -170,23 +173,23 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
         return Served(stats, times, turn.slow_motion, share)
 
 
-QUIET = 0.05  # share of the machine's time: a turn of which its other guests took more is disturbed
+QUIET = 0.05  # share of the machine's time: if other guests took more in a turn, it was disturbed
 MOST_AGAIN = 3
 
 
 @dataclass(slots=True)
 class SpareTurns:
-    """Turns that may be served again, of those that were disturbed: by what was taken, never by what they measured."""
+    """The number of disturbed turns that may be repeated. Only the stolen time decides, never the measured result."""
 
     num_left: int
 
     def serve(
         self, draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn
     ) -> Served:
-        """As `serve_turn`; while that is disturbed again, MOST_AGAIN times.
+        """Serve a turn, and repeat it up to MOST_AGAIN times while it is disturbed.
 
-        Returns: the turn of which least was taken.
-        Effects: there are as many less to spare.
+        Returns: the turn with the least stolen time.
+        Effects: `num_left` falls by the number of repeats.
         """
         served = serve_turn(draft, config, targets, num_targets, turn)
         for _ in range(MOST_AGAIN):

@@ -1,4 +1,4 @@
-"""Traces of small stars, and a picture of them: where the hub idles, and what takes the gaps away."""
+"""Traces of small stars, and a picture of them that shows where the hub idles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HUB: Final = "hub"
 
 
 class Slice(NamedTuple):
-    """What a process did, in seconds of the trace's clock."""
+    """One span of work of a process, in seconds of the trace's clock."""
 
     process: str
     name: str
@@ -32,7 +32,7 @@ class Slice(NamedTuple):
 def trace_turn(
     path: Path, draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn
 ) -> None:
-    """Serve a turn and write what hub and targets did, for Chrome or Perfetto.
+    """Run one turn and write its trace for Chrome or Perfetto.
 
     Raises: PeerLost if a process dies or hangs.
     """
@@ -55,7 +55,7 @@ def read_trace(path: Path) -> list[Slice]:
 
 
 def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) -> None:
-    """Save a picture: a panel for each trace, in it a lane for the hub and one for each target.
+    """Save a picture: a panel for each trace, with a lane for the hub and for each target.
 
     Args:
         traces: titles and files.
@@ -92,13 +92,13 @@ def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) 
 
 
 def _middle(slices: Sequence[Slice], shown_s: float) -> list[Slice]:
-    """Those of so many seconds, from a draft step half way through on."""
+    """The slices of `shown_s` seconds, from the first draft step after the middle."""
     half_s = (slices[0].start_s + slices[-1].end_s) / 2
     start_s = next(each.start_s for each in slices if each.start_s >= half_s and each.name == STEP)
     return [each for each in slices if start_s <= each.start_s < start_s + shown_s]
 
 
 def _busy(slices: Sequence[Slice], shown_s: float) -> float:
-    """The share of the time in which the hub drafts."""
+    """The share of the shown time in which the hub drafts."""
     end_s = slices[0].start_s + shown_s
     return sum(min(each.end_s, end_s) - each.start_s for each in slices if each.process == HUB) / shown_s
