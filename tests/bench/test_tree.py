@@ -142,7 +142,7 @@ def test_temperatures_that_cannot_be_measured_are_refused_by_their_option(temper
 
 def test_what_of_a_grid_fits_no_tree_is_said() -> None:
     grid = replace(GRID, depths=(3, 12), nodes=(4, 10))
-    assert grid.left_out() == ["depths 12 fit no tree of this grid: it were a chain, or could not be filled"]
+    assert grid.left_out() == ["depths 12 fit no tree of this grid: it would be a chain or not filled"]
     assert replace(GRID, nodes=(4,)).left_out() == []
 
 

@@ -80,7 +80,7 @@ def test_nobody_and_somebody_else_are_said_so(url: str, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"no vLLM server answers at http://127\.0\.0\.1:9"):
         vllm_status("http://127.0.0.1:9")
     monkeypatch.setitem(PAGES, "/version", "{}")
-    with pytest.raises(ConfigError, match="is no vLLM server"):
+    with pytest.raises(ConfigError, match="is not a vLLM server"):
         vllm_status(url)
 
 

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: started afresh, spoken with over a pipe, never left behind."""
+"""Child processes of a benchmark, each with a pipe to its parent. They end with the parent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, Self
 
 from starspec.errors import PeerLost
 
-ANSWER_S = 300.0  # longest wait for a child's word: starting takes seconds, measuring up to minutes
+ANSWER_S = 300.0  # longest wait for a message of a child: starting takes seconds, measuring takes minutes
 STOP_S = 10.0
 IMPORTED_ONCE = ["starspec.bench.wire.processes", "starspec.bench.wire.processes"]  # and what they import
 
 
 class Place(Enum):
-    """Cores of this machine, so that a hub has what the targets on other machines would leave it: a core's caches."""
+    """Where a child may run. The hub gets a core of its own, as if the targets ran on other machines."""
 
     ANYWHERE = "anywhere"
     ONE_CORE = "one core"
@@ -30,9 +30,9 @@ class Place(Enum):
 
 
 class BenchProcess:
-    """One child that runs a function with a pipe to this process as its first argument.
+    """A child process that runs a function. The first argument of the function is a pipe to this process.
 
-    A context manager; leaving it ends the child, at the latest after STOP_S.
+    A context manager: leaving it ends the child, at the latest after STOP_S.
 
     Args:
         place: where the child may run.
@@ -60,11 +60,11 @@ class BenchProcess:
         self._pipe.close()
 
     def say(self, word: Any = None) -> None:
-        """Send the child a word."""
+        """Send the child a message."""
         self._pipe.send(word)
 
     def hear(self) -> Any:
-        """The child's next word. Raises: PeerLost if it died or says nothing for ANSWER_S seconds."""
+        """The child's next message. Raises: PeerLost if the child died or sends nothing for ANSWER_S seconds."""
         if not self._pipe.poll(ANSWER_S):
             raise PeerLost(f"a benchmark process said nothing for {ANSWER_S:.0f} s")
         try:
@@ -77,9 +77,9 @@ class BenchProcess:
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """Children fork off a server that has imported what they need, and has no threads or sockets of its own.
+    """Children are forked from a server that has already imported torch, and that has no threads or sockets.
 
-    Fresh interpreters would import torch for seconds each, and a benchmark starts hundreds.
+    A fresh interpreter would spend seconds on importing torch, and a benchmark starts hundreds of children.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -107,7 +107,7 @@ def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...],
 
 
 def _end_with_parent() -> None:
-    """A benchmark that was killed leaves nobody behind, whatever its children wait for."""
+    """End this process when its parent ends, even if it waits for something."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -119,7 +119,7 @@ def _end_with_parent() -> None:
 
 
 def _go_to(place: Place) -> None:
-    """Stay on the cores of a place. Effects: none where there is one core, or no way to choose."""
+    """Pin this process to the cores of a place. No effect on machines with one core or without affinity."""
     if place is Place.ANYWHERE or not hasattr(os, "sched_setaffinity"):
         return
     first, *others = sorted(os.sched_getaffinity(0))
@@ -128,14 +128,14 @@ def _go_to(place: Place) -> None:
 
 
 def _sleep_sharply() -> None:
-    """Modelled times are slept: end sleeps when they are due, not up to 50 us later. Effects: none but on Linux."""
+    """Make sleeps exact: by default Linux ends them up to 50 us late. No effect on other systems."""
     if sys.platform == "linux":
         set_timer_slack, nanoseconds = 29, 1000
         ctypes.CDLL(None).prctl(set_timer_slack, nanoseconds, 0, 0, 0)
 
 
 def _quiet() -> None:
-    """Children log errors only."""
+    """Log errors only."""
     import logging  # noqa: PLC0415 (only here)
 
     import structlog  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What `starspec bench tree` saves, and `starspec doctor` reads: rows, and the best of them."""
+"""The report that `starspec bench tree` saves and `starspec doctor` uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_SAID = "not said"  # in reports of earlier versions
 class TreeRow:
     """One shape at one temperature."""
 
-    stage: str  # "trial": every shape on a few prompts; "final": the best ones in turns with plain decoding
+    stage: str  # "trial": every shape on a few prompts; "final": the best ones and plain decoding in turns
     temperature: float
     shape: str
     num_steps: int
@@ -27,7 +27,7 @@ class TreeRow:
     vs_plain: float  # of the same stage
     acceptance_length: float | None
     block_efficiency: float | None
-    bytes_per_accepted_token: float | None  # verdicts, features and proposals, as they are encoded for the wire
+    bytes_per_accepted_token: float | None  # encoded size of verdicts, features and proposals
     num_same_as_plain: int
     num_answers: int
 
@@ -43,26 +43,28 @@ class TreeReport:
     provenance: Provenance
     rows: list[TreeRow]
     ratios: dict[str, float]
-    best: dict[str, str]  # temperature -> shape, plain decoding where nothing pays
-    losing: list[str]  # sentences: where drafts, or trees, do not pay
-    at_the_edge: list[str]  # sentences: best shapes beyond which, up or down, nothing was tried
+    best: dict[str, str]  # temperature -> shape, or plain decoding if no shape is faster
+    losing: list[str]  # sentences: where drafts, or trees, are slower
+    at_the_edge: list[str]  # sentences: best shapes at the edge of the grid
     draft_quantization: str
-    draft_step_ms: float  # one layer of the drafter, one session with one node
-    target_step_ms: float  # one token
+    draft_step_ms: float  # one draft step of one sequence with one node
+    target_step_ms: float  # a forward over one token
     outputs_identical: bool
     numerics: str
     dtype: str = NOT_SAID
     device: str = NOT_SAID
-    left_out: list[str] = field(default_factory=list)  # sentences: what of the grid fits no shape
-    feature_layers: tuple[int, ...] | None = None  # that an EAGLE head was told to read; None = as it says itself
+    left_out: list[str] = field(default_factory=list)  # sentences: values of the grid that fit no shape
+    feature_layers: tuple[int, ...] | None = (
+        None  # hidden states given to an EAGLE head; None = those that its files name
+    )
 
     def best_row(self, temperature: float) -> TreeRow:
-        """As the function of that name, of all rows."""
+        """The fastest row of the final stage at this temperature."""
         return best_row(self.rows, temperature)
 
 
 def best_row(rows: Sequence[TreeRow], temperature: float) -> TreeRow:
-    """The fastest of the final stage, plain decoding among them."""
+    """The fastest row of the final stage, plain decoding included."""
     return max(final_rows(rows, temperature), key=rate_of)
 
 

@@ -22,22 +22,22 @@ STATUS_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class VllmStatus:
-    """A server at one moment; counts since its start."""
+    """The status of a server. Counts are since its start."""
 
     version: str
     models: tuple[str, ...]
-    is_speculating: bool  # it counts drafts at all
+    is_speculating: bool  # whether it has counters for drafts
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a step that verified a draft, the target's own last one included."""
+        """Tokens of a step that verified a draft, including the target's last token."""
         return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
 
     def since(self, before: VllmStatus) -> VllmStatus:
-        """What was counted after an earlier reading of the same server."""
+        """The counts since an earlier status of the same server."""
         return replace(
             self,
             num_drafts=self.num_drafts - before.num_drafts,
@@ -47,24 +47,24 @@ class VllmStatus:
 
 
 def vllm_status(url: str) -> VllmStatus:
-    """Ask a server. Raises: ConfigError if none answers there, or something else than vLLM does."""
+    """Ask a server for its status. Raises: ConfigError if nothing answers, or something that is not vLLM."""
     try:
         with httpx.Client(**connection(url), timeout=STATUS_TIMEOUT_S) as http:
             version, metrics = _get(http, "/version"), _get(http, "/metrics")
-            listed = http.get("/v1/models")  # an api key guards this one alone
+            listed = http.get("/v1/models")  # only this request needs the api key
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(f"no vLLM server answers at {url}: {error}") from error
     try:
         models = tuple(str(each["id"]) for each in listed.json()["data"]) if listed.is_success else ()
         return status_of(str(version.json()["version"]), models, metrics.text)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"what answers at {url} is no vLLM server") from error
+        raise ConfigError(f"what answers at {url} is not a vLLM server") from error
 
 
 def connection(url: str) -> dict[str, Any]:
-    """What an httpx client is to be made with. An api key is taken from OPENAI_API_KEY, as OpenAI's own client does.
+    """Arguments for an httpx client. The api key comes from OPENAI_API_KEY, as with OpenAI's own client.
 
-    Raises: ConfigError if no header can carry it.
+    Raises: ConfigError if the key cannot be sent in a header.
     """
     key = os.environ.get("OPENAI_API_KEY")
     if key and not key.isascii():
@@ -93,24 +93,24 @@ def _get(http: httpx.Client, path: str) -> httpx.Response:
 
 
 def _sum(metrics: str, name: str) -> int | None:
-    """A counter over all engines; None if there is none."""
+    """The sum of a counter over all engines; None if the counter does not exist."""
     found = re.findall(rf"^vllm:spec_decode_{name}_total(?:\{{.*\}})? (\S+)$", metrics, re.MULTILINE)
     return round(sum(float(each) for each in found)) if found else None
 
 
-TIMEOUT_S: Final = 120.0  # for anything to be heard; a slow machine may read a long prompt that long
+TIMEOUT_S: Final = 120.0  # for one piece of an answer; a slow machine may need that long to prefill a long prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An answer as it came."""
+    """A streamed answer."""
 
     token_ids: list[int]
-    step_s: list[float]  # of each token but those of the first piece
+    step_s: list[float]  # seconds of each token, except those of the first piece
 
 
 class VllmClient:
-    """A server's model.
+    """A client of one model of a server.
 
     Args:
         url: http://host:port; `/v1` may follow.
@@ -122,7 +122,7 @@ class VllmClient:
         self.model = model
 
     def tokenize(self, text: str) -> list[int]:
-        """Without tokens that mark a beginning. Raises: ConfigError if the server does not answer that."""
+        """Token ids without special tokens. Raises: ConfigError if the server cannot tokenize."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         try:
             with httpx.Client(**connection(self.url), timeout=TIMEOUT_S) as http:
@@ -136,11 +136,11 @@ class VllmClient:
     ) -> list[Streamed]:
         """Stream answers to prompts of token ids, `at_once` of them at a time.
 
-        No seed is sent: vLLM 0.32 on CPU ends at a seeded request whose prompt is read in chunks.
+        No seed is sent: vLLM 0.32 on CPU crashes on a seeded request with a chunked prefill.
 
         Args:
-            to_the_end: to the end of the text, if that comes before `max_tokens`.
-        Raises: ConfigError if the server refuses one, or ends.
+            to_the_end: stop at the end of the text, if it comes before `max_tokens`.
+        Raises: ConfigError if the server refuses a request or ends.
         """
         body = {
             "model": self.model,
@@ -153,7 +153,7 @@ class VllmClient:
         return asyncio.run(self._answer_all(prompts, at_once, body))
 
     def step_seconds(self, prompts: Sequence[Sequence[int]], *, at_once: int, num_tokens: int) -> float:
-        """Median time from token to token of one request, beside so many others less one. Raises: as `answer_all`."""
+        """Median time between tokens of one request while `at_once` requests run. Raises: as `answer_all`."""
         chosen = [prompts[index % len(prompts)] for index in range(at_once)]
         answers = self.answer_all(chosen, max_tokens=num_tokens, at_once=at_once, temperature=0.0, to_the_end=False)
         return median_step(answers)
@@ -192,7 +192,7 @@ class VllmClient:
 
 
 def median_step(answers: Sequence[Streamed]) -> float:
-    """Of all steps of all answers. Raises: ConfigError if no answer has two pieces."""
+    """The median step of all answers. Raises: ConfigError if no answer has two pieces."""
     steps = [step_s for answer in answers for step_s in answer.step_s]
     if not steps:
         raise ConfigError("every answer came in one piece, so no step could be timed: allow more --max-tokens")
@@ -200,6 +200,6 @@ def median_step(answers: Sequence[Streamed]) -> float:
 
 
 def _token_ids(data: str) -> list[int]:
-    """Of one event. Raises: ValueError, KeyError, TypeError if it is none of a completion."""
+    """The token ids of one event. Raises: ValueError, KeyError, TypeError if it is not of a completion."""
     choices = json.loads(data)["choices"]
     return [int(each) for choice in choices for each in choice["token_ids"] or ()]

@@ -1,4 +1,4 @@
-"""`starspec bench pair`: plain, speculative and transformers, taking turns over the same prompts."""
+"""`starspec bench pair`: our plain and speculative decoding beside transformers, in turns over the same prompts."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class PairReport:
     provenance: Provenance
     rows: list[PairRow]
     ratios: dict[str, float]
-    outputs_identical: bool  # ours, whatever the drafts and the batch
+    outputs_identical: bool  # whether all our methods gave the same tokens
     best_num_draft_tokens: int
     tokens_per_s_by_length: dict[int, float]  # of the trial
-    tokens_per_s_by_assistance: dict[str, float]  # of the trial: how transformers was told to speculate
+    tokens_per_s_by_assistance: dict[str, float]  # of the trial, for each way to configure transformers' assistant
     steps: list[StepRow]  # of the target; empty for a synthetic one
     numerics: str
     prompts: list[str]
@@ -85,7 +85,7 @@ class PairReport:
 
 @dataclass(slots=True)
 class _Bench:
-    """Everything loaded."""
+    """The loaded models and the requests."""
 
     models: ModelPair
     workbench: Workbench
@@ -98,7 +98,7 @@ class _Bench:
 def measure_pair(
     models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Advance
 ) -> PairReport:
-    """Load everything, find out what suits each side best, then time all methods in turns.
+    """Load the models, find the best settings of both sides in a trial, then time all methods in turns.
 
     The trial decides our speculation length and the schedule of transformers' assisted generation.
 
@@ -171,7 +171,7 @@ def _share(prompt_files: Sequence[Sequence[Prompt]], num: int) -> list[Prompt]:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Tokens a second of a few prompts."""
+    """The trial before: tokens a second of each setting, over a few prompts."""
 
     by_length: dict[int, float]
     by_assistance: dict[Assistance, float]
@@ -182,7 +182,7 @@ class _Trial:
 
     @property
     def best_assistance(self) -> list[Assistance]:
-        """One, or none if there is none."""
+        """The fastest one; empty without an assistant."""
         return sorted(self.by_assistance, key=lambda assistance: -self.by_assistance[assistance])[:1]
 
 
@@ -204,7 +204,7 @@ def _try_out(bench: _Bench, plan: PairPlan, advance: Advance) -> _Trial:
 
 
 def _methods(bench: _Bench, plan: PairPlan, trial: _Trial) -> list[Method]:
-    """In the order of the table."""
+    """The methods in the order of the table."""
     num_draft_tokens = trial.best_length
     ours, quantization = bench.workbench, bench.models.quantization
     ngram = ours.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFT_TOKENS))
@@ -223,7 +223,7 @@ def _methods(bench: _Bench, plan: PairPlan, trial: _Trial) -> list[Method]:
 
 
 def _warm_up(methods: Sequence[Method], jobs: Sequence[Job]) -> None:
-    """Touch every weight once; methods of larger batches use the same engines."""
+    """Use every weight once. Methods with larger batches use the same weights."""
     job = jobs[0]
     short = Job(job.name, job.prompt_token_ids[:WARM_UP_TOKENS], job.sampling, WARM_UP_TOKENS)
     for method in methods:

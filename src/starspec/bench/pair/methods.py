@@ -19,8 +19,8 @@ class Method:
 
     name: str
     batch_size: int
-    is_ours: bool  # its tokens must be those of our plain decoding
-    num_draft_tokens: int | None  # K; None: plain, or chosen as it goes
+    is_ours: bool  # its tokens must equal those of our plain decoding
+    num_draft_tokens: int | None  # K; None = plain, or chosen by the method
     answer: Callable[[Sequence[Job]], list[Answer]] = field(repr=False)
 
 
@@ -37,7 +37,7 @@ class Timed:
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """One for each repeat."""
+        """One value for each repeat."""
         return [self.num_tokens / seconds for seconds in self.seconds]
 
     @property
@@ -48,7 +48,7 @@ class Timed:
         return total
 
     def run(self, method: Method, jobs: Sequence[Job], repeat: int) -> None:
-        """Time some requests and count them to a repeat."""
+        """Time some requests and add them to a repeat."""
         started_s = time.perf_counter()
         answers = method.answer(jobs)
         elapsed_s = time.perf_counter() - started_s
@@ -59,7 +59,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the methods decode."""
+    """The requests that the methods decode."""
 
     singles: Sequence[Job]  # one at a time
     batched: Sequence[Job]  # by methods of larger batches
@@ -97,9 +97,9 @@ def transformers_method(baseline: TransformersBaseline, assistance: Assistance |
 def run_in_turns(
     methods: Sequence[Method], work: Work, num_repeats: int, advance: Callable[[str], None]
 ) -> dict[str, Timed]:
-    """Time all methods on their requests; they take turns, so that a slow moment of the machine hits all alike.
+    """Time all methods on their requests. They take turns, so a slow moment of the machine slows all of them.
 
-    Methods of one request at a time take turns request by request, the others repeat by repeat.
+    Methods with batch size 1 take turns after each request, the others after each repeat.
 
     Args:
         advance: called with what is about to run, `num_turns` times.
@@ -120,7 +120,7 @@ def run_in_turns(
 
 
 def num_turns(methods: Sequence[Method], num_jobs: int, num_repeats: int) -> int:
-    """How often `run_in_turns` advances."""
+    """How often `run_in_turns` calls `advance`."""
     return num_repeats * sum(num_jobs if method.batch_size == 1 else 1 for method in methods)
 
 

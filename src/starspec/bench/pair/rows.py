@@ -1,4 +1,4 @@
-"""From timed runs to the rows and ratios that are published, and where a step's time goes."""
+"""The rows and ratios of `bench pair`, and where the time of a step goes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PairRow:
 
 
 def ratios_of(rows: Sequence[PairRow]) -> dict[str, float]:
-    """Medians against medians, of one request at a time. Nothing about assisted generation where there was none."""
+    """Ratios of medians at batch size 1. There is no ratio for assisted generation if it did not run."""
     rate = {row.method: row.tokens_per_s.median for row in rows if row.batch_size == 1}
     ratios = {
         "speculative_vs_plain": round(rate["speculative"] / rate["plain"], 3),
@@ -48,7 +48,7 @@ def ratios_of(rows: Sequence[PairRow]) -> dict[str, float]:
 
 
 def plain_answers(methods: Sequence[Method], timed: dict[str, Timed]) -> dict[str, Answer]:
-    """Our plain answers, in batches only where they were not decoded alone."""
+    """Our plain answers: from batch size 1 where available, else from a batch."""
     batched = [key(each) for each in methods if each.name == "plain" and each.batch_size > 1]
     return {name: answer for plain in (*batched, "plain") for name, answer in timed[plain].answers.items()}
 
@@ -84,7 +84,7 @@ class StepRow:
     other_share: float  # of the step, not spent in linears
     weight_bytes: int
     weight_gigabytes_per_s: float  # at which the linears read
-    read_gigabytes_per_s: float  # the most that this machine's memory gave: to a plain sum, or to linears
+    read_gigabytes_per_s: float  # the highest memory rate of this run, of a plain sum or of linears
     bytes_ms: float  # the limit: weight bytes / that rate
     step_over_limit: float  # step / limit, 1 is perfect
 
@@ -93,13 +93,13 @@ def measure_steps(runner: PackedRunner, nums_tokens: Sequence[int]) -> list[Step
     """Profile steps of several widths. Effects: leases a cache row meanwhile."""
     plain_sum = read_gigabytes_per_s()
     profiles = [step_profile(runner, num_tokens=each) for each in nums_tokens]
-    # memory has fast and slow minutes: a limit must be one that nothing in this run has passed
+    # memory speed varies over minutes; the limit is the highest rate that this run has seen
     rate = max(plain_sum, *(each.weight_gigabytes_per_s for each in profiles))
     return [_step_row(each, rate) for each in profiles]
 
 
 def read_gigabytes_per_s() -> float:
-    """The fastest of some sums over memory, with torch's threads."""
+    """The memory rate of the fastest of several sums, with torch's threads."""
     block = torch.zeros(READ_BYTES // 8, dtype=torch.int64)
     times = []
     for _ in range(NUM_READS):

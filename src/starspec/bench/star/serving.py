@@ -24,9 +24,7 @@ _STAT: Final = Path("/proc/stat")
 
 
 class StolenTime:
-    """CPU time that a hypervisor took from this machine since this object was made. 0 where the system does not
-    tell.
-    """
+    """CPU time that other guests of the host took since this object was made. 0 on systems that do not report it."""
 
     def __init__(self) -> None:
         self._before = _read()

@@ -1,4 +1,4 @@
-"""The grid: chains and trees of every depth, width and size that is tried."""
+"""The grid of shapes: chains and trees of different depth, width and size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 
 class Kind(Enum):
-    """What is compared with what."""
+    """The kinds of shape that are compared."""
 
     CHAIN = "chain"  # of a fixed length
-    DOUBTING_CHAIN = "doubting chain"  # ends where the draft believes less than p_min
+    DOUBTING_CHAIN = "doubting chain"  # ends below the probability p_min
     TREE = "tree"  # with p_min or without
 
 
@@ -27,7 +27,7 @@ def kind_of(shape: DraftBudget) -> Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What is tried.
+    """The shapes that are timed.
 
     Raises: ConfigError naming the option of a side that is out of range, or if no chain or no tree is left.
     """
@@ -35,13 +35,13 @@ class Grid:
     chains: tuple[int, ...] = (3, 4, 5, 8)  # 1..MAX_DRAFT_TOKENS
     depths: tuple[int, ...] = (4, 8)  # 1..MAX_DRAFT_TOKENS
     top_ks: tuple[int, ...] = (2, 3)  # 2..MAX_TOP_K
-    nodes: tuple[int, ...] = (6, 10, 16)  # 1..MAX_DRAFT_TOKENS, the root not counted
-    p_mins: tuple[float, ...] = (0.0, 0.3)  # 0..1, without 1
+    nodes: tuple[int, ...] = (6, 10, 16)  # 1..MAX_DRAFT_TOKENS, without the root
+    p_mins: tuple[float, ...] = (0.0, 0.3)  # 0 <= p_min < 1
 
     def __post_init__(self) -> None:
         _check_range("--chains", self.chains, 1, MAX_DRAFT_TOKENS)
         _check_range("--depths", self.depths, 1, MAX_DRAFT_TOKENS)
-        _check_range("--top-ks", self.top_ks, 2, MAX_TOP_K)  # a tree of one child each is a chain
+        _check_range("--top-ks", self.top_ks, 2, MAX_TOP_K)  # a tree with one child for each node is a chain
         _check_range("--nodes", self.nodes, 1, MAX_DRAFT_TOKENS)
         for p_min in self.p_mins:
             if not 0.0 <= p_min < 1.0:
@@ -51,14 +51,14 @@ class Grid:
             raise ConfigError("a grid needs at least one chain and one tree: they are compared")
 
     def shapes(self) -> list[DraftBudget]:
-        """Chains first, each shape once. No tree as deep as it has nodes, none with fewer guesses than nodes."""
+        """Chains first, each shape once. Leaves out trees that are chains, or that cannot be filled."""
         sides = product(self.p_mins, self.depths, self.top_ks, self.nodes)
         trees = [DraftBudget(nodes, depth, top_k, p_min) for p_min, depth, top_k, nodes in sides]
         chains = [DraftBudget.chain(length, p_min) for p_min in self.p_mins for length in self.chains]
         return list(dict.fromkeys(chains + [each for each in trees if _is_worth_trying(each)]))
 
     def left_out(self) -> list[str]:
-        """A sentence for each side of which some values are in no tree."""
+        """A sentence for each side with values that no tree uses."""
         trees = [shape for shape in self.shapes() if not shape.is_chain]
         used = {
             "depths": {shape.num_steps for shape in trees},
@@ -68,7 +68,7 @@ class Grid:
         given = {"depths": self.depths, "widths": self.top_ks, "numbers of nodes": self.nodes}
         missing = {name: [each for each in values if each not in used[name]] for name, values in given.items()}
         return [
-            f"{name} {', '.join(map(str, values))} fit no tree of this grid: it were a chain, or could not be filled"
+            f"{name} {', '.join(map(str, values))} fit no tree of this grid: it would be a chain or not filled"
             for name, values in missing.items()
             if values
         ]
@@ -85,7 +85,7 @@ def _is_worth_trying(tree: DraftBudget) -> bool:
 
 
 def name_of(shape: DraftBudget) -> str:
-    """What a shape is called in tables."""
+    """The name of a shape in tables."""
     doubt = f", p_min {shape.p_min:g}" if shape.p_min else ""
     if shape.is_chain:
         return f"chain of {shape.num_steps}{doubt}"
@@ -95,7 +95,7 @@ def name_of(shape: DraftBudget) -> str:
 CAUSAL_GRID = Grid()
 
 HEAD_GRID = Grid(
-    # a head's target is often so small, or its machine so short of arithmetic, that a few rows more cost time
+    # with small targets or slow machines, a few more rows in a verification cost time
     chains=(1, 2, 3, 4, 5, 6),
     depths=(2, 3, 4, 5),
     top_ks=(2, 4),

@@ -1,4 +1,4 @@
-"""Every shape on a few prompts, then the best of each kind against plain decoding, in turns."""
+"""`starspec bench tree`: every shape on a few prompts, then the best of each kind and plain decoding in turns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from starspec.wire.transports.base import TargetTransport
 class CountedTransport(TargetTransportAround):
     """A target's transport that adds up the bytes of verdicts, features and proposals.
 
-    What a prompt costs once is left out: its `Open`, and the features of its positions, which go alone.
+    It leaves out what a prompt costs once: its `Open`, and the features of its positions, which are sent alone.
     """
 
     def __init__(self, transport: TargetTransport) -> None:
@@ -54,7 +54,7 @@ class CountedTransport(TargetTransportAround):
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 6
-NUM_TIMED_CHAINS = 8  # in which the drafter's steps are timed
+NUM_TIMED_CHAINS = 8  # that time the drafter's draft steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class TreePlan:
     Raises: ConfigError naming `--temperatures` unless each is a number from 0 on, and there is one.
     """
 
-    grid: Grid | None = None  # None: what suits the kind of draft
-    only: Mapping[str, Any] = field(default_factory=dict)  # sides of the grid, given by hand
+    grid: Grid | None = None  # None = the default of the kind of draft
+    only: Mapping[str, Any] = field(default_factory=dict)  # sides of the grid that replace the default
     temperatures: tuple[float, ...] = (0.0, 1.0)
     num_trial_prompts: int = 2  # of each file, with every shape
     num_prompts: int = 8  # of each file, with the best
@@ -89,7 +89,7 @@ QUICK = TreePlan(
 
 
 class _Bench:
-    """Everything loaded: one hub, and a link to it for each shape."""
+    """The loaded models: one hub, with a link for each shape."""
 
     def __init__(self, models: ModelPair, shapes: Sequence[DraftBudget]) -> None:
         self.workbench = Workbench(models.target_config())
@@ -119,7 +119,7 @@ class _Bench:
 def measure_tree(
     models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: TreePlan, advance: Advance
 ) -> TreeReport:
-    """Load the pair, try every shape, and measure the best.
+    """Load the pair, time every shape, and measure the best ones.
 
     Args:
         prompt_files: used in equal shares.
@@ -164,7 +164,7 @@ def measure_tree(
 
 
 def _best_shapes(trial: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[DraftBudget]:
-    """The fastest of each kind that was tried, kinds in the order of `Kind`."""
+    """The fastest shape of each kind, in the order of `Kind`."""
     rate = {row.shape: row.tokens_per_s.median for row in trial}
     kinds = [[shape for shape in shapes if kind_of(shape) is kind] for kind in Kind]
     return [max(tried, key=lambda shape: rate[name_of(shape)]) for tried in kinds if tried]
@@ -179,7 +179,7 @@ def _run(
     temperature: float,
     advance: Advance,
 ) -> list[TreeRow]:
-    """Time plain decoding and some shapes, in turns. Returns: a row each, plain decoding first."""
+    """Time plain decoding and some shapes in turns. Returns: a row for each, plain decoding first."""
     methods = [bench.plain, *(bench.methods[shape] for shape in shapes)]
     advance(f"{stage}, T = {temperature:g}", num_turns(methods, len(jobs), num_repeats))
     short = Job(jobs[0].name, jobs[0].prompt_token_ids[:WARM_UP_TOKENS], jobs[0].sampling, WARM_UP_TOKENS)

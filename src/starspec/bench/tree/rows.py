@@ -1,4 +1,4 @@
-"""From timed runs to the rows, ratios, sentences and the picture that are published."""
+"""The rows, ratios, sentences and picture of `bench tree`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from starspec.speculation.budget import DraftBudget
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the numbers that a shape is made of."""
+    """One parameter of a shape."""
 
     of: Callable[[DraftBudget], float]
     less: str
     more: str
-    least: float  # that there can be
+    least: float  # smallest possible value
 
 
 DEPTH = _Side(lambda shape: shape.num_steps, "shallower", "deeper", 1)
@@ -37,7 +37,7 @@ SIDES = (
 
 
 def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
-    """Medians against medians, of the final stage. Of chains, "fixed" are those that no doubt ends (p_min 0)."""
+    """Ratios of medians of the final stage. A "fixed" chain is one without p_min."""
     ratios = {
         "head_step_vs_target_step": round(steps.draft_vs_target, 3),
         "step_with_features_vs_without": round(steps.giving_vs_target, 3),
@@ -54,7 +54,7 @@ def ratios_of(rows: Sequence[TreeRow], steps: StepSeconds) -> dict[str, float]:
 
 
 def losing_regimes(rows: Sequence[TreeRow]) -> list[str]:
-    """A sentence for each temperature at which plain decoding beats every shape, or a chain the best tree."""
+    """A sentence for each temperature at which plain decoding beats every shape, or a chain beats every tree."""
     found = []
     for temperature in _temperatures(rows):
         kinds = _best_of_each_kind(rows, temperature)
@@ -68,12 +68,12 @@ def losing_regimes(rows: Sequence[TreeRow]) -> list[str]:
 
 
 def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[str]:
-    """A sentence for each best shape of the final stage at an end of what was tried of its kind, if there is more."""
+    """A sentence for each best shape at the edge of the grid of its kind, if shapes beyond it exist."""
     found = []
     for row in rows:
         if row.stage == "final" and row.num_nodes:
             kind = [shape for shape in shapes if kind_of(shape) is kind_of(row.budget)]
-            all_alike = [shape for shape in shapes if shape.is_chain == row.budget.is_chain]  # p_min makes the kind
+            all_alike = [shape for shape in shapes if shape.is_chain == row.budget.is_chain]  # p_min decides the kind
             beyond = [
                 word for side in SIDES for word in _untried(row.budget, all_alike if side is DOUBT else kind, side)
             ]
@@ -83,7 +83,7 @@ def at_the_edge(rows: Sequence[TreeRow], shapes: Sequence[DraftBudget]) -> list[
 
 
 def _untried(best: DraftBudget, tried: Sequence[DraftBudget], side: _Side) -> list[str]:
-    if best.is_chain and side not in (DEPTH, DOUBT):  # a chain's other sides say the same, or nothing
+    if best.is_chain and side not in (DEPTH, DOUBT):  # a chain has no other parameters
         return []
     value, values = side.of(best), {side.of(shape) for shape in tried}
     below = [side.less] if value == min(values) > side.least else []
@@ -115,11 +115,11 @@ def tree_row(
     plain: Timed,
     num_bytes: float | None,
 ) -> TreeRow:
-    """One timed run as a row.
+    """The row of one timed run.
 
     Args:
         plain: plain decoding of the same prompts, in the same stage.
-        num_bytes: that crossed the link; None = the row is plain decoding's own, which has no drafts.
+        num_bytes: that crossed the link; None = plain decoding, without drafts.
     """
     acceptance = timed.acceptance if num_bytes is not None else None
     rate = Spread.of([round(each, 3) for each in timed.tokens_per_s])
@@ -149,7 +149,7 @@ def _per_token(num_bytes: float | None, num_accepted: int) -> float | None:
 
 
 def draw(rows: Sequence[TreeRow], path: Path) -> None:
-    """Save a heat map of the trial: a panel for each temperature and p_min, a line for each depth and width.
+    """Save a heat map of the trial: a panel for each temperature and p_min, a row for each depth and width.
 
     Raises: ConfigError if matplotlib is not installed or the file cannot be written.
     """
@@ -159,7 +159,7 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
     trial = [row for row in rows if row.stage == "trial" and row.num_nodes]
     kinds = sorted({(row.temperature, row.p_min) for row in trial})
     lines = sorted({(row.num_steps, row.eagle_topk) for row in trial if row.eagle_topk > 1})
-    lines += [(0, 1)] if any(row.eagle_topk == 1 for row in trial) else []  # all chains in one line
+    lines += [(0, 1)] if any(row.eagle_topk == 1 for row in trial) else []  # all chains in one row of the picture
     nodes = sorted({row.num_nodes for row in trial})
     figure = Figure(figsize=(1.5 + 4.2 * len(kinds), 1.5 + 0.35 * len(lines)), layout="constrained")
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]

@@ -38,7 +38,7 @@ class VllmPlan:
     max_tokens: int = 96
     batch_sizes: tuple[int, ...] = (1, 4)
     num_repeats: int = 3
-    lengths: tuple[int, ...] = (3, 5)  # draft tokens that vLLM's own draft model is tried with
+    lengths: tuple[int, ...] = (3, 5)  # draft lengths of vLLM's own draft model
 
     def __post_init__(self) -> None:
         if min(self.lengths) < 1:
@@ -54,26 +54,26 @@ class VllmRow:
 
     method: str
     num_draft_tokens: int
-    rival: str  # that the hub's server answered in turns with: the two are compared
+    rival: str  # the server that took turns with the hub's server; the two are compared
     batch_size: int
     tokens_per_s: Spread  # prompts included
-    acceptance_length: float  # tokens of a verification, by vLLM's counters; the median of the repeats
+    acceptance_length: float  # tokens of a verification by vLLM's counters, median of the repeats
     num_answers: int  # of the last repeat
     num_identical: int  # to plain decoding at batch 1
-    num_near_ties: int  # of those that differ: the two tokens were about as likely
-    gaps: list[float | None]  # nats between the two, for each that differs
+    num_near_ties: int  # answers that differ where the two tokens were almost equally likely
+    gaps: list[float | None]  # nats between the two tokens, for each answer that differs
 
 
 def measure_vllm(
     models: VllmModels, prompt_files: Sequence[Sequence[Prompt]], plan: VllmPlan, advance: Advance
 ) -> Iterator[Report]:
-    """Start a hub and its server, which stay, and one rival after the other, each of which answers in turns with it.
+    """Start a hub and its server, then one rival server after the other. Each rival takes turns with the hub's server.
 
-    All at once would be more weights than a small machine holds, and each ratio needs only its two.
+    A small machine cannot hold all servers at once, and each ratio needs only two.
 
     Args:
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
-    Yields: after each rival all that has been found so far: the whole may take hours, and be cut off.
+    Yields: the report so far, after each rival: the whole takes hours and may be interrupted.
     Raises: PeerLost if a server or the hub does not come up, or a request fails; ConfigError as VllmServer.
     """
     tokenizer = load_tokenizer(models.target)
@@ -125,7 +125,7 @@ def _await_servers(methods: Sequence[Method], advance: Advance) -> None:
 
 
 async def _plain_answers(plain: Method, prompts: Sequence[Sequence[int]], plan: VllmPlan) -> list[VllmAnswer]:
-    """At batch 1, with the likeliest tokens of each position."""
+    """Answers at batch size 1, with the most likely tokens of each position."""
     await plain.warm_up(prompts[0])
     timed = await ask_all(plain.server.url, prompts, num_tokens=plan.max_tokens, batch_size=1, with_likeliest=True)
     return timed.answers
@@ -147,7 +147,7 @@ async def _run_in_turns(
     advance("answering", plan.num_repeats * len(turns))
     for _ in range(plan.num_repeats):
         for method, size in turns:
-            await method.warm_up(prompts[0])  # after a silence, a hub's drafts take a moment
+            await method.warm_up(prompts[0])  # after a pause, drafts of the hub take a moment to arrive
             await method.run(prompts, plan.max_tokens, size)
             advance(f"{method.name}, batch {size}", None)
 
@@ -169,8 +169,11 @@ def _row(method: Method, rival: Method, batch_size: int, truths: Sequence[VllmAn
 
 
 def ratios_of(rows: Sequence[VllmRow]) -> dict[str, float]:
-    """The hub's drafts against vLLM's own draft model at its best length, and against none, by batch size; and what
-    a hub costs that answers nothing. Each is of two that answered in turns."""
+    """Speed ratios for each batch size, each between two servers that took turns.
+
+    The hub's drafts over vLLM's own draft model at its best length, over plain decoding, and the cost of a silent
+    hub.
+    """
     ratios = {}
     for size in dict.fromkeys(row.batch_size for row in rows):
         for key, one, other in (

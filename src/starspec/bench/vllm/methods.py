@@ -1,4 +1,4 @@
-"""The ways of drafting for a vLLM server that are compared, and what their servers answer, token by token."""
+"""The ways of drafting for a vLLM server that are compared, and the answers of their servers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from starspec.harness.model_pair import ModelPair
 from starspec.harness.servers import MODEL_NAME, StarspecServer, VllmServer, on_shared_cores
 
 ANSWER_TIMEOUT_S: Final = 600.0  # of one answer
-NUM_LIKELIEST: Final = 5  # tokens of each position whose log-probabilities are asked for
-# Nats. bfloat16 has 8 bits: a logit of 16 to 32 is rounded to steps of 1/8, and kernels for one row and for several may
-# differ by a few of them. float32 would not part there.
+NUM_LIKELIEST: Final = 5  # number of log-probabilities that are requested for each position
+# Nats. bfloat16 rounds a logit of 16 to 32 to steps of 1/8. Kernels for one row and for several rows may differ by a
+# few such steps. In float32 the answers would not differ there.
 NEAR_TIE: Final = 0.5
 
 
@@ -29,12 +29,14 @@ class VllmAnswer:
     """One completion."""
 
     token_ids: Sequence[int]
-    likeliest: Sequence[dict[int, float]] = ()  # for each token, ids and log-probabilities; empty if not asked for
+    likeliest: Sequence[
+        dict[int, float]
+    ] = ()  # for each token, ids and log-probabilities of the most likely ones; empty if not requested
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """All answers, and how long they took together."""
+    """All answers, and the total time."""
 
     answers: list[VllmAnswer]
     seconds: float
@@ -46,11 +48,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where an answer first differs from that of the server without speculation."""
+    """Where an answer first differs from that of plain decoding."""
 
-    prompt: int  # its index
+    prompt: int  # index of the prompt
     position: int  # of the token within the answer
-    gap: float | None  # nats between the two tokens, there; None: the other one is not among the likeliest
+    gap: float | None  # nats between the two tokens; None = one of them is not among the most likely ones
 
     @property
     def is_near_tie(self) -> bool:
@@ -66,12 +68,12 @@ async def ask_all(
     with_likeliest: bool = False,
     sampling: dict[str, Any] | None = None,
 ) -> Timed:
-    """Answer all prompts, `batch_size` at a time, each as soon as one before it has ended.
+    """Answer all prompts, `batch_size` at a time. When one ends, the next one starts.
 
     Args:
         prompts: token ids.
-        num_tokens: of each answer; the end of the text is ignored.
-        sampling: further fields of each request; None = greedy.
+        num_tokens: of each answer; end-of-sequence tokens are ignored.
+        sampling: more fields of each request; None = greedy.
     Raises: PeerLost if a request fails.
     """
     body = {"temperature": 0.0, **(sampling or {})}
@@ -91,10 +93,10 @@ async def ask_all(
 
 
 def partings(expected: Sequence[VllmAnswer], found: Sequence[VllmAnswer]) -> list[Parting]:
-    """Every answer that differs.
+    """The divergences of all answers that differ.
 
     Args:
-        expected: with the likeliest tokens of each position.
+        expected: with the most likely tokens of each position.
     """
     all_partings = []
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
@@ -126,8 +128,8 @@ PLAIN, DRAFT_MODEL, HUB, SILENT_HUB = "plain", "vLLM's draft model", "hub", "sil
 PROPOSER: Final = "starspec.integrations.vllm.StarProposer"
 MAX_MODEL_LEN: Final = 2048
 KV_BYTES: Final = 300_000_000  # of each server
-BACK_S: Final = 30.0  # longest wait until a hub's drafts come again
-FEW_TOKENS: Final = 48  # of an answer that warms up: long enough for a row without drafts to probe
+BACK_S: Final = 30.0  # longest wait until drafts of the hub arrive again
+FEW_TOKENS: Final = 48  # of a warm-up answer; long enough that a row without drafts probes the hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +139,17 @@ class VllmModels(ModelPair):
     python: str  # interpreter of the environment with vLLM
     num_threads: int  # of a server, and of the hub
     num_draft_tokens: int  # of the hub, at most
-    vllm_options: Sequence[str] = ()  # further words of vLLM's command line
+    vllm_options: Sequence[str] = ()  # more arguments of vLLM's command line
 
     def start_hub(self) -> StarspecServer:
-        """Without waiting for it."""
+        """Start the hub, without waiting until it is ready."""
         words = ["--draft", self.draft, "--draft-quantization", self.quantization, "--dtype", self.dtype]
         return StarspecServer("draft", *words, "--port", "0", "--num-threads", str(self.num_threads))
 
     def start_server(
         self, speculative: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
     ) -> VllmServer:
-        """Without waiting for it."""
+        """Start a vLLM server, without waiting until it is ready."""
         shape = ["--dtype", self.dtype, "--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(KV_BYTES)]
         return VllmServer(
             self.python,
@@ -160,23 +162,23 @@ class VllmModels(ModelPair):
 
 @dataclass(slots=True)
 class Method:
-    """One server, and how it has done so far."""
+    """One way of drafting: its server and its results so far."""
 
     name: str
     num_draft_tokens: int
     server: VllmServer
-    stopped: StarspecServer | None = None  # a hub that stands still meanwhile
+    stopped: StarspecServer | None = None  # a hub that is stopped while the method runs
     rates: dict[int, list[float]] = field(default_factory=dict)  # batch size -> tokens/s of each repeat
     acceptance_lengths: dict[int, list[float]] = field(default_factory=dict)
     answers: dict[int, list[VllmAnswer]] = field(default_factory=dict)  # the last ones
 
     @property
     def title(self) -> str:
-        """With its length, where it drafts."""
+        """The name, with the draft length if it drafts."""
         return f"{self.name}, K = {self.num_draft_tokens}" if self.num_draft_tokens else self.name
 
     def batch_sizes(self, wanted: Sequence[int]) -> Sequence[int]:
-        """Those that it is tried with: what a silent hub costs shows alone."""
+        """The batch sizes to measure. A silent hub is measured with the first one only."""
         return wanted if self.stopped is None else wanted[:1]
 
     async def run(self, prompts: Sequence[Sequence[int]], num_tokens: int, batch_size: int) -> None:
@@ -190,9 +192,9 @@ class Method:
         self.answers[batch_size] = timed.answers
 
     async def warm_up(self, prompt: Sequence[int]) -> Timed:
-        """The first answer takes seconds; and a hub's drafts may begin later than the server does.
+        """Answer one prompt until drafts arrive. The first answer takes seconds, and the hub may connect late.
 
-        Raises: PeerLost if no draft comes where drafts are due.
+        Raises: PeerLost if no draft arrives although the method drafts.
         """
         deadline_s = time.monotonic() + BACK_S
         while True:
@@ -206,14 +208,14 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """A hub and the server that it drafts for."""
+    """A hub and its vLLM server."""
 
     hub: StarspecServer
     server: VllmServer
     num_draft_tokens: int
 
     def methods(self, rival: Method) -> list[Method]:
-        """What answers in turns with this rival. What a hub costs that answers nothing shows beside plain decoding."""
+        """The methods that take turns with this rival. The silent hub is compared with plain decoding only."""
         ours = [Method(HUB, self.num_draft_tokens, self.server)]
         if rival.name == PLAIN:
             ours.append(Method(SILENT_HUB, self.num_draft_tokens, self.server, stopped=self.hub))
@@ -233,10 +235,10 @@ def _standing_still(hub: StarspecServer | None) -> Iterator[None]:
 
 
 def start_star(models: VllmModels, ending: ExitStack) -> Star:
-    """Start a hub, which is waited for, and the server that it drafts for, which is not ready when this returns.
+    """Start a hub and its vLLM server. The hub is ready when this returns, the server is not.
 
     Args:
-        ending: closing it ends both.
+        ending: stops both when it is closed.
     Raises: PeerLost if the hub does not come up; ConfigError as VllmServer.
     """
     hub = models.start_hub()
@@ -247,11 +249,11 @@ def start_star(models: VllmModels, ending: ExitStack) -> Star:
 
 
 def start_rival(models: VllmModels, length: int, ending: ExitStack) -> Method:
-    """Start a server that drafts without a hub, which is not ready when this returns.
+    """Start a server that drafts without a hub. It is not ready when this returns.
 
     Args:
         length: draft tokens of vLLM's own draft model; 0 = plain decoding.
-        ending: closing it ends the server.
+        ending: stops the server when it is closed.
     Raises: ConfigError as VllmServer.
     """
     own = {"method": "draft_model", "model": models.draft, "num_speculative_tokens": length} if length else None

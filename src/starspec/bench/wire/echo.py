@@ -1,4 +1,4 @@
-"""A bare ZeroMQ echo between two processes: the floor under every round trip on this machine."""
+"""A bare ZeroMQ echo between two processes: the smallest possible round trip on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CurvePair:
 
 
 def run_echo(parent: Connection, curve: CurvePair | None) -> None:
-    """Send back whatever comes until the parent says anything. Sends: the port."""
+    """Echo every message until the parent says anything. Sends: the port."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     if curve is not None:
@@ -42,9 +42,9 @@ def run_echo(parent: Connection, curve: CurvePair | None) -> None:
 def measure_echo(
     port: int, num_bytes: int, curve: CurvePair | None, num_repeats: int, pause_s: float = 0.0
 ) -> list[float]:
-    """Seconds of each round trip of `num_bytes` there and back, with a pause before each.
+    """Seconds of each round trip of `num_bytes`, with a pause before each.
 
-    Raises: zmq.Again if the echo is silent.
+    Raises: zmq.Again if the echo does not answer.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -71,7 +71,7 @@ def measure_echo(
 def run_caller(parent: Connection, port: int, num_bytes: int, num_repeats: int, pause_s: float) -> None:
     """Call an echo as often as a target calls its hub.
 
-    Sends: True once it runs, and, told to begin, a list of round trips in seconds.
+    Sends: True once it runs; after the parent's word, a list of round trips in seconds.
     """
     parent.send(True)
     parent.recv()

@@ -1,4 +1,4 @@
-"""`starspec bench wire`: what one proposal costs beyond the drafter's own computing."""
+"""`starspec bench wire`: what one proposal costs beyond the drafter's own forwards."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ QUICK = WirePlan(num_requests=80, num_repeats=3, num_echoes=1000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRow:
-    """One measurement; milliseconds, none of them in a modelled forward.
+    """One measurement, in milliseconds outside of modelled forwards.
 
         target  ├ encode ┤                                                                      ├ decode ┤
         wire             ├ loopback ┤                                                  ├ loopback ┤
         hub                         ├ decode ─ schedule ┤ forward ├ schedule ┤ forward ├ write ┤
                 └ outside: all of it, without the forwards       latency: the hub's part of it ┘
 
-    Several requests wait at a hub at a time, and what it does for one delays all. So its latency is given twice: as
-    each request felt it, and shared equally among those that waited, which is what a request costs the hub (the
-    shares add up to the time that the hub lost).
+    Several requests wait at a hub at the same time, and work for one delays all. So the latency is given twice: as each
+    request saw it, and divided equally among the waiting requests. The shares are what a request costs the hub; they
+    add up to the time that the hub lost.
 
-    The loopback is what a bare ZeroMQ echo takes when as many processes call it as often, on processors that have
-    been idle before each call. Stars and echoes take turns; medians over the repeats. Hub and echo have one core to
-    themselves, the others share the rest: in earnest they are other machines.
+    The loopback is the round trip of a bare ZeroMQ echo that as many processes call as often, on processors that were
+    idle before each call. Stars and echoes take turns; values are medians over the repeats. Hub and echo have a core
+    of their own; the targets share the other cores, because they would be on other machines.
     """
 
     what: str
-    num_targets: int | None  # None: a bare echo
+    num_targets: int | None  # None = a bare echo
     num_measured: int
     overhead_ms_p50: float | None  # hub's scheduling, codec and transport for one request: its share of the latency
-    latency_ms_p50: float | None  # hub, from the bytes of a request read to those of its proposal written
+    latency_ms_p50: float | None  # hub, from receiving a request to writing its proposal
     latency_ms_p90: float | None
     latency_ms_p99: float | None
-    outside_ms_p50: float | None  # of the round trip, as the target sees it
+    outside_ms_p50: float | None  # the part of the round trip outside of forwards
     loopback_ms_p50: float | None
     overhead_ms_p50_by_repeat: list[float]
     loopback_ms_p50_by_repeat: list[float]
-    round_trip_ms_p50: float  # from before a verdict is encoded until after its proposal is decoded
+    round_trip_ms_p50: float  # from before the verdict is encoded until the proposal is decoded
 
 
 def measure_wire(plan: WirePlan, advance: Callable[[str], None]) -> Report:
@@ -128,11 +128,11 @@ def _ms(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StarTimes:
-    """One run of a star.
+    """The times of one run of a star.
 
     Args:
-        sent: a request each, as its target saw it, without those of the warm-up.
-        served: a request each, as the hub saw it, with those of the warm-up, in order of their ends.
+        sent: one interval for each request as its target saw it, without the warm-up.
+        served: one interval for each request as the hub saw it, with the warm-up, in order of their ends.
         forwards: of the drafter, ascending.
     """
 
@@ -160,9 +160,9 @@ class StarTimes:
 
 
 def run_callers(num_callers: int, num_calls: int) -> list[float]:
-    """A bare echo and its callers, each a process of its own, calling as often as targets do.
+    """Run a bare echo and its callers, each in its own process. They call as often as targets do.
 
-    Returns: seconds of all round trips without those of the warm-up.
+    Returns: seconds of all round trips, without the warm-up.
     """
     pause_s = (VERIFY_STEP_MS + NUM_DRAFT_TOKENS * DRAFT_STEP_MS) / 1e3
     with ExitStack() as stack:
@@ -180,12 +180,12 @@ def run_callers(num_callers: int, num_calls: int) -> list[float]:
 
 
 def run_star(num_targets: int, num_requests: int) -> StarTimes:
-    """A hub and its targets, each a process of its own."""
+    """Run a hub and its targets, each in its own process."""
     draft = ModelConfig(
         model=f"synthetic:role=draft,step_ms={DRAFT_STEP_MS}",
         num_rows=num_targets,
         max_model_len=MAX_MODEL_LEN,
-        num_threads=1,  # tensors are tiny: the threads of nine processes would only wait for each other
+        num_threads=1,  # tensors are tiny; with more threads, nine processes would only wait for each other
     )
     target = ModelConfig(
         model=f"synthetic:role=target,step_ms={VERIFY_STEP_MS}",
@@ -217,7 +217,7 @@ def run_star(num_targets: int, num_requests: int) -> StarTimes:
 
 
 def _measure_together(processes: Sequence[BenchProcess]) -> list[Any]:
-    """Let processes that are ready begin at once. Returns: what all of them measured, without their warm-up."""
+    """Start all processes at the same time. Returns: all their measurements, without the warm-up."""
     for each in processes:
         each.hear()
     for each in processes:

@@ -1,4 +1,4 @@
-"""The hub and the targets of `bench wire`: the real ones, with a note of when requests and proposals came and went."""
+"""The hub and the targets of `bench wire`: the real ones, with the times of requests and proposals."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from starspec.wire.transports.base import Arrival, HubTransport, HubTransportSta
 
 
 class RequestLog:
-    """Every request that a verdict made, from when its bytes were read until those of its proposal were written.
+    """The time of every request of a verdict, from receiving its bytes to writing its proposal.
 
-    Wraps the hub's transport, and is the `Tracer` of that transport: the replies to one target are written in the
-    order in which the hub handed them over. What `Open` asks for is not noted: its answer includes the prompt.
+    It wraps the hub's transport and is also the `Tracer` of that transport. The transport writes replies to one target
+    in the order in which the hub sends them. Requests of `Open` do not count, because their answer includes the
+    prefill.
 
-    While the hub works things are written down as they come; what belongs together is found out afterwards.
+    While the hub runs, events are only appended; `requests` matches them afterwards.
     """
 
     def __init__(self) -> None:
@@ -49,16 +50,16 @@ class RequestLog:
             self._written.append((LinkId(str(args["link"])), end_s))
 
     def note_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        """The hub takes these."""
+        """Note what the hub receives."""
         self._arrivals.append(arrivals)
 
     def note_replies(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
-        """The hub hands these over, those of a link to be written together."""
+        """Note what the hub sends. Messages of one link are written together."""
         self._replies.append(replies)
 
     @property
     def requests(self) -> list[Interval]:
-        """In order of their ends."""
+        """All requests, in order of their ends."""
         asked_s = {
             (arrival.link_id, arrival.message.tag, arrival.message.epoch): arrival.arrived_at
             for arrival in chain.from_iterable(self._arrivals)
@@ -76,7 +77,7 @@ class RequestLog:
 
 
 class LoggedTransport:
-    """A hub's transport, with its log."""
+    """A hub's transport that tells its log what passes."""
 
     def __init__(self, transport: HubTransport, log: RequestLog) -> None:
         self._transport = transport
@@ -100,7 +101,7 @@ class LoggedTransport:
 
 
 class TimedRunner:
-    """A runner that notes when its forwards began and ended."""
+    """A runner that notes the start and end of its forwards."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -150,7 +151,7 @@ def run_hub(parent: Connection, model: ModelConfig) -> None:
 
 
 def _watch(parent: Connection, is_stopping: threading.Event) -> None:
-    """Wait for the parent's word, or its end."""
+    """Wait until the parent says something or ends."""
     parent.poll(None)
     is_stopping.set()
 
@@ -161,8 +162,8 @@ MAX_TOKENS = 64  # of one request
 class TimedTransport(TargetTransportAround):
     """A target's transport that notes how long each verdict waited for its proposal.
 
-    The time runs from before the verdict is encoded until after the proposal is decoded. What `Open` asks for is not
-    noted: its answer includes the prompt.
+    The time runs from before the verdict is encoded until the proposal is decoded. Requests of `Open` do not count,
+    because their answer includes the prefill.
     """
 
     def __init__(self, transport: TargetTransport, requests: list[Interval]) -> None:

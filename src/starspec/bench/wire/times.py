@@ -1,4 +1,4 @@
-"""Intervals of the machine's monotonic clock, which all processes of one machine share."""
+"""Intervals on the machine's monotonic clock, which all its processes share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def uncovered_s(interval: Interval, others: Sequence[Interval]) -> float:
 
 
 class Overhead:
-    """Time in which requests waited and no forward ran.
+    """The time in which requests waited and no forward ran.
 
         requests   ├───────a────────┤
                         ├───────b────────┤
@@ -60,10 +60,11 @@ class Overhead:
             num_requests, num_forwards, before_s = num_requests + request, num_forwards + forward, now
 
     def whole_s(self, request: Interval) -> float:
-        """All overhead between the ends of one of the requests: by so much it was later than its forwards alone."""
+        """All overhead between start and end of a request: its delay beyond the forwards."""
         return self._at[request.end_s][0] - self._at[request.start_s][0]
 
     def share_s(self, request: Interval) -> float:
-        """Its equal share of that, among the requests that waited at the time: what it cost. The shares of all
-        requests add up to the time that the hub lost."""
+        """The request's equal share of that overhead among the requests that waited at the same time.
+
+        The shares of all requests add up to the time that the hub lost."""
         return self._at[request.end_s][1] - self._at[request.start_s][1]
