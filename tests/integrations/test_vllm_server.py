@@ -26,8 +26,8 @@ from starspec.doctor.vllm_outlook import examine_vllm
 from starspec.harness.datasets import hash_prompts, own_prompts, prompt_token_ids, spread
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import write_report
-from starspec.integrations.vllm.draft_length import PROBE_EVERY
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.policy.length.experiments import PROBE_EVERY
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 RECEIPT = os.environ.get("VLLM_RECEIPT", "")

@@ -10,7 +10,7 @@ from torch import Tensor
 from starspec.config import SpeculativeConfig
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
-from starspec.policy.length.fixed import LengthPolicy, LengthSnapshot
+from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import NgramIndex
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -56,13 +56,11 @@ class Drafts(Protocol):
 
 def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
     """The draft to ask for, in a round of `num_sequences`."""
-    return policy.choose(
-        LengthSnapshot(
-            max_remaining_tokens=sequence.num_remaining,
-            num_steps_asked=sequence.spec.num_draft_tokens,
-            num_sequences=num_sequences,
-        )
+    snapshot = SequenceSnapshot(
+        max_remaining_tokens=sequence.num_remaining, num_steps_asked=sequence.spec.num_draft_tokens
     )
+    (budget,) = policy.choose(RoundSnapshot(sequences=[snapshot], num_sequences=num_sequences))
+    return budget
 
 
 class NoDrafts:
