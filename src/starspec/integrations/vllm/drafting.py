@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.costs import HubCosts
-from starspec.integrations.vllm.draft import NO_DRAFT, Draft, Wanted
+from starspec.integrations.vllm.draft import NO_DRAFT, Draft, NgramDrafts, Wanted
 from starspec.integrations.vllm.hub_client import HubClient
-from starspec.integrations.vllm.prompt_lookup import PromptLookup
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import PayingDeadline
@@ -59,7 +58,7 @@ class StepDrafter:
         self._hub = hub
         self._deadline = deadline
         self._settings = settings
-        self._lookup = PromptLookup(settings.prompt_lookup_min, settings.prompt_lookup_max)
+        self._ngrams = NgramDrafts(settings.prompt_lookup_min, settings.prompt_lookup_max)
         self._max_draft_tokens = max_draft_tokens
         self._max_model_len = max_model_len
         self._clock = clock
@@ -101,7 +100,7 @@ class StepDrafter:
         for request in gone:
             self._drafted.pop(request, None)
         self._stepped.difference_update(gone)
-        self._lookup.forget(gone)
+        self._ngrams.forget(gone)
         self._hub.close(gone)
         self._hub.tend()
 
@@ -164,7 +163,7 @@ class StepDrafter:
         asked_s = self._clock()
         drafts = self._hub.draft(wanted)
         if drafts is None:
-            drafts = {} if self._settings.fallback == "none" else self._lookup.draft(wanted)
+            drafts = {} if self._settings.fallback == "none" else self._ngrams.draft(wanted)
         self._notice_another_hub()
         now = self._clock()
         self._hub_costs.look_at_round(now - asked_s, [len(draft.token_ids) for draft in drafts.values()], now)
