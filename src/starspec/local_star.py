@@ -19,7 +19,8 @@ from starspec.ids import TargetId
 from starspec.models.heads.resolve import DraftSpec, resolve_draft
 from starspec.models.loading.tokenizer import check_vocabularies, load_tokenizer
 from starspec.models.runner import ModelInfo
-from starspec.policy.length.fixed import LengthPolicy, make_policy
+from starspec.policy.length.fixed import make_policy
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget

@@ -19,7 +19,8 @@ from starspec.cache.features import from_bytes
 from starspec.engine.sequence_link import MAX_DATA_BYTES
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.models.runner import ForwardOutput, Segment
-from starspec.policy.length.fixed import FixedLength, LengthPolicy
+from starspec.policy.length.fixed import FixedLength
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import PROTOCOL_VERSION, Features, Open, RequestSpec, TargetToHub, Verdict, Welcome

@@ -12,7 +12,8 @@ from starspec.engine.drafts import NgramDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.ids import Epoch, RequestId, Tag
-from starspec.policy.length.fixed import FixedLength, LengthPolicy
+from starspec.policy.length.fixed import FixedLength
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats

@@ -18,11 +18,11 @@ from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import LinkId
 from starspec.integrations.vllm.draft import Draft, Wanted
-from starspec.integrations.vllm.draft_length import PayingDrafts, paying_drafts
 from starspec.integrations.vllm.hub_client import HubClient
-from starspec.integrations.vllm.round_cost import NO_WAIT, Round, RoundCost, RoundTimes
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.policy.deadline import PayingDeadline, RecentRounds
+from starspec.policy.deadline import PayingDeadline, RecentRounds, Round
+from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
+from starspec.policy.length.round_cost import NO_WAIT, RoundCost, RoundTimes
 from starspec.policy.liveness import DOUBT_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S, LONGEST_PAUSE_S
 from starspec.speculation.budget import DraftBudget
@@ -180,13 +180,13 @@ def test_a_hub_that_refuses_has_read_nothing() -> None:
     vllm = ToyVllm()
     vllm.hub.read_token_s = 0.004
     seconds_and_opens(vllm, 100)
-    known_s = vllm.drafter.costs.reading.seconds(100)
+    known_s = vllm.drafter.costs.prefill.seconds(100)
     assert known_s > 0.1
     vllm.hub.mood, vllm.hub.read_token_s = "full", 0.0
-    vllm.drafter.costs.reading.note_answer(100_000)  # so that it is asked
+    vllm.drafter.costs.prefill.add_finished(100_000)  # so that it is asked
     seconds_and_opens(vllm, 30)
     assert vllm.hub.num_opens > 4
-    assert vllm.drafter.costs.reading.seconds(100) == pytest.approx(known_s, rel=0.3)
+    assert vllm.drafter.costs.prefill.seconds(100) == pytest.approx(known_s, rel=0.3)
 
 
 def test_one_that_comes_back_and_was_never_read_is_weighed_like_another() -> None:
@@ -218,8 +218,8 @@ def test_one_that_comes_back_is_told_again_if_the_hub_has_read_it(is_read: bool)
         vllm.hub.revive()
         vllm.drafter.tend()
         vllm.drafter._notice_another_hub()
-    vllm.drafter.costs.reading.note_told(10, waited_s=1e6)  # nothing new is worth it
-    vllm.drafter.costs.reading.note_answered(0, 10)
+    vllm.drafter.costs.prefill.add_request(10, waited_s=1e6)  # nothing new is worth it
+    vllm.drafter.costs.prefill.add_answer(0, 10)
     for _ in range(6):
         vllm.step()
     assert vllm.hub.num_opens == (2 if is_read else 1)
@@ -396,15 +396,15 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     vllm = ToyVllm(token_s=0.001, is_new=True)
     vllm.hub.mood = "reading"  # what it is first told of a request takes it longer
     steps: set[tuple[int, float]] = set()
-    note = vllm.drafter.costs.steps.note
+    note = vllm.drafter.costs.steps.add
 
     def note_step(size: int, seconds: float) -> None:
         steps.add((size, seconds))
         note(size, seconds)
 
-    monkeypatch.setattr(vllm.drafter.costs.steps, "note", note_step)
+    monkeypatch.setattr(vllm.drafter.costs.steps, "add", note_step)
     rounds: list[Round] = []
-    monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
+    monkeypatch.setattr(RoundTimes, "add", lambda _, round_: rounds.append(round_))
     for num_tokens in (80, 120):
         vllm.submit(PROMPT, num_tokens)
     for _ in range(8):
@@ -434,8 +434,8 @@ def test_a_draft_that_ends_early_costs_what_it_took_and_a_longer_one_after_it_is
     vllm = ToyVllm()
     vllm.hub.token_s, vllm.hub.sure_of = 0.01, 1
     rounds: list[Round] = []
-    note = RoundTimes.note
-    monkeypatch.setattr(RoundTimes, "note", lambda self, round_: (rounds.append(round_), note(self, round_)))
+    note = RoundTimes.add
+    monkeypatch.setattr(RoundTimes, "add", lambda self, round_: (rounds.append(round_), note(self, round_)))
     request = vllm.submit(PROMPT, 60)
     for _ in range(20):
         vllm.step()
@@ -522,11 +522,11 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
 def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -> None:
     """Effects: `note` is told what lengths are weighed by."""
 
-    def weigh(*given: Any) -> PayingDrafts:
+    def weigh(*given: Any) -> ChosenLengths:
         note(*given)
-        return paying_drafts(*given)
+        return fastest_lengths(*given)
 
-    monkeypatch.setattr("starspec.integrations.vllm.choice.paying_drafts", weigh)
+    monkeypatch.setattr("starspec.policy.length.measured_speed.fastest_lengths", weigh)
 
 
 def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(
@@ -576,7 +576,7 @@ def test_a_step_that_waits_long_for_its_hub_takes_no_running_request_for_gone() 
 def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ToyVllm(num_tokens=8)
     rounds: list[Round] = []
-    monkeypatch.setattr(RoundTimes, "note", lambda _, round_: rounds.append(round_))
+    monkeypatch.setattr(RoundTimes, "add", lambda _, round_: rounds.append(round_))
     weighed: set[int] = set()
 
     watch_weighing(monkeypatch, lambda *given: weighed.update(given[1]))
@@ -730,7 +730,7 @@ def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -
 
 def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() -> None:
     vllm = ToyVllm(fallback="none")
-    vllm.drafter.choice._plain_from = 10**6  # no step goes without drafts to be timed
+    vllm.drafter.experiments._plain_from = 10**6  # no step goes without drafts to be timed
     old = vllm.submit(PROMPT, 440)
     for _ in range(4):
         vllm.step()

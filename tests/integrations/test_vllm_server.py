@@ -26,8 +26,8 @@ from starspec.harness.datasets import hash_prompts, own_prompts, prompt_token_id
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import write_report
 from starspec.harness.servers import VllmServer
-from starspec.integrations.vllm.draft_length import PROBE_EVERY
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.policy.length.experiments import PROBE_EVERY
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 RECEIPT = os.environ.get("VLLM_RECEIPT", "")

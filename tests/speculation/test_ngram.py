@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.speculation.ngram import NgramIndex
+from starspec.speculation.ngram import NgramIndex, PromptLookup
 
 
 def search(token_ids: list[int], min_ngram: int, max_ngram: int, num_tokens: int) -> list[int]:
@@ -67,3 +67,22 @@ def test_sizes_must_make_sense(sizes):
 
 def test_runs_longer_than_the_sequence_match_nothing():
     assert NgramIndex(1, 9, [1, 2, 7, 1, 5, 2, 1, 2]).propose(1) == [7]
+
+
+@given(
+    parts=st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 2), max_size=9)), max_size=9),
+    gone=st.sampled_from("abc"),
+)
+def test_each_sequence_is_looked_up_by_itself(parts, gone):
+    lookup, texts = PromptLookup[str](1, 3), dict[str, list[int]]()
+    for key, token_ids in parts:
+        lookup.append(key, token_ids)
+        texts.setdefault(key, []).extend(token_ids)
+    assert lookup.lengths == {key: len(text) for key, text in texts.items()}
+    for key in "abc":
+        text = texts.get(key, [])
+        assert lookup.num_indexed(key) == len(text)
+        assert lookup.propose(key, 4) == search(text, 1, 3, 4)
+    lookup.forget(gone)
+    lookup.forget(gone)
+    assert lookup.lengths.keys() == texts.keys() - {gone}

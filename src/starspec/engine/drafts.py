@@ -10,9 +10,9 @@ from torch import Tensor
 from starspec.config import SpeculativeConfig
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
-from starspec.policy.length.fixed import LengthPolicy, LengthSnapshot
+from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.ngram import NgramIndex
+from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 
 
@@ -56,13 +56,11 @@ class Drafts(Protocol):
 
 def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
     """The draft to ask for, in a round of `num_sequences`."""
-    return policy.choose(
-        LengthSnapshot(
-            max_remaining_tokens=sequence.num_remaining,
-            num_steps_asked=sequence.spec.num_draft_tokens,
-            num_sequences=num_sequences,
-        )
+    snapshot = SequenceSnapshot(
+        max_remaining_tokens=sequence.num_remaining, num_steps_asked=sequence.spec.num_draft_tokens
     )
+    (budget,) = policy.choose(RoundSnapshot(sequences=[snapshot], num_sequences=num_sequences))
+    return budget
 
 
 class NoDrafts:
@@ -103,15 +101,12 @@ class NgramDrafts(NoDrafts):
 
     def __init__(self, policy: LengthPolicy, lookup_min: int, lookup_max: int) -> None:
         self._policy = policy
-        self._lookup = (lookup_min, lookup_max)
-        self._indexes: dict[RequestKey, NgramIndex] = {}
+        self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence in sequences:
             sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
-            index = NgramIndex(*self._lookup)
-            index.append(sequence.token_ids)
-            self._indexes[sequence.key] = index
+            self._lookup.append(sequence.key, sequence.token_ids)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self.propose(sequence, len(batch)) for sequence in batch]
@@ -121,17 +116,17 @@ class NgramDrafts(NoDrafts):
         length = draft_budget(sequence, self._policy, num_sequences).num_steps
         if length == 0:
             return EMPTY_TREE
-        return DraftTree.chain(self._indexes[sequence.key].propose(length))
+        return DraftTree.chain(self._lookup.propose(sequence.key, length))
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
             if added.finish is not None:
                 self.close(sequence)
             else:
-                self._indexes[sequence.key].append(added.token_ids)
+                self._lookup.append(sequence.key, added.token_ids)
 
     def close(self, sequence: TargetSequence) -> None:
-        self._indexes.pop(sequence.key, None)
+        self._lookup.forget(sequence.key)
 
 
 def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:

@@ -29,7 +29,7 @@ from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_link import FeatureOutbox, FeatureRequest, SequenceLink, SequenceTokens
 from starspec.ids import RequestKey
 from starspec.policy.deadline import NoStallDeadline
-from starspec.policy.length.fixed import LengthPolicy
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree

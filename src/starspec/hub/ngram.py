@@ -9,7 +9,7 @@ from starspec.errors import OurBug, PeerProtocolError
 from starspec.hub.drafter import Growth
 from starspec.hub.growing_tree import Survivors
 from starspec.hub.sequence import DraftSequence
-from starspec.speculation.ngram import NgramIndex
+from starspec.speculation.ngram import PromptLookup
 from starspec.wire.messages import Features
 
 ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
@@ -30,10 +30,8 @@ class NgramDrafter:
     num_shared_tokens = 0
 
     def __init__(self, min_ngram: int, max_ngram: int, num_rows: int) -> None:
-        self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
         self._rows = RowPool(num_rows)
-        self._indexes: dict[int, NgramIndex] = {}  # row -> the committed tokens of its sequence
+        self._lookup = PromptLookup[int](min_ngram, max_ngram)  # by row, over the committed tokens of its sequence
 
     @property
     def num_free_rows(self) -> int:
@@ -41,12 +39,12 @@ class NgramDrafter:
 
     def lease(self, sequence: DraftSequence) -> None:
         sequence.row = self._rows.lease()
-        self._indexes[sequence.row] = NgramIndex(self._min_ngram, self._max_ngram, sequence.token_ids)
+        self._lookup.append(sequence.row, sequence.token_ids)
 
     def free(self, sequence: DraftSequence) -> None:
         if sequence.row is not None:
             self._rows.free(sequence.row)
-            del self._indexes[sequence.row]
+            self._lookup.forget(sequence.row)
             sequence.row = None
 
     def learn(self, sequence: DraftSequence, message: Features) -> None:  # noqa: ARG002
@@ -60,7 +58,7 @@ class NgramDrafter:
 
     def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         for sequence in (growth.sequence for growth in draft_step):
-            guessed = self._index(sequence).propose(sequence.budget.num_steps)
+            guessed = self._lookup.propose(_row_of(sequence), sequence.budget.num_steps)
             ends = [place for place, token_id in enumerate(guessed) if token_id in sequence.sampling.end_token_ids]
             sequence.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
             sequence.is_exhausted = True
@@ -74,17 +72,20 @@ class NgramDrafter:
     def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
         sequence.tree.clear()  # with more tokens to look up there may be a better guess
         if sequence.row is not None:
-            self._index(sequence).append(token_ids)
+            self._lookup.append(sequence.row, token_ids)
 
     def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
         self._rows.check_integrity()
         lengths = {sequence.row: len(sequence.token_ids) for sequence in sequences if sequence.row is not None}
-        if lengths != {row: len(index) for row, index in self._indexes.items()}:
-            raise OurBug(f"indexes {self._indexes.keys()} are not those of the sequences in rows {lengths.keys()}")
+        if lengths != self._lookup.lengths:
+            raise OurBug(
+                f"indexes {self._lookup.lengths.keys()} are not those of the sequences in rows {lengths.keys()}"
+            )
         if lengths.keys() != self._rows.leased:
             raise OurBug(f"rows {sorted(self._rows.leased)} are leased, sequences hold {sorted(lengths)}")
 
-    def _index(self, sequence: DraftSequence) -> NgramIndex:
-        if sequence.row is None:
-            raise OurBug(f"sequence {sequence.key} is to be looked up without a row")
-        return self._indexes[sequence.row]
+
+def _row_of(sequence: DraftSequence) -> int:
+    if sequence.row is None:
+        raise OurBug(f"sequence {sequence.key} is to be looked up without a row")
+    return sequence.row

@@ -1,18 +1,21 @@
-"""Prompt lookup: guess that the text goes on as it did the last time that it read like this.
+"""Prompt lookup: propose the tokens that followed the last time that the sequence ended in the same n-gram.
 
-Saxena 2023, "Prompt Lookup Decoding"; vLLM's `method: "ngram"`. Here a dictionary replaces the search, so that a
-proposal costs the same at 100 tokens and at 100,000.
+Saxena 2023, "Prompt Lookup Decoding"; vLLM's `method: "ngram"`. A dictionary replaces the search, so that a proposal
+costs the same at 100 tokens and at 100,000.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class NgramIndex:
     """Where each n-gram of one growing sequence occurred last.
 
-    Appending costs `max_ngram - min_ngram + 1` dictionary entries a token. Tokens are never taken back: append
+    Appending costs `max_ngram - min_ngram + 1` dictionary entries a token. Tokens cannot be taken back, so append
     committed tokens only.
 
     Args:
@@ -42,11 +45,10 @@ class NgramIndex:
             self._token_ids.append(token_id)
 
     def propose(self, num_tokens: int) -> list[int]:
-        """Guess how the sequence goes on.
+        """Copy the tokens after the most recent earlier occurrence of the longest suffix that has one.
 
-        The longest suffix with an earlier occurrence wins, and of its occurrences the most recent one. A
-        continuation that reaches the end of the sequence goes on into what it has just copied, so a repeating
-        text is continued for as long as asked.
+        A copy that reaches the end of the sequence continues with its own first tokens, so a repeating text is
+        continued for as long as requested.
 
         Returns: `num_tokens` tokens, or none if no suffix has occurred before.
         """
@@ -56,3 +58,39 @@ class NgramIndex:
                 period = known - start
                 return [self._token_ids[start + offset % period] for offset in range(num_tokens)]
         return []
+
+
+class PromptLookup(Generic[Key]):
+    """An `NgramIndex` for each of many sequences, found by a key of the caller's.
+
+    Args:
+        min_ngram: shortest run of tokens that is looked up, at least 1.
+        max_ngram: longest.
+    """
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._sizes = (min_ngram, max_ngram)
+        self._indexes: dict[Key, NgramIndex] = {}
+
+    @property
+    def lengths(self) -> dict[Key, int]:
+        """Indexed tokens of each sequence."""
+        return {key: len(index) for key, index in self._indexes.items()}
+
+    def num_indexed(self, key: Key) -> int:
+        """Indexed tokens of one sequence; 0 if it is unknown."""
+        return len(self._indexes[key]) if key in self._indexes else 0
+
+    def append(self, key: Key, token_ids: Iterable[int]) -> None:
+        """Add committed tokens to the end of a sequence, which begins with them if it is unknown."""
+        if key not in self._indexes:
+            self._indexes[key] = NgramIndex(*self._sizes)
+        self._indexes[key].append(token_ids)
+
+    def propose(self, key: Key, num_tokens: int) -> list[int]:
+        """As NgramIndex; nothing for an unknown sequence."""
+        return self._indexes[key].propose(num_tokens) if key in self._indexes else []
+
+    def forget(self, key: Key) -> None:
+        """Drop a sequence's index. Idempotent."""
+        self._indexes.pop(key, None)

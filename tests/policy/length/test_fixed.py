@@ -2,8 +2,18 @@ import pytest
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.policy.length.fixed import FixedLength, InSmallBatches, LengthSnapshot, make_policy
+from starspec.policy.length.fixed import FixedLength, InSmallBatches, make_policy
+from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
+
+
+def choose(
+    policy: LengthPolicy, max_remaining_tokens: int, num_steps_asked: int | None = None, num_sequences: int = 1
+) -> DraftBudget:
+    """For one sequence, in a round of so many."""
+    sequence = SequenceSnapshot(max_remaining_tokens=max_remaining_tokens, num_steps_asked=num_steps_asked)
+    (budget,) = policy.choose(RoundSnapshot(sequences=[sequence], num_sequences=num_sequences))
+    return budget
 
 
 @pytest.mark.parametrize(
@@ -11,30 +21,27 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
     [(4, 100, 4), (4, 5, 4), (4, 4, 3), (4, 1, 0), (0, 100, 0), (4, 0, 0)],
 )
 def test_no_draft_is_longer_than_what_may_still_be_emitted(num_speculative_tokens, max_remaining_tokens, chosen):
-    snapshot = LengthSnapshot(max_remaining_tokens=max_remaining_tokens)
     policy = FixedLength(DraftBudget.chain(num_speculative_tokens))
-    assert policy.choose(snapshot) == DraftBudget.chain(chosen)
+    assert choose(policy, max_remaining_tokens) == DraftBudget.chain(chosen)
 
 
 def test_a_tree_becomes_less_deep_and_then_nothing() -> None:
     policy = FixedLength(DraftBudget(24, 4, 3))
-    assert policy.choose(LengthSnapshot(max_remaining_tokens=100)) == DraftBudget(24, 4, 3)
-    assert policy.choose(LengthSnapshot(max_remaining_tokens=3)) == DraftBudget(24, 2, 3)
-    assert policy.choose(LengthSnapshot(max_remaining_tokens=1)).num_draft_tokens == 0
+    assert choose(policy, max_remaining_tokens=100) == DraftBudget(24, 4, 3)
+    assert choose(policy, max_remaining_tokens=3) == DraftBudget(24, 2, 3)
+    assert choose(policy, max_remaining_tokens=1).num_draft_tokens == 0
 
 
 @pytest.mark.parametrize(("asked", "remaining", "chosen"), [(2, 100, 2), (9, 100, 9), (9, 4, 3), (0, 100, 0)])
 def test_a_request_may_ask_for_its_own_depth(asked, remaining, chosen) -> None:
-    snapshot = LengthSnapshot(max_remaining_tokens=remaining, num_steps_asked=asked)
-    assert FixedLength(DraftBudget.chain(4)).choose(snapshot) == DraftBudget.chain(chosen)
+    assert choose(FixedLength(DraftBudget.chain(4)), remaining, asked) == DraftBudget.chain(chosen)
 
 
 @pytest.mark.parametrize("asked", [None, 7])
 @pytest.mark.parametrize(("num_sequences", "is_drafting"), [(1, True), (4, True), (5, False), (16, False)])
 def test_larger_batches_than_the_bound_draft_nothing(asked, num_sequences, is_drafting) -> None:
     policy = InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=4)
-    snapshot = LengthSnapshot(max_remaining_tokens=100, num_steps_asked=asked, num_sequences=num_sequences)
-    assert policy.choose(snapshot) == (DraftBudget.chain(asked or 4) if is_drafting else NO_DRAFT)
+    assert choose(policy, 100, asked, num_sequences) == (DraftBudget.chain(asked or 4) if is_drafting else NO_DRAFT)
 
 
 def test_the_config_names_the_bound() -> None:
@@ -49,4 +56,17 @@ def test_the_config_names_the_bound() -> None:
 def test_rounds_within_the_bound_draft_however_many_wait_for_their_turn() -> None:
     """ExSpec's window holds rows for four batches; a round is of one."""
     policy = make_policy(SpeculativeConfig(disable_by_batch_size=8), max_num_seqs=8)
-    assert policy.choose(LengthSnapshot(max_remaining_tokens=100, num_sequences=32)) == DraftBudget.chain(4)
+    assert choose(policy, 100, num_sequences=32) == DraftBudget.chain(4)
+
+
+def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
+    asked = [(100, None, 64), (3, None, 64), (100, 9, 64), (100, 9, 2), (100, None, 0)]
+    sequences = [
+        SequenceSnapshot(max_remaining_tokens=remaining, num_steps_asked=steps, max_draft_tokens=most)
+        for remaining, steps, most in asked
+    ]
+    snapshot = RoundSnapshot(sequences=sequences, num_sequences=5)
+    policy = FixedLength(DraftBudget.chain(4))
+    assert policy.choose(snapshot) == [DraftBudget.chain(each) for each in (4, 2, 9, 2, 0)]
+    assert InSmallBatches(policy, 4).choose(snapshot) == [NO_DRAFT] * 5
+    assert InSmallBatches(policy, 5).choose(snapshot) == policy.choose(snapshot)

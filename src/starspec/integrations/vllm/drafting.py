@@ -9,15 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from starspec.integrations.vllm.choice import LengthChoice
-from starspec.integrations.vllm.costs import Costs
-from starspec.integrations.vllm.draft import NO_DRAFT, Draft, Wanted
-from starspec.integrations.vllm.draft_length import Acceptance
+from starspec.integrations.vllm.costs import HubCosts
+from starspec.integrations.vllm.draft import NO_DRAFT, Draft, NgramDrafts, Wanted
 from starspec.integrations.vllm.hub_client import HubClient
-from starspec.integrations.vllm.prompt_lookup import PromptLookup
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import PayingDeadline
+from starspec.policy.length.acceptance import Acceptance
+from starspec.policy.length.experiments import Experiments
+from starspec.policy.length.fixed import FixedLength
+from starspec.policy.length.measured_speed import MeasuredSpeed
+from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.speculation.budget import DraftBudget
 
 
 @dataclass(slots=True)
@@ -46,12 +49,16 @@ class StepDrafter:
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.costs = Costs(hub)
-        self.choice = LengthChoice(hub, self.costs, clock)
+        self._hub_costs = HubCosts(hub)
+        self.costs = self._hub_costs.costs
+        self.experiments = Experiments()
+        self._policy: LengthPolicy = FixedLength(DraftBudget.chain(max_draft_tokens))
+        if settings.adaptive:
+            self._policy = MeasuredSpeed(max_draft_tokens)
         self._hub = hub
         self._deadline = deadline
         self._settings = settings
-        self._lookup = PromptLookup(settings.prompt_lookup_min, settings.prompt_lookup_max)
+        self._ngrams = NgramDrafts(settings.prompt_lookup_min, settings.prompt_lookup_max)
         self._max_draft_tokens = max_draft_tokens
         self._max_model_len = max_model_len
         self._clock = clock
@@ -69,17 +76,18 @@ class StepDrafter:
         self._notice_another_hub()  # which `tend` found
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
-            self.costs.note_step(self._size_of_step(rows), now - self._ended_s)
-        self.costs.notice_read(now)  # what `tend` received while vLLM was at its step
+            self.costs.add_step(self._size_of_step(rows), now - self._ended_s)
+        self._hub_costs.look_at_answers(now)  # those that `tend` received during vLLM's step
         for num_tokens in self._book.ended:
-            self.costs.reading.note_answer(num_tokens)
+            self.costs.prefill.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
-        wanted = [Wanted(row.request, length) for row, length in zip(seen, self._choose(seen), strict=True)]
+        budgets = self._policy.choose(self._snapshot(seen))
+        wanted = [Wanted(row.request, each.num_draft_tokens) for row, each in zip(seen, budgets, strict=True)]
         drafts = self._ask(wanted)
         for row in seen:
             self._drafted[row.request].last = drafts.get(row.request, NO_DRAFT)
         if drafts:
-            self.choice.note_drafts()
+            self.experiments.note_drafts()
         self._stepped = {row.request for row in seen}
         self.costs.end_step()
         self._ended_s = self._clock()
@@ -92,7 +100,7 @@ class StepDrafter:
         for request in gone:
             self._drafted.pop(request, None)
         self._stepped.difference_update(gone)
-        self._lookup.forget(gone)
+        self._ngrams.forget(gone)
         self._hub.close(gone)
         self._hub.tend()
 
@@ -103,8 +111,8 @@ class StepDrafter:
         """What the one before took says nothing of it."""
         if self._hub.num_found != self._num_found:
             self._num_found = self._hub.num_found
-            self.costs.forget_hub()
-            self.choice.forget_hub()
+            self._hub_costs.forget_hub()
+            self.experiments.forget_hub()
             self._usual[True] = Acceptance()
             for state in self._drafted.values():
                 if state.is_by_hub:
@@ -117,16 +125,26 @@ class StepDrafter:
             return None
         return len(rows) + sum(len(self._drafted[each].last.token_ids) for each in requests)
 
-    def _choose(self, seen: Sequence[SeenRow]) -> list[int]:
-        """How long a draft each row is worth, after what came of its last one."""
-        known = [self._after_verifying(row) for row in seen]
-        most = [self._most(row.request) for row in seen]
-        return self.choice.lengths(seen, known, most) if self._settings.adaptive else most
+    def _snapshot(self, seen: Sequence[SeenRow]) -> RoundSnapshot:
+        return RoundSnapshot(
+            sequences=[self._snapshot_of(row, self._after_verifying(row)) for row in seen],
+            num_sequences=len(seen),
+            now_s=self._clock(),
+            costs=self.costs,
+            experiments=self.experiments,
+        )
 
-    def _most(self, request: KnownRequest) -> int:
-        """Draft tokens that a request has room for and can get."""
-        most = min(self._max_draft_tokens, self._max_model_len - len(request) - 1)
-        return max(0, min(most, self._hub.most(request)) if self._hub.is_serving else most)
+    def _snapshot_of(self, row: SeenRow, acceptance: Acceptance) -> SequenceSnapshot:
+        request, is_by_hub = row.request, self._hub.is_serving
+        return SequenceSnapshot(
+            max_remaining_tokens=self._max_model_len - len(request),
+            max_draft_tokens=self._hub.most(request) if is_by_hub else self._max_draft_tokens,
+            num_tokens=len(request),
+            num_to_prefill=len(request) if is_by_hub and not self._hub.has_read(request) else 0,
+            is_held=not is_by_hub or self._hub.holds(request),
+            is_new=row.is_first,
+            acceptance=acceptance,
+        )
 
     def _after_verifying(self, row: SeenRow) -> Acceptance:
         state = self._drafted.get(row.request)
@@ -137,7 +155,7 @@ class StepDrafter:
         last = state.last if row.request in self._stepped else NO_DRAFT  # of one preempted, nothing was verified
         num_accepted = min(len(last.token_ids), row.num_new - 1)
         for acceptance in (state.acceptance, self._usual[is_by_hub]):
-            acceptance.note(len(last.token_ids), num_accepted, last.num_asked)
+            acceptance.add(len(last.token_ids), num_accepted, last.num_asked)
         return state.acceptance
 
     def _ask(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft]:
@@ -145,9 +163,8 @@ class StepDrafter:
         asked_s = self._clock()
         drafts = self._hub.draft(wanted)
         if drafts is None:
-            drafts = {} if self._settings.fallback == "none" else self._lookup.draft(wanted)
+            drafts = {} if self._settings.fallback == "none" else self._ngrams.draft(wanted)
         self._notice_another_hub()
-        self.costs.note_round()
         now = self._clock()
-        self.costs.note_told(now - asked_s, [len(draft.token_ids) for draft in drafts.values()], now)
+        self._hub_costs.look_at_round(now - asked_s, [len(draft.token_ids) for draft in drafts.values()], now)
         return drafts

@@ -1,1 +1,6 @@
-"""How far to speculate: policies are pure functions of a snapshot."""
+"""How far to speculate. `LengthPolicy` (`snapshot.py`) is the interface; each policy has a file.
+
+fixed.py            the configured budget, or none in large batches
+measured_speed.py   the most expected tokens per second: `expected_speed.py` weighs lengths by what costs were
+                    measured (`costs.py` and its three parts), `experiments.py` says what is measured when
+"""

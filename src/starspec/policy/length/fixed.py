@@ -1,32 +1,12 @@
-"""How much to ask a drafter for: a pure function of what is known of one sequence before its next round."""
+"""Length policies that learn nothing: the configured budget, or none in large batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from starspec.config import SpeculativeConfig
+from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthSnapshot:
-    """One sequence at the moment when its next proposal is asked for."""
-
-    max_remaining_tokens: int  # tokens that max_tokens and the context still leave it, at least 1
-    num_steps_asked: int | None = None  # the request's own depth; None = the policy's
-    num_sequences: int = 1  # of the round that the proposal is for, as far as is known
-
-
-class LengthPolicy(Protocol):
-    """Chooses a speculation length for one sequence and one round.
-
-    Implementations hold configuration only, so that all decide alike from equal snapshots.
-    """
-
-    def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
-        """What to ask for; no draft tokens = do not speculate this round."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +15,14 @@ class FixedLength:
 
     budget: DraftBudget
 
-    def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
-        """The budget, but never so deep that a path and the target's own token would exceed what remains."""
-        asked = snapshot.num_steps_asked
+    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+        """As LengthPolicy. No path is so deep that it and the target's own token would exceed what remains."""
+        return [self._budget_of(each) for each in snapshot.sequences]
+
+    def _budget_of(self, sequence: SequenceSnapshot) -> DraftBudget:
+        asked = sequence.num_steps_asked
         budget = self.budget if asked is None else self.budget.with_steps(asked)
-        num_steps = snapshot.max_remaining_tokens - 1
-        return budget.limited(num_steps=num_steps)
+        return budget.limited(num_steps=sequence.max_remaining_tokens - 1, num_draft_tokens=sequence.max_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +35,11 @@ class InSmallBatches:
     policy: LengthPolicy
     max_sequences: int
 
-    def choose(self, snapshot: LengthSnapshot) -> DraftBudget:
-        """Also overrules a request's own depth."""
-        return NO_DRAFT if snapshot.num_sequences > self.max_sequences else self.policy.choose(snapshot)
+    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+        """As LengthPolicy. The bound also overrules a request's own depth."""
+        if snapshot.num_sequences > self.max_sequences:
+            return [NO_DRAFT] * len(snapshot.sequences)
+        return self.policy.choose(snapshot)
 
 
 def make_policy(config: SpeculativeConfig, max_num_seqs: int | None = None) -> LengthPolicy:

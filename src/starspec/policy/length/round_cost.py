@@ -1,8 +1,8 @@
-"""What a wait for proposals costs, learnt from the last ones: `fixed + layers * per layer + tokens * per token`.
+"""What a wait for proposals costs, learnt from the last rounds: `fixed + steps * per step + tokens * per token`.
 
-The fixed part is the way there and back, and what hub and server do once. A layer is one forward of the hub for all
-rows that draft so deep: most of the cost on a GPU, where rows share the weights. A token is what one more row
-in a layer adds: much of the cost on a CPU.
+The fixed part is the way there and back, and what hub and target do once. A draft step is one forward of the hub for
+all sequences whose drafts are that deep: most of the cost on a GPU, where sequences share the weights. A token is what
+one more sequence in a draft step adds: much of the cost on a CPU.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 from starspec.policy.deadline import Round
 
 NUM_ROUNDS: Final = 48
-FADING: Final = 0.95  # weight of a round, one round later
+FADE: Final = 0.95  # weight of a round, one round later
 MAX_RATIO: Final = 2.0  # of a round to what was expected of it: one interrupted round says little
 FEW: Final = 3  # rounds, before which nothing is expected: too little is known
-SPARING: Final = 0.1  # weight of "no fixed part, none by tokens": where rounds do not tell the parts apart, layers cost
+SPARING: Final = 0.1  # weight of "no cost fixed or by tokens": where rounds do not tell the parts apart, steps cost
 
 
 class RoundCost(NamedTuple):
     """Seconds, none of them negative.
 
-    Layers beyond the deepest that were seen are thought free, so that they are tried.
+    Draft steps beyond the deepest measured one are assumed to be free, so that they are tried.
     """
 
     fixed_s: float
-    layer_s: float
+    step_s: float
     token_s: float
     deepest: int
 
-    def seconds(self, num_layers: float, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of rounds with so many layers, at least 1, and tokens [N]; of either as many as are expected."""
-        return np.asarray(self.fixed_s + self.layer_s * min(num_layers, self.deepest) + self.token_s * num_tokens)
+    def seconds(self, num_steps: float, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of rounds with so many draft steps, at least 1, and tokens [N]. Both may be expected numbers."""
+        return np.asarray(self.fixed_s + self.step_s * min(num_steps, self.deepest) + self.token_s * num_tokens)
 
     def seconds_of(self, lengths: Sequence[int]) -> float:
         """Of a round with drafts of such lengths, at least one of which is not 0."""
@@ -47,13 +47,14 @@ NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0, deepest=0)
 
 
 class RoundTimes:
-    """Least squares over the last rounds, the older the less."""
+    """Fits a cost to the last rounds. It is no `DecayedLine`: it has two slopes, and no part may be negative."""
 
     def __init__(self) -> None:
         self._rounds: deque[Round] = deque(maxlen=NUM_ROUNDS)
         self.cost = NO_WAIT  # before the first round: it has to be tried
 
-    def note(self, round_: Round) -> None:
+    def add(self, round_: Round) -> None:
+        """Take in the newest round."""
         if len(self._rounds) >= FEW:
             round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * self.cost.seconds_of(round_.lengths)))
         self._rounds.append(round_)
@@ -61,8 +62,8 @@ class RoundTimes:
 
 
 def _fit(rounds: Sequence[Round]) -> RoundCost:
-    """The parts that fit best, a part that would be negative left out."""
-    weights = np.sqrt(FADING ** np.arange(len(rounds))[::-1])
+    """Weighted least squares. A part that would be negative is left out, and the others are fitted again."""
+    weights = np.sqrt(FADE ** np.arange(len(rounds))[::-1])
     parts = np.array([(1.0, max(lengths), sum(lengths)) for lengths, _ in rounds]) * weights[:, None]
     seconds = np.array([each.seconds for each in rounds]) * weights
     parts = np.vstack([parts, (SPARING, 0.0, 0.0), (0.0, 0.0, SPARING)])
@@ -73,6 +74,6 @@ def _fit(rounds: Sequence[Round]) -> RoundCost:
         if fitted.min() >= 0.0 or len(kept) == 1:
             cost = np.zeros(3)
             cost[kept] = np.maximum(0.0, fitted)
-            fixed_s, layer_s, token_s = cost.tolist()
-            return RoundCost(fixed_s, layer_s, token_s, deepest=max(max(each.lengths) for each in rounds))
+            fixed_s, step_s, token_s = cost.tolist()
+            return RoundCost(fixed_s, step_s, token_s, deepest=max(max(each.lengths) for each in rounds))
         del kept[int(np.argmin(fitted))]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.step_cost import FEW, NUM_STEPS, WEIGHT, StepCost
+from starspec.policy.length.step_cost import FEW, NUM_STEPS, WEIGHT, StepCost
 
 SIZES = np.arange(1, 30)
 
@@ -18,8 +18,8 @@ def predicted(cost: StepCost, size: int) -> float:
 
 def test_between_two_sizes_it_lies_between_them() -> None:
     cost = StepCost()
-    cost.note(4, 0.1)
-    cost.note(8, 0.3)
+    cost.add(4, 0.1)
+    cost.add(8, 0.3)
     assert predicted(cost, 4) == pytest.approx(0.1)
     assert predicted(cost, 6) == pytest.approx(0.2)
 
@@ -28,7 +28,7 @@ def test_what_was_not_measured_is_thought_cheap() -> None:
     """A larger step as cheap as the largest, a smaller one as cheap as its share: so both are tried."""
     cost = StepCost()
     assert not cost
-    cost.note(8, 0.2)
+    cost.add(8, 0.2)
     assert cost
     assert predicted(cost, 20) == pytest.approx(0.2)
     assert predicted(cost, 2) == pytest.approx(0.05)
@@ -38,7 +38,7 @@ def test_what_was_not_measured_is_thought_cheap() -> None:
 def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list[tuple[int, float]]) -> None:
     cost = StepCost()
     for size, seconds in notes:
-        cost.note(size, seconds)
+        cost.add(size, seconds)
     found = cost.predict(SIZES)
     assert (np.diff(found) >= -1e-12).all()
     assert found.max() <= max(seconds for _, seconds in notes) + 1e-12
@@ -49,9 +49,9 @@ def test_a_size_counts_as_no_dearer_than_a_larger_one() -> None:
     """So a step that was measured while the hub read prompts on the same cores misleads about no smaller one."""
     cost = StepCost()
     for _ in range(3):
-        cost.note(4, 0.6)
-    cost.note(5, 0.1)
-    cost.note(20, 0.2)
+        cost.add(4, 0.6)
+    cost.add(5, 0.1)
+    cost.add(20, 0.2)
     assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx(0.1)
     assert predicted(cost, 20) == pytest.approx(0.2)
 
@@ -59,26 +59,26 @@ def test_a_size_counts_as_no_dearer_than_a_larger_one() -> None:
 def test_of_the_first_few_the_shortest_counts() -> None:
     cost = StepCost()
     for seconds in (5.0, 0.1, 0.2):
-        cost.note(4, seconds)
+        cost.add(4, seconds)
     assert predicted(cost, 4) == pytest.approx(0.1)
-    cost.note(4, 0.2)
+    cost.add(4, 0.2)
     assert predicted(cost, 4) == pytest.approx(0.1 + 0.1 / 4)
 
 
 def test_it_follows_what_changes() -> None:
     cost = StepCost()
     for _ in range(50):
-        cost.note(4, 0.1)
+        cost.add(4, 0.1)
     for _ in range(round(3 / WEIGHT)):
-        cost.note(4, 0.2)
+        cost.add(4, 0.2)
     assert predicted(cost, 4) == pytest.approx(0.2, rel=0.05)
 
 
 def test_one_interrupted_step_says_little() -> None:
     cost = StepCost()
     for _ in range(50):
-        cost.note(4, 0.1)
-    cost.note(4, 60.0)
+        cost.add(4, 0.1)
+    cost.add(4, 60.0)
     assert predicted(cost, 4) == pytest.approx((1 + WEIGHT) * 0.1)
 
 
@@ -86,10 +86,10 @@ def test_one_interrupted_step_says_little() -> None:
 def test_what_has_not_been_measured_for_long_is_forgotten(num_between: int) -> None:
     """By steps, however many of them tell anything."""
     cost = StepCost()
-    cost.note(1, 0.5)
+    cost.add(1, 0.5)
     for step in range(2 * NUM_STEPS):
         if step % num_between == 0:
-            cost.note(4, 0.8)
+            cost.add(4, 0.8)
         cost.end_step()
     assert predicted(cost, 1) == pytest.approx(0.2)
     assert predicted(cost, 4) == pytest.approx(0.8)
@@ -99,7 +99,7 @@ def test_what_was_measured_lately_is_kept() -> None:
     cost = StepCost()
     for _ in range(NUM_STEPS - 1):
         cost.end_step()
-    cost.note(1, 0.5)
+    cost.add(1, 0.5)
     cost.end_step()
     assert cost
 
@@ -108,7 +108,7 @@ def test_large_sizes_share_places() -> None:
     """A server of 256 rows has more sizes of steps than it measures."""
     cost = StepCost()
     for size in range(1, 3000):
-        cost.note(size, 0.001 * size)
+        cost.add(size, 0.001 * size)
     assert len(cost._by_size) < 150
     for size in (7, 32, 100, 1000):
         assert predicted(cost, size) == pytest.approx(0.001 * size, rel=0.1)
@@ -118,7 +118,7 @@ def test_a_size_is_known_that_was_measured_a_few_times_lately() -> None:
     cost = StepCost()
     for num in range(FEW):
         assert not cost.is_known(4, num_steps=10), num
-        cost.note(4, 0.1)
+        cost.add(4, 0.1)
         cost.end_step()
     assert cost.is_known(4, num_steps=10)
     assert not cost.is_known(5, num_steps=10)
@@ -132,7 +132,7 @@ def test_a_size_is_known_that_was_measured_a_few_times_lately() -> None:
 def test_sizes_between_those_measured_are_covered() -> None:
     cost = StepCost()
     assert not cost.covers(4)
-    cost.note(4, 0.1)
+    cost.add(4, 0.1)
     assert cost.covers(4)
-    cost.note(8, 0.1)
+    cost.add(8, 0.1)
     assert [cost.covers(size) for size in (3, 4, 6, 8, 9)] == [False, True, True, True, False]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.integrations.vllm.reading_cost import FIRST_ANSWER, MAX_SLOWED, PROBE_SHARE, UNREAD, PrefillCost
+from starspec.policy.length.prefill_cost import FIRST_OUTPUT_LEN, MAX_SLOWED, MAX_UNFINISHED, PROBE_SHARE, PrefillCost
 
 USUAL_S = 10.0  # of the step beside it
 
 
 def read(cost: PrefillCost, num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> None:
     """One text, told whole, until 100 s."""
-    cost.note_told(num_told, waited_s)
-    cost.note_step(USUAL_S + slowed_s, USUAL_S)
-    cost.note_answered(num_told if num_read is None else num_read, 0)
-    cost.note_end(100.0)
+    cost.add_request(num_told, waited_s)
+    cost.add_step(USUAL_S + slowed_s, USUAL_S)
+    cost.add_answer(num_told if num_read is None else num_read, 0)
+    cost.end(100.0)
 
 
 def after(num_told: int, slowed_s: float, num_read: int | None = None, waited_s: float = 0.0) -> PrefillCost:
@@ -26,20 +26,20 @@ def after(num_told: int, slowed_s: float, num_read: int | None = None, waited_s:
 def test_what_was_never_read_is_tried() -> None:
     cost = PrefillCost()
     assert cost.seconds(10_000) == 0.0
-    assert cost.is_worth(10_000, now_s=0.1, then_s=0.099)
-    assert not cost.is_worth(10_000, now_s=0.1, then_s=0.1), "drafts that save nothing need no reading"
-    assert cost.is_worth_a_probe(10_000, now=0.0)
+    assert cost.pays(10_000, before_s=0.1, after_s=0.099)
+    assert not cost.pays(10_000, before_s=0.1, after_s=0.1), "drafts that save nothing need no reading"
+    assert cost.pays_for_probe(10_000, now=0.0)
 
 
 def test_a_text_costs_by_its_tokens_what_those_before_it_did() -> None:
     cost = after(num_told=200, slowed_s=1.0)
     assert cost.seconds(100) == pytest.approx(0.5)
     for _ in range(50):
-        cost.note_told(100, 0.0)
-        cost.note_step(USUAL_S + 2.5, USUAL_S)
-        cost.note_step(USUAL_S - 0.5, USUAL_S)  # steps vary
-        cost.note_answered(100, 0)
-        cost.note_end(200.0)
+        cost.add_request(100, 0.0)
+        cost.add_step(USUAL_S + 2.5, USUAL_S)
+        cost.add_step(USUAL_S - 0.5, USUAL_S)  # steps vary
+        cost.add_answer(100, 0)
+        cost.end(200.0)
     assert cost.seconds(100) == pytest.approx(2.0, rel=1e-3)
 
 
@@ -62,21 +62,21 @@ def test_one_interrupted_step_says_little_even_the_first() -> None:
 def test_a_reading_beside_which_no_step_was_compared_tells_nothing() -> None:
     cost = after(num_told=100, slowed_s=1.0)
     for _ in range(5):
-        cost.note_told(100, 0.0)
-        cost.note_step(3.0, None)
-        cost.note_answered(100, 0)
-        cost.note_end(200.0)
+        cost.add_request(100, 0.0)
+        cost.add_step(3.0, None)
+        cost.add_answer(100, 0)
+        cost.end(200.0)
     assert cost.seconds(100) == pytest.approx(1.0)
 
 
 def test_steps_that_could_not_be_compared_are_thought_to_lose_as_much_as_the_others() -> None:
     cost = PrefillCost()
-    cost.note_told(100, 0.0)
-    cost.note_step(USUAL_S + 1.0, USUAL_S)
+    cost.add_request(100, 0.0)
+    cost.add_step(USUAL_S + 1.0, USUAL_S)
     for _ in range(3):
-        cost.note_step(USUAL_S, None)
-    cost.note_answered(100, 0)
-    cost.note_end(200.0)
+        cost.add_step(USUAL_S, None)
+    cost.add_answer(100, 0)
+    cost.end(200.0)
     assert cost.seconds(100) == pytest.approx(4.0)
 
 
@@ -95,67 +95,67 @@ def test_what_cost_nothing_once_may_cost_something(before_s: float) -> None:
 
 def test_drafts_have_to_save_more_until_the_end_than_reading_costs() -> None:
     """A second that vLLM loses, 28 tokens of 128: 100 are left to be drafted for."""
-    assert FIRST_ANSWER == 128
-    now_s = 1.0 / 28
+    assert FIRST_OUTPUT_LEN == 128
+    before_s = 1.0 / 28
     cost = after(num_told=100, slowed_s=1.0)
-    assert cost.is_worth(100, now_s, now_s - 0.0101)
-    assert not cost.is_worth(100, now_s, now_s - 0.0099)
-    assert not cost.is_worth(100, now_s=1.0 / 130, then_s=0.0), "it ends before"
+    assert cost.pays(100, before_s, before_s - 0.0101)
+    assert not cost.pays(100, before_s, before_s - 0.0099)
+    assert not cost.pays(100, before_s=1.0 / 130, after_s=0.0), "it ends before"
 
 
 def test_how_long_answers_are_is_learnt_whichever_hub_there_is() -> None:
     cost = after(num_told=100, slowed_s=1.0)
     for _ in range(100):
-        cost.note_answer(38)
+        cost.add_finished(38)
     cost.forget_hub()
     assert cost.seconds(100) == 0.0
     read(cost, 100, slowed_s=1.0)
-    assert cost.is_worth(100, now_s=1.0 / 28, then_s=0.0) is False, "10 are left"
-    assert cost.is_worth(100, now_s=1.0 / 8, then_s=1.0 / 8 - 0.034), "30 are"
-    assert not cost.is_worth(100, now_s=1.0 / 8, then_s=1.0 / 8 - 0.033)
+    assert cost.pays(100, before_s=1.0 / 28, after_s=0.0) is False, "10 are left"
+    assert cost.pays(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.034), "30 are"
+    assert not cost.pays(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.033)
 
 
 def test_what_was_told_in_vain_makes_the_rest_dearer() -> None:
     assert after(num_told=200, slowed_s=1.0, num_read=150).seconds(150) == pytest.approx(1.0)
-    assert after(num_told=200, slowed_s=1.0, num_read=1).seconds(200) == pytest.approx(UNREAD * 1.0)
-    assert after(num_told=200, slowed_s=1.0, num_read=0).seconds(200) == pytest.approx(UNREAD * 1.0)
+    assert after(num_told=200, slowed_s=1.0, num_read=1).seconds(200) == pytest.approx(MAX_UNFINISHED * 1.0)
+    assert after(num_told=200, slowed_s=1.0, num_read=0).seconds(200) == pytest.approx(MAX_UNFINISHED * 1.0)
 
 
 def test_what_the_hub_refuses_it_does_not_read() -> None:
     cost = after(num_told=100, slowed_s=1.0)
-    cost.note_told(1000, 0.0)
-    cost.note_answered(0, num_refused=1000)
+    cost.add_request(1000, 0.0)
+    cost.add_answer(0, num_refused=1000)
     assert not cost.is_going_on
     assert cost.seconds(100) == pytest.approx(1.0)
-    cost.note_told(1100, 0.0)
-    cost.note_step(USUAL_S + 1.0, USUAL_S)
-    cost.note_answered(100, num_refused=1000)
-    cost.note_end(200.0)
+    cost.add_request(1100, 0.0)
+    cost.add_step(USUAL_S + 1.0, USUAL_S)
+    cost.add_answer(100, num_refused=1000)
+    cost.end(200.0)
     assert cost.seconds(100) == pytest.approx(1.0)
 
 
 def test_what_goes_on_is_known_to_cost_what_it_did_so_far() -> None:
     cost = after(num_told=100, slowed_s=0.1)
-    cost.note_told(100, 0.0)
+    cost.add_request(100, 0.0)
     assert cost.is_going_on
     assert cost.seconds(100) == pytest.approx(0.1)
-    cost.note_step(USUAL_S + 3.0, USUAL_S)
-    assert cost.seconds(100) == pytest.approx(UNREAD * 3.0)
-    cost.note_end(100.0)
+    cost.add_step(USUAL_S + 3.0, USUAL_S)
+    assert cost.seconds(100) == pytest.approx(MAX_UNFINISHED * 3.0)
+    cost.end(100.0)
     assert not cost.is_going_on
 
 
 def test_probes_take_a_small_share_of_the_time() -> None:
     cost = after(num_told=100, slowed_s=1.0)
-    assert not cost.is_worth_a_probe(100, now=100.0 + 0.99 / PROBE_SHARE)
-    assert cost.is_worth_a_probe(100, now=100.0 + 1.01 / PROBE_SHARE)
-    assert cost.is_worth_a_probe(10, now=100.0 + 0.11 / PROBE_SHARE)
+    assert not cost.pays_for_probe(100, now=100.0 + 0.99 / PROBE_SHARE)
+    assert cost.pays_for_probe(100, now=100.0 + 1.01 / PROBE_SHARE)
+    assert cost.pays_for_probe(10, now=100.0 + 0.11 / PROBE_SHARE)
 
 
 def test_what_nobody_waited_for_says_nothing_of_waits() -> None:
     cost = after(num_told=20, slowed_s=0.0, waited_s=0.03)
     for _ in range(20):
-        cost.note_told(20, None)
-        cost.note_answered(20, 0)
-        cost.note_end(200.0)
+        cost.add_request(20, None)
+        cost.add_answer(20, 0)
+        cost.end(200.0)
     assert cost.seconds(4000) == pytest.approx(0.03)

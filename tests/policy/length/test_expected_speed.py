@@ -1,32 +1,22 @@
-"""How many tokens a row is worth drafting, after what it accepted and what steps and drafts cost."""
+"""How many tokens a sequence is worth drafting, by its acceptance and by what steps and drafts cost."""
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.draft_length import (
-    IDLE_STEPS,
-    LEAST_GAIN,
-    MAX_PROBE_EVERY,
-    PROBE_EVERY,
-    PROBE_STEPS,
-    Acceptance,
-    PayingDrafts,
-    ProbeSteps,
-    paying_drafts,
-)
-from starspec.integrations.vllm.round_cost import NO_WAIT, RoundCost
-from starspec.integrations.vllm.step_cost import StepCost
+from starspec.policy.length.expected_speed import MIN_GAIN, ChosenLengths, fastest_lengths
+from starspec.policy.length.round_cost import NO_WAIT, RoundCost
+from starspec.policy.length.step_cost import StepCost
 
 
 def cost(**seconds_by_size: float) -> StepCost:
     measured = StepCost()
     for size, seconds in seconds_by_size.items():
-        measured.note(int(size.removeprefix("of_")), seconds)
+        measured.add(int(size.removeprefix("of_")), seconds)
     return measured
 
 
@@ -37,7 +27,7 @@ BY_TOKEN = cost(of_1=0.1, of_100=10.0)
 def paying_lengths(
     rates: list[float], most: list[int], step_cost: StepCost, round_cost: RoundCost, reaches: list[float] | None = None
 ) -> list[int]:
-    return paying_drafts(rates, most, step_cost, round_cost, reaches).lengths
+    return fastest_lengths(rates, most, step_cost, round_cost, reaches).lengths
 
 
 def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
@@ -79,26 +69,13 @@ def test_what_is_not_reached_is_worth_nothing_and_costs_nothing() -> None:
     assert paying_lengths([1.0], [4], FLAT, dear, [0.05]) == [0], "2.05 tokens in twice the time"
 
 
-def test_how_far_a_draft_goes_is_told_apart_from_how_often_it_is_right() -> None:
-    acceptance = Acceptance(first_reach=0.5)
-    assert acceptance.reach == 0.5
-    for _ in range(200):
-        acceptance.note(num_drafted=3, num_accepted=3, num_asked=4)
-    assert acceptance.rate == pytest.approx(1.0, abs=1e-6)
-    assert acceptance.reach == pytest.approx(2 / 3)
-    for _ in range(200):
-        acceptance.note(num_drafted=4, num_accepted=1, num_asked=4)
-    assert acceptance.rate == pytest.approx(0.5)
-    assert acceptance.reach == pytest.approx(1.0, abs=1e-6)
-
-
 def test_no_rows_no_lengths() -> None:
-    assert paying_drafts([], [], FLAT, NO_WAIT) == PayingDrafts([], None)
+    assert fastest_lengths([], [], FLAT, NO_WAIT) == ChosenLengths([], None)
 
 
 def test_before_a_step_was_timed_no_speed_is_expected() -> None:
-    assert paying_drafts([0.9], [4], StepCost(), NO_WAIT).speed is None
-    assert paying_drafts([0.9], [0], StepCost(), NO_WAIT).speed is None
+    assert fastest_lengths([0.9], [4], StepCost(), NO_WAIT).tokens_per_s is None
+    assert fastest_lengths([0.9], [0], StepCost(), NO_WAIT).tokens_per_s is None
 
 
 def test_rows_with_no_room_get_none() -> None:
@@ -153,97 +130,12 @@ def test_no_other_choice_expects_more_tokens_a_second(
         wait_s = round_cost.seconds_of(lengths) if any(lengths) else 0.0
         return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
 
-    drafts = paying_drafts(rates, most, step_cost, round_cost)
+    drafts = fastest_lengths(rates, most, step_cost, round_cost)
     chosen = tuple(drafts.lengths)
-    assert drafts.speed == pytest.approx(speed(chosen))
+    assert drafts.tokens_per_s == pytest.approx(speed(chosen))
     best = max(speed(each) for each in product(*(range(limit + 1) for limit in most)))
     if any(chosen):
         assert speed(chosen) == pytest.approx(best)
-        assert best >= (LEAST_GAIN - 1e-9) * speed((0,) * len(rows))
+        assert best >= (MIN_GAIN - 1e-9) * speed((0,) * len(rows))
     else:
-        assert best <= (LEAST_GAIN + 1e-9) * speed(chosen)
-
-
-def test_the_rate_is_what_was_accepted_of_what_was_tried() -> None:
-    """Behind a refused token nothing was tried."""
-    acceptance = Acceptance()
-    for _ in range(200):
-        acceptance.note(num_drafted=5, num_accepted=2)
-    assert acceptance.rate == pytest.approx(2 / 3)
-    for _ in range(200):
-        acceptance.note(num_drafted=2, num_accepted=2)
-    assert acceptance.rate == pytest.approx(1.0, abs=1e-6)
-
-
-def test_a_step_without_a_draft_changes_no_rate() -> None:
-    acceptance = Acceptance()
-    before = acceptance.rate
-    acceptance.note(num_drafted=0, num_accepted=0)
-    assert acceptance.rate == before
-
-
-def test_what_was_verified_lately_counts_more() -> None:
-    acceptance = Acceptance()
-    for _ in range(50):
-        acceptance.note(num_drafted=1, num_accepted=0)
-    for _ in range(7):
-        acceptance.note(num_drafted=1, num_accepted=1)
-    assert acceptance.rate == pytest.approx(0.5, abs=0.05)
-
-
-def test_it_begins_with_what_is_thought_of_it() -> None:
-    assert Acceptance(0.25).rate == 0.25
-
-
-def test_who_had_no_draft_for_long_is_idle() -> None:
-    acceptance = Acceptance()
-    for _ in range(IDLE_STEPS):
-        assert not acceptance.is_idle
-        acceptance.note(0, 0)
-    assert acceptance.is_idle
-    acceptance.note(2, 0)
-    assert not acceptance.is_idle
-
-
-def probes(steps: ProbeSteps, start: int, end: int, *, are_drafted: bool = True) -> list[int]:
-    """Of the steps from `start` to before `end` those for probes."""
-    found = []
-    for step in range(start, end):
-        if steps.includes(step, is_drafting=False):
-            found.append(step)
-            if are_drafted:
-                steps.note_tried()
-    return found
-
-
-def gaps(found: list[int]) -> list[int]:
-    """Between windows of PROBE_STEPS steps."""
-    starts = found[::PROBE_STEPS]
-    assert found == [start + more for start in starts for more in range(PROBE_STEPS)]
-    return [later - start - PROBE_STEPS for start, later in pairwise(starts)]
-
-
-def test_two_steps_in_a_row_are_for_probes_ever_more_rarely_while_no_drafts_pay() -> None:
-    found = probes(ProbeSteps(), 0, 300)
-    assert found[0] == PROBE_EVERY
-    assert gaps(found) == [2 * PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY, MAX_PROBE_EVERY]
-
-
-def test_probes_for_which_nothing_came_are_soon_made_again() -> None:
-    assert set(gaps(probes(ProbeSteps(), 0, 300, are_drafted=False))) == {PROBE_EVERY}
-
-
-def test_beside_drafts_that_pay_each_step_is_for_probes_and_after_them_the_next_is_soon() -> None:
-    steps = ProbeSteps()
-    probes(steps, 0, 300)
-    assert all(steps.includes(step, is_drafting=True) for step in range(300, 310))
-    assert probes(steps, 310, 330) == [309 + PROBE_EVERY, 310 + PROBE_EVERY]
-
-
-def test_new_rows_are_soon_probed_however_often_rows_begin() -> None:
-    steps = ProbeSteps()
-    probes(steps, 0, 235)
-    new = {step for step in range(235, 300) if step % 5 == 0}
-    found = [step for step in range(235, 300) if steps.includes(step, is_drafting=False, has_new_rows=step in new)]
-    assert found[0] <= 235 + PROBE_EVERY
-    assert len(found) >= 3 * PROBE_STEPS
+        assert best <= (MIN_GAIN + 1e-9) * speed(chosen)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from starspec.integrations.vllm.round_cost import NO_WAIT, NUM_ROUNDS, Round, RoundCost, RoundTimes
+from starspec.policy.deadline import Round
+from starspec.policy.length.round_cost import NO_WAIT, NUM_ROUNDS, RoundCost, RoundTimes
 
 parts = st.sampled_from([0.0, 0.002, 0.02])
 lengths = st.lists(st.integers(1, 6), min_size=1, max_size=8)
@@ -18,7 +19,7 @@ lengths = st.lists(st.integers(1, 6), min_size=1, max_size=8)
 def learn(true: RoundCost, rounds: Sequence[Sequence[int]]) -> RoundTimes:
     times = RoundTimes()
     for each in rounds:
-        times.note(Round(each, true.seconds_of(each)))
+        times.add(Round(each, true.seconds_of(each)))
     return times
 
 
@@ -43,13 +44,13 @@ def test_a_round_as_all_before_it_costs_what_they_did(true: RoundCost, each: lis
 def test_whatever_rounds_took_no_part_is_negative_and_no_round_is_free(rounds: list[tuple[list[int], float]]) -> None:
     times = RoundTimes()
     for each, seconds in rounds:
-        times.note(Round(each, seconds))
+        times.add(Round(each, seconds))
     assert min(times.cost) >= 0.0
     assert times.cost.seconds_of([1]) > 0.0
 
 
-def test_where_rounds_do_not_tell_the_parts_apart_fewer_layers_are_thought_cheaper_so_that_they_are_tried() -> None:
-    assert learn(RoundCost(0.1, 0.0, 0.0, deepest=8), [[4, 4]] * 20).cost.layer_s == pytest.approx(0.025, abs=0.001)
+def test_where_rounds_do_not_tell_the_parts_apart_fewer_steps_are_thought_cheaper_so_that_they_are_tried() -> None:
+    assert learn(RoundCost(0.1, 0.0, 0.0, deepest=8), [[4, 4]] * 20).cost.step_s == pytest.approx(0.025, abs=0.001)
 
 
 def test_before_any_round_nothing_is_known_to_cost() -> None:
@@ -59,15 +60,15 @@ def test_before_any_round_nothing_is_known_to_cost() -> None:
 def test_one_interrupted_round_says_little_and_the_older_the_less() -> None:
     usual = RoundCost(0.0, 0.01, 0.0, deepest=8)
     times = learn(usual, [[4]] * 20)
-    times.note(Round([4], 5.0))
-    assert times.cost.layer_s <= 0.012
+    times.add(Round([4], 5.0))
+    assert times.cost.step_s <= 0.012
     for _ in range(60):
-        times.note(Round([4], 0.04))
-    assert times.cost.layer_s == pytest.approx(0.01, rel=0.02)
+        times.add(Round([4], 0.04))
+    assert times.cost.step_s == pytest.approx(0.01, rel=0.02)
 
 
 def test_a_hub_that_became_slower_is_known_to_be_after_some_rounds() -> None:
     times = learn(RoundCost(0.0, 0.01, 0.0, deepest=8), [[4]] * 100)
     for _ in range(48):
-        times.note(Round([4], 0.12))
-    assert times.cost.layer_s > 0.02
+        times.add(Round([4], 0.12))
+    assert times.cost.step_s > 0.02

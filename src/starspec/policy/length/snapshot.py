@@ -1,0 +1,54 @@
+"""What a length policy is told, and what it answers: one snapshot of a round in, one budget for each sequence out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from starspec.policy.length.acceptance import Acceptance
+from starspec.policy.length.costs import Costs
+from starspec.policy.length.experiments import Experiments
+from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSnapshot:
+    """One sequence at the moment when its next proposal is asked for.
+
+    The defaults are those of a sequence whose drafter needs no prefill, and about which nothing was learnt.
+    """
+
+    max_remaining_tokens: int  # tokens that max_tokens and the context still leave it, at least 1
+    num_steps_asked: int | None = None  # the request's own depth; None = the policy's
+    max_draft_tokens: int = MAX_FORWARDED  # nodes that its drafter can give it now; 0 = none
+    num_tokens: int = 0  # its prompt and what was generated
+    num_to_prefill: int = 0  # of these, tokens that a hub has to prefill before it can draft
+    is_held: bool = True  # its drafter has its tokens, or is prefilling them
+    is_new: bool = False  # it was in no round before
+    acceptance: Acceptance | None = None  # of its drafts so far; None = not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSnapshot:
+    """Sequences whose next proposals are chosen together."""
+
+    sequences: Sequence[SequenceSnapshot]
+    num_sequences: int  # of the round that the proposals are for, as far as is known: others may have proposals already
+    now_s: float = 0.0  # seconds of a monotonic clock
+    costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
+    experiments: Experiments | None = None  # what is tried in order to learn more; None = nothing
+
+
+class LengthPolicy(Protocol):
+    """Chooses how much to speculate for the sequences of one round.
+
+    Implementations hold configuration only. What is learnt from round to round is in the snapshot.
+    """
+
+    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+        """What to ask for, for each of `snapshot.sequences` in order.
+
+        No draft tokens = do not speculate for this sequence in this round. Effects: perhaps on `snapshot.experiments`.
+        """
+        ...

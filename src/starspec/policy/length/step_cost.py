@@ -1,0 +1,80 @@
+"""What a step of the target costs by its tokens, learnt while serving.
+
+A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
+other depends on machine, model and context. So nothing is assumed, except that fewer tokens never take longer: a size
+counts as no dearer than any larger size. So a size that was measured while the machine was busy misleads about no
+smaller one. A size larger or smaller than all measured ones is assumed to be cheap, so that it is tried.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starspec.policy.estimators import DecayedMean
+
+WEIGHT: Final = 0.1  # of a new measurement, once there are many
+MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
+FEW: Final = 3  # measurements, of which the shortest counts: the first steps of a server take longer
+NUM_STEPS: Final = 2048  # a size unmeasured for so many is forgotten, and tried again: its cost may have changed
+
+
+class _Seconds(DecayedMean):
+    """Seconds of steps of one size."""
+
+    def __init__(self) -> None:
+        super().__init__(WEIGHT, smallest_of=FEW, max_ratio=MAX_RATIO)
+        self.last_step = 0  # when it was measured last
+
+
+class StepCost:
+    """Seconds by size, where a size is a number of tokens, at least 1."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, _Seconds] = {}
+        self._step = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything has been measured."""
+        return bool(self._by_size)
+
+    def covers(self, size: int) -> bool:
+        """Whether both a size no larger and a size no smaller were measured: of other sizes only a bound is known."""
+        return bool(self._by_size) and min(self._by_size) <= _rounded(size) <= max(self._by_size)
+
+    def is_known(self, size: int, num_steps: int) -> bool:
+        """Whether this very size was measured FEW times or more, and not more than `num_steps` steps ago."""
+        seconds = self._by_size.get(_rounded(size))
+        return seconds is not None and seconds.count >= FEW and seconds.last_step >= self._step - num_steps
+
+    def add(self, size: int, seconds: float) -> None:
+        """A step of this size took so long."""
+        known = self._by_size.setdefault(_rounded(size), _Seconds())
+        known.add(seconds)
+        known.last_step = self._step
+
+    def end_step(self) -> None:
+        """Call once for each step, whether or not it was measured."""
+        self._step += 1
+        oldest = self._step - NUM_STEPS
+        self._by_size = {size: known for size, known in self._by_size.items() if known.last_step >= oldest}
+
+    def predict(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of each size [N], which may be an expected one. Something must have been measured.
+
+        Between two measured sizes, on the line between them. Above the largest, as the largest; below the smallest, in
+        proportion to it. Both are the least that it can be.
+        """
+        measured = sorted(self._by_size)
+        seconds = np.array([self._by_size[size].value for size in measured])
+        least = np.minimum.accumulate(seconds[::-1])[::-1]
+        hopeful = np.interp(sizes, measured, least)
+        return np.asarray(hopeful * np.minimum(1.0, sizes / measured[0]))
+
+
+def _rounded(size: int) -> int:
+    """Sizes above 32 are grouped, sixteen groups between two powers of two, so that few are told apart."""
+    group = 1 << max(0, size.bit_length() - 5)
+    return size - size % group
