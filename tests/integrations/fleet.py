@@ -21,8 +21,8 @@ import httpx
 from starspec.bench.faults.star_processes import ServerProcess, free_port
 from starspec.bench.vllm.server import VllmServer, on_shared_cores
 from starspec.errors import LinkError
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.stats import HubStats
-from starspec.wire.ask import HubAsker
 
 NUM_DRAFT_TOKENS = 4
 STAR = {
@@ -63,7 +63,7 @@ class Fleet:
         self.hub = self._server("draft", *draft, *port, "--num-threads", "1")
 
     async def hub_stats(self) -> HubStats:
-        asker = HubAsker(self.hub_endpoint)
+        asker = HubStatusClient(self.hub_endpoint)
         try:
             return (await asker()).stats
         finally:
