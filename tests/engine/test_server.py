@@ -32,7 +32,7 @@ from starspec.wire.messages import (
     TargetStatus,
     TargetToGateway,
 )
-from starspec.wire.serving import ServingServer
+from starspec.wire.transports.serving_server import ServingServer
 
 pytestmark = pytest.mark.system
 

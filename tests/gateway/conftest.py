@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from starspec.config import GatewayConfig
 from starspec.errors import PeerLost
-from starspec.gateway.dial import Connections
+from starspec.gateway.connections import Connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import RequestId, TargetId
 from starspec.stats import RequestStats, TargetStats
@@ -240,11 +240,14 @@ async def start_gateway(model_folder: Path, make_target: Callable[[str], ToyTarg
     async with AsyncExitStack() as stack:
 
         async def start(
-            num_targets: int = 1, ask_hub: Any = None, close_hub: Callable[[], None] = lambda: None, **config: Any
+            num_targets: int = 1,
+            fetch_hub_status: Any = None,
+            close_hub: Callable[[], None] = lambda: None,
+            **config: Any,
         ) -> RunningGateway:
             targets = [make_target(f"t{index}") for index in range(num_targets)]
             settings = GatewayConfig(port=0, model=str(model_folder), **config)
-            server = GatewayServer(settings, lambda: Connections(targets, ask_hub, close_hub))
+            server = GatewayServer(settings, lambda: Connections(targets, fetch_hub_status, close_hub))
             serving = asyncio.create_task(server.serve())
             stack.push_async_callback(asyncio.wait_for, serving, PATIENCE_S)
             stack.callback(server.stop)

@@ -98,7 +98,7 @@ async def test_what_ordinary_clients_do_is_no_traceback(
         assert (await broken_off).json()["error"]["code"] == 503
         await gateway.serving
     said = [(each["log_level"], each["event"]) for each in logs if each["log_level"] in ("warning", "error")]
-    assert said == [("warning", "the time to drain is over: answers are broken off")]
+    assert said == [("warning", "the drain timeout is over: answers in flight are cancelled")]
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     assert "Traceback" not in "".join(capfd.readouterr())
 
@@ -125,7 +125,7 @@ class SilentHub:
 @pytest.mark.parametrize("num_stops", [1, 2])
 async def test_a_stopped_gateway_gives_back_its_links_in_order(start_gateway: Any, num_stops: int) -> None:
     hub = SilentHub()
-    gateway = await start_gateway(ask_hub=hub.ask, close_hub=hub.close)
+    gateway = await start_gateway(fetch_hub_status=hub.ask, close_hub=hub.close)
     gateway.target.script = None
     broken_off = asyncio.create_task(gateway.post("/v1/completions", prompt="hi"))
     await gateway.target.until(lambda: gateway.target.open)

@@ -15,13 +15,13 @@ from structlog.testing import capture_logs
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway import router
-from starspec.gateway.dial import dial_of
+from starspec.gateway.connections import zmq_connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import TargetId
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, EngineOutput, Submit, TargetStatus
-from starspec.wire.serving import ServingServer
+from starspec.wire.transports.serving_server import ServingServer
 
 PATIENCE_S = 20.0
 
@@ -175,7 +175,7 @@ async def test_a_link_with_keys_serves_too(model_folder: Path, tmp_path: Path) -
 )
 def test_addresses_and_keys_are_checked_before_anything_runs(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        dial_of(GatewayConfig(**settings))
+        zmq_connections(GatewayConfig(**settings))
 
 
 async def test_a_gateway_with_a_hub_alone_serves_its_metrics_and_no_requests(model_folder: Path) -> None:
@@ -192,4 +192,4 @@ async def test_a_gateway_with_a_hub_alone_serves_its_metrics_and_no_requests(mod
 
 
 def test_other_machines_may_be_reached_without_keys_if_the_operator_says_so() -> None:
-    dial_of(GatewayConfig(targets=("tcp://10.0.0.1:1",), hub="tcp://10.0.0.2:1", insecure=True))
+    zmq_connections(GatewayConfig(targets=("tcp://10.0.0.1:1",), hub="tcp://10.0.0.2:1", insecure=True))

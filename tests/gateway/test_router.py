@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
 from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation import Generation
-from starspec.gateway.order import Order, ReplyOptions
+from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.router import ASK_INTERVAL_S, MISSED_S, PAUSE_S, SILENCE_S, Router
 from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
@@ -29,8 +29,8 @@ class Clock:
         return self.now_s
 
 
-def order(num_answers: int = 1) -> Order:
-    return Order(specs=(SPEC,) * num_answers, num_prompts=1, prompt_param="prompt", options=ReplyOptions())
+def generation_request(num_answers: int = 1) -> GenerationRequest:
+    return GenerationRequest(specs=(SPEC,) * num_answers, num_prompts=1, prompt_param="prompt", options=ReplyOptions())
 
 
 async def connected(router: Router, num_targets: int) -> None:
@@ -50,7 +50,7 @@ def targets(make_target: Callable[[str], Any]) -> list[Any]:
 async def test_requests_spread_over_idle_targets_in_turn(targets: list[Any]) -> None:
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, order(6), "r"):
+        with Generation(router, generation_request(6), "r"):
             assert [len(target.open) for target in targets] == [2, 2, 2]
 
 
@@ -58,7 +58,7 @@ async def test_the_least_loaded_target_is_picked_whoever_loads_the_others(target
     targets[0].num_busy, targets[1].num_busy, targets[2].num_busy = 5, 1, 3
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, order(4), "r"):
+        with Generation(router, generation_request(4), "r"):
             assert [len(target.open) for target in targets] == [0, 3, 1]
 
 
@@ -67,7 +67,7 @@ async def test_of_equals_the_one_longest_without_a_request_is_picked(targets: li
         await connected(router, 3)
         picked = []
         for turn in range(4):
-            with Generation(router, order(), f"r{turn}"):
+            with Generation(router, generation_request(), f"r{turn}"):
                 picked += [index for index, target in enumerate(targets) if target.open]
         assert picked == [0, 1, 2, 0]
 
@@ -76,11 +76,11 @@ async def test_a_lost_target_is_skipped_until_it_tells_its_status_again(targets:
     async with Router(targets) as router:
         await connected(router, 3)
         targets[0].lose()
-        with Generation(router, order(4), "r"):
+        with Generation(router, generation_request(4), "r"):
             assert [len(target.open) for target in targets] == [0, 2, 2]
         targets[0].restore()
         await connected(router, 3)
-        with Generation(router, order(3), "s"):
+        with Generation(router, generation_request(3), "s"):
             assert len(targets[0].open) == 1
 
 
@@ -88,14 +88,17 @@ async def test_a_target_that_drains_gets_no_request_that_it_would_refuse(targets
     targets[0].is_stopping = targets[1].is_stopping = True
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, order(4), "r"):
+        with Generation(router, generation_request(4), "r"):
             assert [len(target.open) for target in targets] == [0, 0, 4]
 
 
 async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, order(), "x") as first, Generation(router, order(), "y") as second:
+        with (
+            Generation(router, generation_request(), "x") as first,
+            Generation(router, generation_request(), "y") as second,
+        ):
             targets[0].lose()
             with pytest.raises(PeerLost, match="connection closed"):
                 await first.next(20)
@@ -107,7 +110,7 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
 async def test_one_lost_answer_fails_the_request_and_aborts_its_other_answers(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, order(2), "r") as generation:
+        with Generation(router, generation_request(2), "r") as generation:
             targets[0].lose()
             with pytest.raises(PeerLost):
                 await generation.next(20)
@@ -118,7 +121,7 @@ async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any])
     async with Router(targets[:1]) as router:
         await connected(router, 1)
         targets[0].lose()
-        with pytest.raises(CapacityError) as refused, Generation(router, order(), "r"):
+        with pytest.raises(CapacityError) as refused, Generation(router, generation_request(), "r"):
             pass
         assert refused.value.retry_after_s > 0
 
@@ -129,21 +132,24 @@ async def test_how_much_the_targets_hold_is_known_while_all_of_them_are_there(ta
     async with Router(targets[:2]) as router:
         await connected(router, 2)
         assert router.max_num_requests == 7
-        with pytest.raises(RequestError, match="8 answers, more than the 7"), Generation(router, order(8), "r"):
+        with (
+            pytest.raises(RequestError, match="8 answers, more than the 7"),
+            Generation(router, generation_request(8), "r"),
+        ):
             pass
-        with Generation(router, order(7), "r"):
+        with Generation(router, generation_request(7), "r"):
             assert sum(routed.num_open for routed in router.targets) == 7
         targets[0].lose()
         async with asyncio.timeout(20):
             while router.max_num_requests is not None:  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0)
-        with Generation(router, order(8), "s"):  # the other may be back in a second: a target decides
+        with Generation(router, generation_request(8), "s"):  # the other may be back in a second: a target decides
             assert router.targets[1].num_open == 8
 
 
 async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_target(targets: list[Any]) -> None:
     long = RequestSpec(prompt_token_ids=[1] * 1000, sampling=SamplingSpec())
-    mixed = Order(specs=(SPEC, long), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
+    mixed = GenerationRequest(specs=(SPEC, long), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
         with pytest.raises(CapacityError), Generation(router, mixed, "r"):
@@ -154,7 +160,7 @@ async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_t
 async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_good(targets: list[Any]) -> None:
     sampling = SamplingSpec(logit_bias=dict.fromkeys(range(100000), -100.0))
     large = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=sampling)
-    mixed = Order(specs=(SPEC, large), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
+    mixed = GenerationRequest(specs=(SPEC, large), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
         with pytest.raises(RequestError, match="too large") as refused, Generation(router, mixed, "r"):

@@ -134,12 +134,12 @@ async def test_detokenize_refuses_ids_outside_the_vocabulary(gateway: Any) -> No
 async def test_metrics_show_targets_hub_and_the_gateways_own_work(start_gateway: Any) -> None:
     hub_answers = True
 
-    async def ask_hub() -> HubStatus:
+    async def fetch_hub_status() -> HubStatus:
         if not hub_answers:
             raise PeerLost("silent")
         return HubStatus("tiny", HubStats(num_tags=3))
 
-    gateway = await start_gateway(num_targets=2, ask_hub=ask_hub)
+    gateway = await start_gateway(num_targets=2, fetch_hub_status=fetch_hub_status)
     await gateway.post("/v1/completions", prompt="hi")
     await gateway.post("/v1/completions", prompt="")
     read = samples_of((await gateway.http.get("/metrics")).text)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from starspec.errors import ModelError, RequestError
-from starspec.gateway.defaults import GenerationDefaults, read_generation_defaults
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest
+from starspec.gateway.served_model import GenerationDefaults, read_generation_defaults
 from starspec.gateway.translate import Translator
 from starspec.models.loading.tokenizer import eos_token_ids
 from starspec.wire.messages import RequestSpec
@@ -98,8 +98,8 @@ async def test_any_integer_is_a_seed(translator: Translator) -> None:
 
 
 async def test_without_a_seed_every_answer_has_its_own(translator: Translator) -> None:
-    order = await translator.completion(CompletionRequest(prompt=["a", "b"], n=8), 64)
-    assert len({spec.sampling.seed for spec in order.specs}) == 16
+    generation_request = await translator.completion(CompletionRequest(prompt=["a", "b"], n=8), 64)
+    assert len({spec.sampling.seed for spec in generation_request.specs}) == 16
 
 
 async def test_the_models_defaults_fill_in_what_a_request_leaves_out(codec: PromptCodec) -> None:

@@ -24,7 +24,7 @@ from starspec.models.runner import Segment
 from starspec.sampling.spec import SamplingSpec
 from starspec.train.head import TrainedHead
 from starspec.wire.messages import Features, Open, Proposal, TreeShape, Verdict
-from starspec.wire.transports.bad_channel import VirtualClock
+from starspec.wire.transports.faulty_channel import VirtualClock
 
 HeadMethod = Literal["eagle", "eagle3"]
 MAX_LEN = 40

@@ -25,7 +25,7 @@ from starspec.speculation.propose_rejection import dice_after, draw_children
 from starspec.speculation.tree import DrawnCandidates
 from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
-from starspec.wire.transports.bad_channel import VirtualClock
+from starspec.wire.transports.faulty_channel import VirtualClock
 
 VOCAB_SIZE = 32
 END = 31

@@ -26,8 +26,8 @@ from starspec.models.synthetic.spec import SyntheticSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import HubToTarget, Open, Ping, Pong, Proposal, Verdict
 from starspec.wire.session import TagState
-from starspec.wire.transports.bad_channel import VirtualClock
 from starspec.wire.transports.base import Arrival, HubTransportStats
+from starspec.wire.transports.faulty_channel import VirtualClock
 
 MAX_LEN = 8192
 PROMPT = [10, 11, 12]

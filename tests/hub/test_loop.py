@@ -14,8 +14,8 @@ from starspec.hub.hub import DraftHub
 from starspec.hub.loop import HubLoop
 from starspec.ids import LinkId, TargetId
 from starspec.wire.messages import PROTOCOL_VERSION, Fault, Hello, HubToTarget, Ping, Pong, Reopen
-from starspec.wire.transports.bad_channel import VirtualClock
 from starspec.wire.transports.base import Arrival, Joined
+from starspec.wire.transports.faulty_channel import VirtualClock
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
 TERMS = HubTerms(draft_name="toy", vocab_fingerprint="f", max_targets=4, max_draft_tokens=8, lease_s=10.0)

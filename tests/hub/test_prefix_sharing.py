@@ -28,7 +28,7 @@ from starspec.models.synthetic.spec import SyntheticSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats
 from starspec.wire.messages import Proposal
-from starspec.wire.transports.bad_channel import VirtualClock
+from starspec.wire.transports.faulty_channel import VirtualClock
 
 SYSTEM = [number % 29 for number in range(3 * PREFIX_BLOCK)]
 LONG = 200

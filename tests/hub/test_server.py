@@ -21,12 +21,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.hub.build import load_drafter, suited_to
 from starspec.hub.server import DraftServer
 from starspec.ids import TargetId
 from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.tokenizer import load_tokenizer
-from starspec.wire.ask import HubAsker
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, Proposal
 from starspec.wire.transports.zmq_target import ZmqTarget
 
@@ -92,7 +92,7 @@ def proposal_of(session: ZmqTarget) -> Proposal:
 
 def ask(server: DraftServer) -> HubStatus:
     async def once() -> HubStatus:
-        asker = HubAsker(server.address)
+        asker = HubStatusClient(server.address)
         try:
             return await asker()
         finally:

@@ -19,9 +19,9 @@ from typing import Any, Self
 import httpx
 
 from starspec.errors import LinkError
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.harness.servers import StarspecServer, VllmServer, free_port, on_shared_cores
 from starspec.stats import HubStats
-from starspec.wire.ask import HubAsker
 
 NUM_DRAFT_TOKENS = 4
 STAR = {
@@ -62,7 +62,7 @@ class Fleet:
         self.hub = self._server("draft", *draft, *port, "--num-threads", "1")
 
     async def hub_stats(self) -> HubStats:
-        asker = HubAsker(self.hub_endpoint)
+        asker = HubStatusClient(self.hub_endpoint)
         try:
             return (await asker()).stats
         finally:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from starspec.config import HubConfig, SpeculativeConfig
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.hub.server import DraftServer
 from starspec.integrations.vllm import StarProposer
-from starspec.wire.ask import HubAsker
 
 PATIENCE_S = 20.0  # of a test; nothing waits this long unless it fails
 PERIOD = [4, 5, 6, 7, 8]
@@ -36,7 +36,7 @@ def serving(port: int = 0) -> Iterator[DraftServer]:
 
 def num_tags(server: DraftServer) -> int:
     async def once() -> int:
-        asker = HubAsker(server.address)
+        asker = HubStatusClient(server.address)
         try:
             return (await asker()).stats.num_tags
         finally:

@@ -25,6 +25,7 @@ from starspec.engine.build import make_drafts
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.harness.decode import Answer, Job, decode, make_engine
 from starspec.harness.servers import StarspecServer, free_port
 from starspec.ids import RequestId
@@ -32,7 +33,6 @@ from starspec.models.loading.load import load_runner
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats, TargetStats
-from starspec.wire.ask import HubAsker
 
 pytestmark = pytest.mark.system
 
@@ -153,7 +153,7 @@ def poll_until(targets: list[Target], holds: Callable[[Target], bool]) -> None:
 async def ask_until(endpoint: str, holds: Callable[[HubStats], bool]) -> None:
     """What targets said last is on its way when they have done."""
     deadline_s = time.monotonic() + PATIENCE_S
-    with closing(HubAsker(endpoint, timeout_s=PATIENCE_S)) as ask:
+    with closing(HubStatusClient(endpoint, timeout_s=PATIENCE_S)) as ask:
         while not holds((await ask()).stats):
             assert time.monotonic() < deadline_s
 

@@ -173,7 +173,7 @@ INVALID = {
 @pytest.mark.parametrize("fields", INVALID.values(), ids=INVALID)
 def test_a_message_that_lies_about_its_shape_is_refused(fields: object) -> None:
     frame = msgspec.msgpack.encode(fields)
-    with pytest.raises(PeerProtocolError, match=r"frame of \d+ bytes is no message: ."):
+    with pytest.raises(PeerProtocolError, match=r"frame of \d+ bytes is not a message: ."):
         Decoder(TargetToHub | HubToTarget, vocab_size=100).decode(frame)
 
 

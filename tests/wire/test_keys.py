@@ -16,13 +16,13 @@ from structlog.testing import capture_logs
 
 from starspec.config import GatewayConfig, HubConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import TargetId
 from starspec.stats import HubStats
-from starspec.wire.ask import HubAsker
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Ping, Pong
-from starspec.wire.serving import ServingServer
-from starspec.wire.serving_client import ServingClient
+from starspec.wire.transports.serving_client import ServingClient
+from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.zmq_hub import ZmqHub
 from starspec.wire.transports.zmq_target import ZmqTarget
 
@@ -87,8 +87,8 @@ def test_no_secret_shows_when_keys_are_printed(folder: Path) -> None:
     ("spoil", "sentence"),
     [
         (lambda path: path.unlink(), "cannot read the key .*hub.secret: No such file"),
-        (lambda path: path.write_text("short"), "hub.secret holds no key: it must be the 40 characters"),
-        (lambda path: path.write_bytes(b'"' * 40), "hub.secret holds no key"),
+        (lambda path: path.write_text("short"), "hub.secret does not contain a key: it must be the 40 characters"),
+        (lambda path: path.write_bytes(b'"' * 40), "hub.secret does not contain a key"),
         (lambda path: path.chmod(0o644), "other users can read .*hub.secret: run `chmod 600"),
     ],
     ids=["missing", "short", "no z85", "open to others"],
@@ -130,7 +130,7 @@ OPEN_ENDS = {
     "target": lambda: ServingServer("0.0.0.0", 0),
     "target's hub": lambda: ZmqTarget("tcp://10.0.0.1:7700", HELLO),
     "gateway's target": lambda: ServingClient("tcp://10.0.0.1:7800"),
-    "gateway's hub": lambda: HubAsker("tcp://10.0.0.1:7700"),
+    "gateway's hub": lambda: HubStatusClient("tcp://10.0.0.1:7700"),
 }
 
 
@@ -188,7 +188,7 @@ def test_a_target_that_takes_another_for_the_hub_says_so(star, folder: Path) -> 
     hub_keys = Keys(folder, "hub", *reversed(zmq.curve_keypair()))
     hub = star.hub(keys=hub_keys)
     target = star.target(hub.endpoint, keys=keys)
-    star.until(lambda: "is hub.public here not its own?" in target.problem, target)
+    star.until(lambda: "is hub.public here another hub's key?" in target.problem, target)
     assert not target.is_connected
 
 
@@ -223,7 +223,7 @@ def test_a_missing_public_key_of_the_server_is_a_sentence_at_the_start(folder: P
     with pytest.raises(ConfigError, match=r"cannot read the key .*target\.public"):
         ServingClient("tcp://127.0.0.1:9", load_keys(folder, "gateway"))
     with pytest.raises(ConfigError, match=r"cannot read the key .*hub\.public"):
-        HubAsker("tcp://127.0.0.1:9", load_keys(folder, "gateway"))
+        HubStatusClient("tcp://127.0.0.1:9", load_keys(folder, "gateway"))
 
 
 async def test_the_serving_link_and_the_question_to_the_hub_take_the_right_keys_only(folder: Path) -> None:
@@ -258,8 +258,8 @@ async def test_a_hub_with_keys_answers_the_gateway_that_has_them(folder: Path) -
     status = HubStatus("d", HubStats())
     hub = ZmqHub("127.0.0.1", 0, refuse, lambda: status, keys=load_keys(folder, "hub"))
     endpoint = f"tcp://127.0.0.1:{hub.port}"
-    right = HubAsker(endpoint, load_keys(folder, "gateway"))
-    wrong = HubAsker(endpoint, other_keys(folder, "gateway"), timeout_s=QUIET_S)
+    right = HubStatusClient(endpoint, load_keys(folder, "gateway"))
+    wrong = HubStatusClient(endpoint, other_keys(folder, "gateway"), timeout_s=QUIET_S)
     try:
         assert await right() == status
         with pytest.raises(PeerLost, match="did not answer within"):

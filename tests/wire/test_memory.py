@@ -7,8 +7,8 @@ import pytest
 
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.wire.messages import PROTOCOL_VERSION, Goodbye, Hello, Ping, Pong, Proposal, Refused, Reopen, Welcome
-from starspec.wire.transports.bad_channel import Channel, Faults, VirtualClock
 from starspec.wire.transports.base import Arrival, Joined, Left
+from starspec.wire.transports.faulty_channel import Channel, Faults, VirtualClock
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
 TERMS = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "echo", 16, 10.0)

@@ -17,10 +17,10 @@ import zmq
 from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
+from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
-from starspec.wire.ask import HubAsker
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -34,9 +34,9 @@ from starspec.wire.messages import (
     Submit,
     TargetToGateway,
 )
-from starspec.wire.serving import ServingServer
-from starspec.wire.serving_client import ServingClient
 from starspec.wire.transports import sockets
+from starspec.wire.transports.serving_client import ServingClient
+from starspec.wire.transports.serving_server import ServingServer
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)
@@ -237,7 +237,7 @@ def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_
 
 ANSWERING = """
 from starspec.wire.messages import EngineOutput, Submit
-from starspec.wire.serving import ServingServer
+from starspec.wire.transports.serving_server import ServingServer
 
 server = ServingServer("127.0.0.1", 0)
 print(server.port, flush=True)
@@ -280,7 +280,7 @@ async def test_a_target_that_stands_still_for_a_while_keeps_its_requests_and_one
 
 FLOOD = """
 import threading, zmq
-from starspec.wire.serving import ServingServer
+from starspec.wire.transports.serving_server import ServingServer
 
 server = ServingServer("127.0.0.1", 0)
 with zmq.Context() as context:
@@ -337,7 +337,7 @@ def test_a_serving_port_in_use_is_a_sentence_with_the_port(server: ServingServer
 
 async def test_a_hub_is_asked_for_its_status_and_its_absence_is_an_error(star) -> None:
     hub = star.hub()
-    asker = HubAsker(hub.endpoint, timeout_s=0.5)
+    asker = HubStatusClient(hub.endpoint, timeout_s=0.5)
     try:
         assert await asker() == HubStatus("echo", HubStats())
         hub.close()
@@ -350,7 +350,7 @@ async def test_a_hub_is_asked_for_its_status_and_its_absence_is_an_error(star) -
 def test_an_asker_that_is_closed_does_not_wait_for_an_answer() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
         silent.linger = 0
-        asker = HubAsker(f"tcp://127.0.0.1:{silent.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=60.0)
+        asker = HubStatusClient(f"tcp://127.0.0.1:{silent.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=60.0)
 
         async def leave() -> None:
             question = asyncio.create_task(asker())
@@ -368,7 +368,7 @@ def test_an_asker_that_is_closed_does_not_wait_for_an_answer() -> None:
 async def test_an_answer_that_is_no_status_is_an_error() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as raw:
         raw.linger = 0
-        asker = HubAsker(f"tcp://127.0.0.1:{raw.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=PATIENCE_S)
+        asker = HubStatusClient(f"tcp://127.0.0.1:{raw.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=PATIENCE_S)
         answer = msgspec.msgpack.encode({"type": "fault", "reason": "no"})
 
         def reply() -> None:

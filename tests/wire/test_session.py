@@ -172,7 +172,7 @@ ILLEGAL_FROM_THE_HUB = [
     (proposal(2, 3), "Proposal of epoch 2, but tag 7 is at 1"),
     (reopen(2), "Reopen of epoch 2, but tag 7 is at 1"),
     (proposal(1, 3, num_tokens=5), "5 draft tokens proposed, 4 wanted"),
-    (open_tag(2), "a target was sent Open, which only it may send"),
+    (open_tag(2), "a target received Open, which only a target may send"),
     (Proposal(Tag(8), Epoch(1), 3, []), "tag 7 was handed a message of tag 8"),
 ]
 
@@ -244,9 +244,9 @@ def test_probabilities_that_were_not_asked_for_are_refused() -> None:
         if is_legal:
             assert target.receive(hub.send(proposed)) is proposed
             continue
-        with pytest.raises(LocalProtocolError, match="none were wanted"):
+        with pytest.raises(LocalProtocolError, match="which were not asked for"):
             hub.send(proposed)
-        with pytest.raises(PeerProtocolError, match="none were wanted"):
+        with pytest.raises(PeerProtocolError, match="which were not asked for"):
             target.receive(proposed)
         assert target.state is TagState.DRAFTING
 

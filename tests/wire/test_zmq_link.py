@@ -35,9 +35,9 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.transports import hub_exchange, hub_io, hub_link, sockets
+from starspec.wire.transports import hub_io, hub_link, sockets
 from starspec.wire.transports.base import HubTransportStats, Joined, Left
-from starspec.wire.transports.hub_exchange import Exchange
+from starspec.wire.transports.hub_io import HubQueues
 from starspec.wire.transports.zmq_hub import ZmqHub
 from starspec.wire.transports.zmq_target import ZmqTarget
 
@@ -436,14 +436,14 @@ def test_an_answer_for_a_caller_that_went_is_dropped_and_counted(star) -> None:
 
 
 def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
-    monkeypatch.setattr(hub_exchange, "MAX_REPLIES", 3)
+    monkeypatch.setattr(hub_io, "MAX_REPLIES", 3)
     stats = HubTransportStats()
-    exchange = Exchange(queue.SimpleQueue(), stats)
+    queues = HubQueues(queue.SimpleQueue(), stats)
     for _ in range(5):
-        exchange.put_replies({LinkId("s"): [b"one", b"two"]})
-    assert (len(exchange.replies), stats.num_dropped) == (3, 4)
-    exchange.close()
-    exchange.put_replies({LinkId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
+        queues.put_replies({LinkId("s"): [b"one", b"two"]})
+    assert (len(queues.replies), stats.num_dropped) == (3, 4)
+    queues.close()
+    queues.put_replies({LinkId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
 
 
 def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:
@@ -603,7 +603,7 @@ def test_a_port_that_cannot_be_dialled_is_given_up_with_a_sentence(star, stubbor
     stubborn.public.send_multipart(
         [caller, encode(Welcome(PROTOCOL_VERSION, LinkId("s"), stubborn.own_port, "d", 4, 10.0))]
     )
-    star.until(lambda: "cannot be dialled: Too many open files" in target.problem, target)
+    star.until(lambda: "cannot be reached: Too many open files" in target.problem, target)
 
 
 def test_a_hub_that_reads_nothing_is_given_up(star, stubborn: StubbornHub, monkeypatch) -> None:
@@ -631,7 +631,7 @@ def test_nonsense_on_the_public_port_is_not_an_answer(star, stubborn: StubbornHu
 @pytest.mark.parametrize(
     ("terms", "problem"),
     [
-        ({"feature_layers": (0, 9)}, "the hub reads hidden states [0, 9], and this target has 0 to -1"),
+        ({"feature_layers": (0, 9)}, "the hub's draft needs hidden states [0, 9], and this target has 0 to -1"),
         ({"feature_window": 2**30}, "the hub wants features of 1073741824 positions, more than 4096"),
     ],
 )

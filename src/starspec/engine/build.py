@@ -23,7 +23,7 @@ from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
-from starspec.wire.serving import ServingServer
+from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.zmq_target import ZmqTarget
 
 log = structlog.get_logger()

@@ -28,7 +28,7 @@ from starspec.wire.messages import (
     TargetStatus,
     TargetToGateway,
 )
-from starspec.wire.serving import ServingServer
+from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import endpoint_at
 
 IDLE_WAIT_S = 0.05  # between looks at the hub's link while there is nothing to do

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,17 +20,16 @@ from starlette.responses import JSONResponse, Response
 from starspec import __version__
 from starspec.config import GatewayConfig
 from starspec.errors import RequestError, StarspecError
-from starspec.gateway.body import JsonRoute
-from starspec.gateway.drain import Drain, DrainGuard
-from starspec.gateway.faults import Fault, fault_of
+from starspec.gateway.background import run_forever
+from starspec.gateway.drain import Drain, DrainMiddleware
+from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat
 from starspec.gateway.generation import Generation
-from starspec.gateway.guards import BodyGuard, KeyGuard
-from starspec.gateway.hub_watch import HubWatch
-from starspec.gateway.identity import Identity
-from starspec.gateway.kept_alive import kept_alive
-from starspec.gateway.meters import Meters, RequestMeter, Stopwatch
-from starspec.gateway.order import Order
+from starspec.gateway.generation_request import GenerationRequest
+from starspec.gateway.http_errors import HttpError, http_error_of
+from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.prompts import PromptCodec
+from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, JsonRoute
 from starspec.gateway.router import Router
 from starspec.gateway.schema import (
     ChatCompletionRequest,
@@ -38,7 +38,7 @@ from starspec.gateway.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from starspec.gateway.shapes import ChatShape, CompletionShape, Envelope, Shape
+from starspec.gateway.served_model import ModelIdentity
 from starspec.gateway.stream import Delivery, EventStream, until_disconnect
 from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
@@ -52,12 +52,13 @@ class Services:
     """What the routes work with."""
 
     config: GatewayConfig
-    identity: Identity
+    identity: ModelIdentity
     router: Router
     codec: PromptCodec
     translator: Translator
     drain: Drain
-    hub: HubWatch | None = None
+    clock: Callable[[], float] = time.monotonic
+    hub: HubStatusPoller | None = None
 
     def snapshot(self) -> StatusSnapshot:
         return StatusSnapshot(self.router.statuses, self.hub.status if self.hub else None)
@@ -66,23 +67,25 @@ class Services:
 class Routes:
     """One method a route."""
 
-    def __init__(self, services: Services, meters: Meters) -> None:
+    def __init__(self, services: Services, metrics: GatewayMetrics) -> None:
         self._services = services
-        self._meters = meters
+        self._metrics = metrics
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
-        stopwatch = Stopwatch(self._meters)
-        order = await self._services.translator.completion(body, self._services.router.max_model_len)
-        shape = CompletionShape(order.options, self._services.codec.tokens)
-        return await self._deliver(order, shape, f"cmpl-{secrets.token_hex(16)}", request, stopwatch)
+        timer = RequestTimer(self._metrics, self._services.clock)
+        generation_request = await self._services.translator.completion(body, self._services.router.max_model_len)
+        reply_format = CompletionFormat(generation_request.options, self._services.codec.tokens)
+        return await self._deliver(generation_request, reply_format, f"cmpl-{secrets.token_hex(16)}", request, timer)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
-        stopwatch = Stopwatch(self._meters)
-        order = await self._services.translator.chat(body, self._services.router.max_model_len)
-        shape = ChatShape(order.options, self._services.codec.tokens)
-        return await self._deliver(order, shape, f"chatcmpl-{secrets.token_hex(16)}", request, stopwatch)
+        timer = RequestTimer(self._metrics, self._services.clock)
+        generation_request = await self._services.translator.chat(body, self._services.router.max_model_len)
+        reply_format = ChatFormat(generation_request.options, self._services.codec.tokens)
+        return await self._deliver(
+            generation_request, reply_format, f"chatcmpl-{secrets.token_hex(16)}", request, timer
+        )
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -108,27 +111,32 @@ class Routes:
 
     async def health(self) -> Response:
         if not self._services.router.statuses:
-            return Fault(503, "no target is connected", retry_after_s=1.0).response()
+            return HttpError(503, "no target is connected", retry_after_s=1.0).response()
         return JSONResponse({"status": "ok", "num_targets": len(self._services.router.statuses)})
 
     async def metrics(self) -> Response:
-        return Response(generate_latest(self._meters.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def version(self) -> Response:
         return JSONResponse({"version": __version__})
 
     async def _deliver(
-        self, order: Order, shape: Shape, reply_id: str, request: Request, stopwatch: Stopwatch
+        self,
+        generation_request: GenerationRequest,
+        reply_format: ReplyFormat,
+        reply_id: str,
+        request: Request,
+        timer: RequestTimer,
     ) -> Response:
         identity = self._services.identity
-        generation = Generation(self._services.router, order, reply_id)
-        envelope = Envelope(reply_id, identity.model, identity.fingerprint, shape)
-        delivery = Delivery(order, generation, envelope, stopwatch)
-        if order.options.is_stream:
+        generation = Generation(self._services.router, generation_request, reply_id)
+        builder = ReplyBuilder(reply_id, identity.model, identity.fingerprint, reply_format)
+        delivery = Delivery(generation_request, generation, builder, timer)
+        if generation_request.options.is_stream:
             return EventStream(delivery, self._services.config.keep_alive_s)
         reply = await until_disconnect(delivery.whole(), request.receive)
         if reply is None:
-            stopwatch.abandon()
+            timer.abandon()
             return Response(status_code=CLIENT_LEFT)
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
@@ -163,15 +171,15 @@ class Routes:
 
 def build_app(services: Services) -> FastAPI:
     """The ASGI application; its lifespan runs the router."""
-    meters = Meters(services.snapshot)
+    metrics = GatewayMetrics(services.snapshot)
     app = FastAPI(title="starspec", version=__version__, lifespan=_lifespan(services), docs_url=None, redoc_url=None)
-    _add_routes(app, Routes(services, meters))
-    _add_fault_handlers(app)
-    app.add_middleware(BodyGuard, max_bytes=services.config.max_body_bytes)
+    _add_routes(app, Routes(services, metrics))
+    _add_error_handlers(app)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=services.config.max_body_bytes)
     if services.config.api_key is not None:
-        app.add_middleware(KeyGuard, api_key=services.config.api_key)
-    app.add_middleware(DrainGuard, drain=services.drain)
-    app.add_middleware(RequestMeter, meters=meters)  # added last = outermost: it counts refusals too
+        app.add_middleware(ApiKeyMiddleware, api_key=services.config.api_key)
+    app.add_middleware(DrainMiddleware, drain=services.drain)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)  # added last = outermost: it counts refusals too
     return app
 
 
@@ -195,9 +203,9 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
         app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=JsonRoute)
 
 
-def _add_fault_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the framework's signature)
-        response = fault_of(error).response()
+        response = http_error_of(error).response()
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
         return response
@@ -210,7 +218,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
     @asynccontextmanager
     async def run(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the framework's signature)
         async with services.router:
-            watching = asyncio.create_task(kept_alive(services.hub.run)) if services.hub else None
+            watching = asyncio.create_task(run_forever(services.hub.run)) if services.hub else None
             try:
                 yield
             finally:

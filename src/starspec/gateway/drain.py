@@ -10,11 +10,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from starspec.gateway.faults import Fault
+from starspec.gateway.http_errors import HttpError
 
 UNDRAINED_PATHS: Final = frozenset({"/metrics"})  # a scrape that misses the end of a drain misses its last answers
-REFUSAL: Final = Fault(503, "the gateway is shutting down and takes no new requests", retry_after_s=1.0)
-BROKEN_OFF: Final = Fault(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
+REFUSAL: Final = HttpError(503, "the gateway is shutting down and takes no new requests", retry_after_s=1.0)
+BROKEN_OFF: Final = HttpError(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
 
 
 class Drain:
@@ -50,7 +50,7 @@ class Drain:
         return self.is_begun and (self.is_impatient or not self.num_in_flight or self._clock() >= self._over_at_s)
 
 
-class DrainGuard:
+class DrainMiddleware:
     """ASGI middleware: counts what is in flight, and while the gateway drains answers 503 to everything else.
 
     What is cancelled because the drain is over answers 503 too, unless it has said something already.

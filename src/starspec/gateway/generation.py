@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from starspec.errors import RequestError, StarspecError
-from starspec.gateway.order import Order
+from starspec.gateway.generation_request import GenerationRequest
 from starspec.gateway.router import RoutedTarget, Router
 from starspec.ids import RequestId
 from starspec.wire.messages import EngineOutput
@@ -27,13 +27,13 @@ class Generation:
     The queue inside is bounded by the answers' own lengths, which the targets bound by their context.
     """
 
-    def __init__(self, router: Router, order: Order, reply_id: str) -> None:
+    def __init__(self, router: Router, request: GenerationRequest, reply_id: str) -> None:
         self._router = router
-        self._order = order
+        self._request = request
         self._reply_id = reply_id
         self._placed: list[tuple[RoutedTarget, RequestId]] = []
         self._events: asyncio.Queue[tuple[int, EngineOutput | StarspecError]] = asyncio.Queue()
-        self._num_unfinished = len(order.specs)
+        self._num_unfinished = len(request.specs)
 
     def __enter__(self) -> Self:
         """Submit every answer.
@@ -43,7 +43,7 @@ class Generation:
         """
         self._check_size()
         try:
-            for index, spec in enumerate(self._order.specs):
+            for index, spec in enumerate(self._request.specs):
                 routed = self._router.pick(len(spec.prompt_token_ids))
                 request_id = RequestId(f"{self._reply_id}-{index}")
                 self._placed.append((routed, request_id))
@@ -73,7 +73,7 @@ class Generation:
         except TimeoutError:
             return None
         if isinstance(event, RequestError) and event.param == "prompt":
-            raise RequestError(str(event), self._order.prompt_param, event.status)
+            raise RequestError(str(event), self._request.prompt_param, event.status)
         if isinstance(event, StarspecError):
             raise event
         if event.finish_reason is not None:
@@ -81,9 +81,9 @@ class Generation:
         return Progress(choice, event)
 
     def _check_size(self) -> None:
-        num_answers, most = len(self._order.specs), self._router.max_num_requests
+        num_answers, most = len(self._request.specs), self._router.max_num_requests
         if most is not None and num_answers > most:
-            param = "n" if self._order.num_prompts == 1 else self._order.prompt_param
+            param = "n" if self._request.num_prompts == 1 else self._request.prompt_param
             raise RequestError(
                 f"{param}: the request is for {num_answers} answers, more than the {most} that the servers hold "
                 "at once, running and waiting: ask for fewer at a time",

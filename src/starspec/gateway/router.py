@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
-from starspec.gateway.kept_alive import kept_alive
+from starspec.gateway.background import run_forever
 from starspec.ids import RequestId, TargetId
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -199,7 +199,7 @@ class Router:
 
     async def __aenter__(self) -> Self:
         for routed in self.targets:
-            self._tasks += [asyncio.create_task(kept_alive(run)) for run in (routed.listen, routed.ask)]
+            self._tasks += [asyncio.create_task(run_forever(run)) for run in (routed.listen, routed.ask)]
         return self
 
     async def __aexit__(

@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from starspec.gateway.answers import Answer, metrics_of, usage_of
 from starspec.gateway.drain import BROKEN_OFF
-from starspec.gateway.faults import Fault, fault_of
+from starspec.gateway.formats import ReplyBuilder
 from starspec.gateway.generation import Generation, Progress
-from starspec.gateway.meters import Stopwatch
-from starspec.gateway.order import Order
+from starspec.gateway.generation_request import GenerationRequest
+from starspec.gateway.http_errors import HttpError, http_error_of
+from starspec.gateway.metrics import RequestTimer
 from starspec.gateway.replies import Reply, RequestMetrics, Usage
-from starspec.gateway.shapes import Envelope
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
@@ -56,19 +56,21 @@ async def _disconnected(receive: Receive) -> None:
 class Delivery:
     """One order on its way to one client."""
 
-    def __init__(self, order: Order, generation: Generation, envelope: Envelope, stopwatch: Stopwatch) -> None:
-        self._order = order
+    def __init__(
+        self, request: GenerationRequest, generation: Generation, builder: ReplyBuilder, timer: RequestTimer
+    ) -> None:
+        self._request = request
         self.generation = generation
-        self._envelope = envelope
-        self.stopwatch = stopwatch
-        self._answers = [Answer(index, spec.prompt_token_ids) for index, spec in enumerate(order.specs)]
+        self._builder = builder
+        self.timer = timer
+        self._answers = [Answer(index, spec.prompt_token_ids) for index, spec in enumerate(request.specs)]
 
     async def whole(self) -> Reply:
         """Wait for every answer. Raises: StarspecError if one was refused or broke off."""
         with self.generation:
             while not self.generation.is_finished:
                 await self._next(None)
-        return self._envelope.whole(self._answers, self._usage(), metrics_of(self._answers))
+        return self._builder.whole(self._answers, self._usage(), metrics_of(self._answers))
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
         """Server-sent events; the first comes no later than `keep_alive_s`. To be read inside `with generation`.
@@ -82,8 +84,8 @@ class Delivery:
                 continue
             for chunk in self._chunks(noted):
                 yield event_of(chunk)
-        if self._order.options.include_usage:
-            yield event_of(self._envelope.chunk([], self._usage(), metrics_of(self._answers)))
+        if self._request.options.include_usage:
+            yield event_of(self._builder.chunk([], self._usage(), metrics_of(self._answers)))
         yield DONE
 
     async def _next(self, timeout_s: float | None) -> tuple[Progress, bool] | None:
@@ -91,36 +93,36 @@ class Delivery:
         progress = await self.generation.next(timeout_s)
         if progress is None:
             return None
-        self.stopwatch.progress(self._order.num_prompt_tokens)
+        self.timer.progress(self._request.num_prompt_tokens)
         answer = self._answers[progress.choice]
         is_first = answer.is_fresh
         answer.add(progress.output)
         if self.generation.is_finished:
-            self.stopwatch.finish()
+            self.timer.finish()
         return progress, is_first
 
     def _chunks(self, noted: tuple[Progress, bool]) -> list[Reply]:
         (choice, output), is_first = noted
-        answer, shape = self._answers[choice], self._envelope.shape
+        answer, reply_format = self._answers[choice], self._builder.reply_format
         chunks = []
-        if is_first and (opening := shape.opening(answer)) is not None:
-            chunks.append(self._envelope.chunk([opening], self._usage_so_far()))
-        if (part := shape.part(answer, output)) is not None:
-            chunks.append(self._envelope.chunk([part], self._usage_so_far(), self._closing_metrics()))
+        if is_first and (opening := reply_format.opening(answer)) is not None:
+            chunks.append(self._builder.chunk([opening], self._usage_so_far()))
+        if (part := reply_format.part(answer, output)) is not None:
+            chunks.append(self._builder.chunk([part], self._usage_so_far(), self._closing_metrics()))
         return chunks
 
     def _usage(self) -> Usage:
-        return usage_of(self._order.num_prompt_tokens, self._answers)
+        return usage_of(self._request.num_prompt_tokens, self._answers)
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
-        options = self._order.options
+        options = self._request.options
         if options.continuous_usage:
             return self._usage()
         return None if options.include_usage else UNSET
 
     def _closing_metrics(self) -> RequestMetrics | UnsetType:
         """On the last chunk before the end: this one, unless a chunk with the usage follows."""
-        is_last = self.generation.is_finished and not self._order.options.include_usage
+        is_last = self.generation.is_finished and not self._request.options.include_usage
         return metrics_of(self._answers) if is_last else UNSET
 
 
@@ -139,7 +141,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if await until_disconnect(self._stream(scope, receive, send), receive) is None:
-                self._delivery.stopwatch.abandon()
+                self._delivery.timer.abandon()
         except asyncio.CancelledError:  # the shutdown waits no longer; nothing but these last words is left to do
             await self._fail(BROKEN_OFF, scope, receive, send)
 
@@ -154,10 +156,10 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:
-            await self._fail(fault_of(error), scope, receive, send)
+            await self._fail(http_error_of(error), scope, receive, send)
         return True
 
-    async def _fail(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _fail(self, fault: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._has_started:
             await send({"type": "http.response.body", "body": error_event(fault) + DONE, "more_body": False})
         else:
@@ -168,5 +170,5 @@ def event_of(reply: Reply) -> bytes:
     return b"data: " + msgspec.json.encode(reply) + b"\n\n"
 
 
-def error_event(fault: Fault) -> bytes:
+def error_event(fault: HttpError) -> bytes:
     return b"data: " + fault.body() + b"\n\n"

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from starspec.config import MAX_DRAFT_TOKENS, nearest
 from starspec.errors import ContextTooLong, RequestError
-from starspec.gateway.defaults import GenerationDefaults
-from starspec.gateway.order import Order, ReplyOptions
+from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
+from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
@@ -27,20 +27,20 @@ class Translator:
         self._codec = codec
         self._defaults = defaults
 
-    async def completion(self, request: CompletionRequest, max_model_len: int | None) -> Order:
+    async def completion(self, request: CompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """Raises: RequestError, naming the parameter, for whatever cannot be done."""
         refuse_unsupported(request.model_extra)
         limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         params = self._params(request, limit, request.logprobs)
         prompts = await self._prompts(request)
-        return self._order(request, params, prompts, "prompt", max_model_len)
+        return self._generation_request(request, params, prompts, "prompt", max_model_len)
 
-    async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> Order:
+    async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """Raises: RequestError, naming the parameter, for whatever cannot be done."""
         refuse_unsupported(request.model_extra)
         params = self._chat_params(request)
         prompt = await self._codec.encode_chat(request)
-        return self._order(request, params, [prompt], "messages", max_model_len)
+        return self._generation_request(request, params, [prompt], "messages", max_model_len)
 
     def _chat_params(self, request: ChatCompletionRequest) -> SamplingParams:
         """As `_params`; a complaint names the parameter as the client spelled it."""
@@ -112,14 +112,14 @@ class Translator:
             for each in given
         ]
 
-    def _order(
+    def _generation_request(
         self,
         request: SamplingFields,
         params: SamplingParams,
         prompts: Sequence[TokenIds],
         param: str,
         max_model_len: int | None,
-    ) -> Order:
+    ) -> GenerationRequest:
         for prompt in prompts:
             self._check_prompt(prompt, param, max_model_len)
         num_draft_tokens = speculation_length(request.speculative)
@@ -128,7 +128,9 @@ class Translator:
             for prompt in prompts
             for spec in request_specs(prompt, params, self._codec.eos_token_ids, num_draft_tokens)
         )
-        return Order(specs=specs, num_prompts=len(prompts), prompt_param=param, options=_reply_options(request, params))
+        return GenerationRequest(
+            specs=specs, num_prompts=len(prompts), prompt_param=param, options=_reply_options(request, params)
+        )
 
     def _check_prompt(self, prompt: TokenIds, param: str, max_model_len: int | None) -> None:
         if not prompt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import zmq
@@ -34,16 +34,18 @@ class StatusWatch:
         hub: public port; None = there is no hub.
     """
 
-    def __init__(self, targets: Sequence[str], hub: str | None) -> None:
+    def __init__(self, targets: Sequence[str], hub: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._targets = [_Asked(self._context, endpoint, TargetToGateway) for endpoint in targets]
-        self._hub = None if hub is None else _Asked(self._context, hub, HubPublicReply)
+        self._targets = [_PolledProcess(self._context, endpoint, TargetToGateway) for endpoint in targets]
+        self._hub = None if hub is None else _PolledProcess(self._context, hub, HubPublicReply)
 
     @property
     def snapshot(self) -> StatusSnapshot:
         """What is known now; processes that are silent are left out."""
-        statuses = [asked.status for asked in self._targets]
-        hub = None if self._hub is None else self._hub.status
+        now = self._clock()
+        statuses = [each.status_at(now) for each in self._targets]
+        hub = None if self._hub is None else self._hub.status_at(now)
         return StatusSnapshot(
             tuple(status for status in statuses if isinstance(status, TargetStatus)),
             hub if isinstance(hub, HubStatus) else None,
@@ -51,7 +53,7 @@ class StatusWatch:
 
     def poll(self) -> None:
         """Take in the answers that have come; ask anew if it is time."""
-        now = time.monotonic()
+        now = self._clock()
         for asked in [*self._targets, *([] if self._hub is None else [self._hub])]:
             asked.poll(now)
 
@@ -62,8 +64,8 @@ class StatusWatch:
         self._context.term()
 
 
-class _Asked:
-    """One process that is asked again and again."""
+class _PolledProcess:
+    """One process and its last status."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, answers: Any) -> None:
         self._socket = make_socket(context, zmq.DEALER, MAX_FRAME_BYTES)
@@ -72,9 +74,9 @@ class _Asked:
         self._heard_s = self._asked_s = float("-inf")
         connect(self._socket, endpoint)
 
-    @property
-    def status(self) -> Message | None:
-        return self._status if time.monotonic() - self._heard_s < SILENCE_S else None
+    def status_at(self, now: float) -> Message | None:
+        """The last status; None if the process has been silent for SILENCE_S."""
+        return self._status if now - self._heard_s < SILENCE_S else None
 
     def poll(self, now: float) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Messages to bytes and back: MessagePack, bounded before it is decoded, checked before anyone sees it.
+"""Encodes messages as MessagePack frames and decodes them with every bound checked.
 
-One message is one frame; what is sent together travels as the frames of one multipart.
+One message is one frame. Messages that are sent together are the frames of one ZeroMQ multipart.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.wire.messages import Message, Open, Proposal, Verdict
 
 MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
-MAX_PUBLIC_FRAME_BYTES: Final = 4096  # a stranger's first message
-MAX_COMPLAINT_LEN: Final = 300  # characters of what is wrong with a frame, which goes back to its sender
+MAX_PUBLIC_FRAME_BYTES: Final = 4096  # on the hub's public port, from a peer that is not known yet
+MAX_COMPLAINT_LEN: Final = 300  # characters of an error that goes back to the sender of a bad frame
 MAX_MESSAGES: Final = 1024  # frames of one multipart: a verdict, a close and an open for each of many sequences
 
 T = TypeVar("T", bound=Message)
@@ -24,26 +24,28 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """Make one frame. Raises: LocalProtocolError if it would be larger than a peer accepts."""
+    """Encode a message as one frame. Raises: LocalProtocolError if the frame is larger than a peer accepts."""
     frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         name = type(message).__name__
-        raise LocalProtocolError(f"{name} of {len(frame)} bytes is larger than the {MAX_FRAME_BYTES} that a peer takes")
+        raise LocalProtocolError(
+            f"{name} of {len(frame)} bytes is larger than the {MAX_FRAME_BYTES} that a peer accepts"
+        )
     return frame
 
 
 def fits_a_frame(message: Message) -> bool:
-    """Whether a peer takes it: an `Open` of a very long context is too large, for good."""
+    """Whether a message fits in a frame. An `Open` with a very long context does not."""
     return len(_encoder.encode(message)) <= MAX_FRAME_BYTES
 
 
 class Decoder(Generic[T]):
-    """Turns frames of one direction of a link into messages that are safe to use.
+    """Decodes the frames of one direction of a link into messages that are safe to use.
 
     Args:
         union: the union of message types that this direction carries.
         vocab_size: token ids of drafts and of committed tokens must be below it; None = any.
-        max_frame_bytes: longest frame taken.
+        max_frame_bytes: longest frame accepted.
     """
 
     def __init__(self, union: Any, vocab_size: int | None = None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -52,9 +54,9 @@ class Decoder(Generic[T]):
         self._max_frame_bytes = max_frame_bytes
 
     def decode(self, frame: bytes) -> T:
-        """Make the message of one frame.
+        """Decode one frame.
 
-        Raises: PeerProtocolError, whatever the bytes are, unless they are a valid message of this direction.
+        Raises: PeerProtocolError if the bytes are anything but a valid message of this direction.
         """
         if len(frame) > self._max_frame_bytes:
             raise PeerProtocolError(f"frame of {len(frame)} bytes: the limit is {self._max_frame_bytes}")
@@ -62,19 +64,19 @@ class Decoder(Generic[T]):
             message = self._decoder.decode(frame)
             self._check(message)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            complaint = str(error)[:MAX_COMPLAINT_LEN]  # it may repeat what the frame says, at any length
-            raise PeerProtocolError(f"frame of {len(frame)} bytes is no message: {complaint}") from error
+            complaint = str(error)[:MAX_COMPLAINT_LEN]  # it may quote the frame, at any length
+            raise PeerProtocolError(f"frame of {len(frame)} bytes is not a message: {complaint}") from error
         return message
 
     def decode_all(self, frames: Sequence[bytes]) -> list[T]:
-        """Make the messages of one multipart. Raises: PeerProtocolError as `decode`, or for too many frames."""
+        """Decode one multipart. Raises: PeerProtocolError as `decode`, or if there are too many frames."""
         _check_count(frames)
         return [self.decode(frame) for frame in frames]
 
     def decode_sound(self, frames: Sequence[bytes]) -> tuple[list[T], list[PeerProtocolError]]:
-        """Those messages of one multipart that can be read: a bad one costs no other request its own.
+        """Decode those frames of one multipart that are valid, so that a bad frame affects only its own request.
 
-        Returns: the messages, and what is wrong with each frame that is none.
+        Returns: the messages, and one error for each bad frame.
         Raises: PeerProtocolError for too many frames.
         """
         _check_count(frames)
@@ -90,7 +92,7 @@ class Decoder(Generic[T]):
     def _check(self, message: Message) -> None:
         match message:
             case Proposal(token_ids=token_ids):
-                drafts = message.tree.drafts  # raises unless the parents form a tree, with what can have been drawn
+                drafts = message.tree.drafts  # raises unless the parents form a tree and the drafts can have been drawn
                 self._check_vocabulary(token_ids)
                 for draft in drafts.values():
                     self._check_vocabulary(draft.token_ids)

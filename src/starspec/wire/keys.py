@@ -1,8 +1,8 @@
-"""CURVE keys: who may speak to whom, and when keys are not needed.
+"""CURVE keys: which process may connect to which, and when keys are not needed.
 
 `generate_keys` writes one key pair for each role into a folder: NAME.secret (readable by its owner only) and
-NAME.public. A machine needs its own role's secret and the public keys of the roles that it speaks with. A server takes
-in every client whose public key lies in its folder under the right role (`target.public`, `target-anything.public`).
+NAME.public. A machine needs the secret of its own role and the public keys of the roles that it connects to. A server
+accepts every client whose public key is in its folder under the right role (`target.public`, `target-anything.public`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from starspec.errors import ConfigError
 
 KeyRole = Literal["hub", "target", "gateway"]
 ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway")
-CALLERS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
+CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 KEY_LEN: Final = 40  # characters of a z85 key
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one process knows of keys. Keys are z85 text, 40 bytes."""
+    """The keys of one process. Keys are z85 text, 40 bytes."""
 
     folder: Path
     role: KeyRole
@@ -36,32 +36,32 @@ class Keys:
     secret: bytes = field(repr=False)
 
     def secure_server(self, socket: zmq.Socket[bytes]) -> None:
-        """Let the socket speak only with peers that a Doorkeeper of its context lets in. Call before `bind`."""
+        """Let the socket accept only clients that the CurveAuthenticator of its context allows. Call before `bind`."""
         socket.curve_server = True
         socket.curve_secretkey = self.secret
         socket.curve_publickey = self.public
         socket.zap_domain = b"starspec"
 
     def secure_client(self, socket: zmq.Socket[Any], server_key: bytes) -> None:
-        """Let the socket speak only with the server that holds the secret of `server_key`. Call before `connect`."""
+        """Let the socket connect only to the server that holds the secret of `server_key`. Call before `connect`."""
         socket.curve_serverkey = server_key
         socket.curve_secretkey = self.secret
         socket.curve_publickey = self.public
 
     def public_key_of(self, role: KeyRole) -> bytes:
-        """The public key of another role. Raises: ConfigError if this folder has none."""
+        """The public key of another role. Raises: ConfigError if the folder has none."""
         return _read(self.folder / f"{role}.public")
 
     def allowed(self) -> frozenset[bytes]:
-        """The public keys of those who may call this process."""
-        paths = [path for caller in CALLERS.get(self.role, ()) for path in self.folder.glob(f"{caller}*.public")]
+        """The public keys of the clients that may connect to this process."""
+        paths = [path for client in CLIENTS.get(self.role, ()) for path in self.folder.glob(f"{client}*.public")]
         return frozenset(_read(path) for path in paths)
 
 
 def generate_keys(folder: Path) -> list[Path]:
-    """Make a key pair for every role.
+    """Generate a key pair for every role.
 
-    Returns: the files made.
+    Returns: the files written.
     Raises: ConfigError if any of them exists, or if the folder cannot be written.
     Effects: creates the folder (mode 700), secrets of mode 600 and public keys of mode 644.
     """
@@ -80,9 +80,9 @@ def generate_keys(folder: Path) -> list[Path]:
 
 
 def load_keys(folder: str | Path | None, role: KeyRole) -> Keys | None:
-    """The keys of one role.
+    """Load the keys of one role.
 
-    Returns: None if no folder is given: links on loopback need no keys.
+    Returns: None if no folder is given; links on loopback need no keys.
     Raises: ConfigError naming the file that is missing, malformed or open to other users.
     """
     if folder is None:
@@ -95,7 +95,7 @@ def load_keys(folder: str | Path | None, role: KeyRole) -> Keys | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host can only mean this machine. Names other than localhost are not resolved, so they are not."""
+    """Whether a host is certainly this machine. Names are not resolved: only `localhost` counts."""
     if host == "localhost":
         return True
     try:
@@ -105,12 +105,12 @@ def is_loopback(host: str) -> bool:
 
 
 def lacks_keys(host: str, keys: Keys | None, is_insecure: bool) -> bool:
-    """The rule: whatever leaves this machine is encrypted, unless the operator says otherwise."""
+    """The rule: a link that leaves this machine is encrypted, unless the operator says otherwise."""
     return keys is None and not is_insecure and not is_loopback(host)
 
 
 def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> None:
-    """Hold a command to the rule.
+    """Enforce the rule of `lacks_keys`.
 
     Args:
         what: subject of the sentence, such as "the hub would listen on".
@@ -124,9 +124,9 @@ def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> 
 
 
 class CurveAuthenticator:
-    """Answers, on a thread of its own, whether a client's key is allowed (ZeroMQ's ZAP, RFC 27).
+    """A thread that tells ZeroMQ whether a client's key is allowed (ZAP, RFC 27).
 
-    Serves every socket of `context` that `Keys.secure_server` prepared; ends when the context is terminated.
+    It serves every socket of `context` that `Keys.secure_server` prepared, and ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[bytes]) -> None:
@@ -162,7 +162,9 @@ def _read(path: Path) -> bytes:
     except (ValueError, KeyError):
         is_key = False
     if not is_key:
-        raise ConfigError(f"{path} holds no key: it must be the {KEY_LEN} characters that `starspec keygen` wrote")
+        raise ConfigError(
+            f"{path} does not contain a key: it must be the {KEY_LEN} characters that `starspec keygen` wrote"
+        )
     return key
 
 

@@ -1,7 +1,8 @@
-"""The handshake of the draft link, as a table that both ends follow.
+"""The handshake of the draft link, as one state table for both ends.
 
-A target greets the hub on its public port and is welcomed to a port of its own; there it pings until it is answered.
-Whatever goes wrong leads back to DISCONNECTED, and from there every link is a fresh one.
+A target sends `Hello` to the hub's public port. The hub answers `Welcome`, which names a port for this target alone.
+The target sends `Ping` there until the hub answers. Any failure leads back to DISCONNECTED; the next attempt starts a
+new link.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from starspec.wire.messages import (
     Welcome,
 )
 
-FAULT_INTERVAL_S: Final = 1.0  # a peer that keeps breaking the protocol is told so this often
+FAULT_INTERVAL_S: Final = 1.0  # at most one `Fault` in this time to a peer that keeps breaking the protocol
 
 M = TypeVar("M", bound=Message)
 
 
 class LinkState(StrEnum):
-    """How far the two ends have come."""
+    """How far the handshake has come."""
 
     DISCONNECTED = "disconnected"
-    GREETING = "greeting"  # Hello is said, on the public port
-    ATTACHING = "attaching"  # welcomed; the target's own port is not yet heard to work
+    GREETING = "greeting"  # Hello is sent, on the public port
+    ATTACHING = "attaching"  # Welcome has come; nothing has come through the target's own port yet
     CONNECTED = "connected"
 
 
@@ -44,14 +45,14 @@ LINK_TRANSITIONS: Final[Mapping[LinkState, Mapping[type[Message], LinkState]]] =
     LinkState.DISCONNECTED: {Hello: LinkState.GREETING},
     LinkState.GREETING: {
         **_ANY_TIME,
-        Hello: LinkState.GREETING,  # said again until it is answered
+        Hello: LinkState.GREETING,  # repeated until it is answered
         Welcome: LinkState.ATTACHING,
         Refused: LinkState.DISCONNECTED,
         Fault: LinkState.DISCONNECTED,
     },
     LinkState.ATTACHING: {
         **_ANY_TIME,
-        Hello: LinkState.ATTACHING,  # crossed its Welcome, which is then said again
+        Hello: LinkState.ATTACHING,  # crossed its Welcome, which is then sent again
         Welcome: LinkState.ATTACHING,
         Ping: LinkState.ATTACHING,
         Pong: LinkState.CONNECTED,
@@ -61,27 +62,27 @@ LINK_TRANSITIONS: Final[Mapping[LinkState, Mapping[type[Message], LinkState]]] =
         **dict.fromkeys(get_args(TargetToHub | HubToTarget), LinkState.CONNECTED),
         **_ANY_TIME,
     },
-}  # besides messages: a dropped connection or an expired lease leads from everywhere to DISCONNECTED
+}  # a lost connection or an expired lease also leads to DISCONNECTED, from every state
 
 
 class LinkProtocol:
-    """One end's view of the handshake. Both ends run this class."""
+    """The state of the handshake at one end. Target and hub run the same class."""
 
     def __init__(self) -> None:
         self.state = LinkState.DISCONNECTED
 
     def send(self, message: M) -> M:
-        """Account for a message about to be sent. Raises: LocalProtocolError, changing nothing, if not allowed."""
+        """Record a message that this end sends. Raises: LocalProtocolError, changing nothing, if it is not allowed."""
         self.state = self._following(message, LocalProtocolError)
         return message
 
     def receive(self, message: M) -> M:
-        """Account for a message of the peer. Raises: PeerProtocolError, changing nothing, if not allowed."""
+        """Record a message from the peer. Raises: PeerProtocolError, changing nothing, if it is not allowed."""
         self.state = self._following(message, PeerProtocolError)
         return message
 
     def lose(self) -> None:
-        """The connection dropped, the lease expired, or nobody answered."""
+        """The connection broke, the lease expired, or the peer did not answer."""
         self.state = LinkState.DISCONNECTED
 
     def _following(self, message: Message, error: type[LocalProtocolError | PeerProtocolError]) -> LinkState:

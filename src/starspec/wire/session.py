@@ -1,17 +1,33 @@
-"""Why asynchrony cannot corrupt anything: one tag of the draft link, as a state machine without I/O.
+"""The protocol of one tag, as a state machine without I/O. It makes late and lost messages harmless.
 
-Hub and target work at the same time and their messages cross on the wire. Three rules keep them right:
+A *tag* is one sequence that a target decodes with proposals from the hub. Target and hub work at the same time, so
+their messages cross on the wire: a proposal can arrive after the target has committed other tokens. Three rules keep
+the two ends consistent.
 
-1. **Only the target moves a tag.** Each of its messages about a tag (`Open`, `Verdict`, `Close`) begins a new
-   epoch, one higher than the last. The hub only answers: `Proposal` and `Reopen` carry the epoch they speak of.
-2. **Old messages die before the table is asked.** The hub drops what is not newer than what it knows. The target
-   drops a `Proposal` that was not drawn from exactly its present tokens (`epoch` and `prefix_len`), and a `Reopen`
-   from before its last `Open`. A late, repeated or overtaken message therefore changes nothing.
-3. **A hole is never papered over.** A hub that missed a verdict cannot know the tokens in it: it forgets the tag and
-   says `Reopen`. `Open` carries all committed ids, so a tag is made whole by one message, on this hub or another.
+1. **Only the target moves a tag forward.** Each of its messages about the tag (`Open`, `Verdict`, `Close`) starts a
+   new *epoch*, one higher than the last. The hub only answers. Its `Proposal` and `Reopen` name the epoch they answer.
+2. **Stale messages are dropped.** The hub drops a message unless its epoch is newer than all before. The target
+   drops a `Proposal` for another epoch or another committed length, and a `Reopen` that is older than its last `Open`.
+   A late, repeated or reordered message therefore changes nothing.
+3. **A gap is repaired by starting over.** A hub that missed a verdict does not know the tokens in it. It forgets the
+   tag and answers `Reopen`. The target then sends `Open` with all committed token ids, to this hub or to another one.
 
-What is left goes through TRANSITIONS, the same table for both sides. A message that the table forbids raises and
-changes nothing. Nothing here decides a token: a drafter that is late, wrong or gone costs speed only.
+Every other message goes through TRANSITIONS, one table for both ends. The usual path is
+
+    ABSENT -- Open --> DRAFTING -- Proposal --> PROPOSED -- Verdict --> DRAFTING -- ... -- Close --> CLOSED
+
+A message that the table forbids raises an error and changes nothing. Nothing here decides a token: a hub that is slow,
+wrong or down can slow generation; it cannot change the output.
+
+Each end keeps one `TagSession` for each tag, and passes every message through it:
+
+    session = TagSession(Role.TARGET, tag)
+    transport.send([session.send(Open(tag, session.next_epoch, token_ids, ...))])
+    for message in transport.receive(timeout_s):
+        if session.receive(message) is not None:
+            ...  # a proposal for exactly the tokens that are committed now, or a request to reopen
+
+The hub does the same with `Role.HUB`, and sends `session.gap` when a verdict did not follow.
 """
 
 from __future__ import annotations
@@ -33,24 +49,24 @@ M = TypeVar("M", bound=TagMessage)
 
 
 class Role(StrEnum):
-    """Which end of the link a session stands for."""
+    """Which end of the link a TagSession belongs to."""
 
     TARGET = "target"
     HUB = "hub"
 
 
 class TagState(StrEnum):
-    """What both ends know of a tag; each in its own time."""
+    """What one end knows about a tag. The two ends reach the same states at different times."""
 
-    ABSENT = "absent"  # the hub does not hold it: not yet, or no longer
-    IDLE = "idle"  # the hub holds it and owes nothing
+    ABSENT = "absent"  # the hub does not hold the tag (yet, or any more)
+    IDLE = "idle"  # the hub holds the tag and owes no proposal
     DRAFTING = "drafting"  # the hub owes a proposal
-    PROPOSED = "proposed"  # the proposal for this epoch is made
-    CLOSED = "closed"  # finished for good
+    PROPOSED = "proposed"  # the hub has sent the proposal for this epoch
+    CLOSED = "closed"  # the sequence has ended
 
 
 class Event(StrEnum):
-    """A message as the table sees it; the value is its label in the diagram."""
+    """A kind of message in the table. The value is its label in the diagram."""
 
     OPEN = "Open"
     OPEN_IDLE = "Open, 0 wanted"
@@ -65,7 +81,7 @@ class Event(StrEnum):
 _FROM_ANY_HELD_STATE: Final[Mapping[Event, TagState]] = {
     Event.OPEN: TagState.DRAFTING,
     Event.OPEN_IDLE: TagState.IDLE,
-    Event.VERDICT: TagState.DRAFTING,  # in DRAFTING: the deadline passed and the target went on without a proposal
+    Event.VERDICT: TagState.DRAFTING,  # in DRAFTING: the deadline passed and the target decoded without a proposal
     Event.VERDICT_IDLE: TagState.IDLE,
     Event.GAP: TagState.ABSENT,
     Event.CLOSE: TagState.CLOSED,
@@ -88,23 +104,23 @@ TRANSITIONS: Final[Mapping[TagState, Mapping[Event, TagState]]] = {
 
 
 class TagSession:
-    """One end's view of one tag. Both ends run this class; `role` says which end it is.
+    """The state of one tag at one end. Target and hub run the same class.
 
     Args:
-        role: the end that this object stands for.
+        role: the end that this object belongs to.
         tag: the tag; never reused while the link lives.
     """
 
     def __init__(self, role: Role, tag: Tag) -> None:
         self.role = role
         self.tag = tag
-        self.epoch = Epoch(0)  # of the newest message of the target that this end knows; 0 = none yet
+        self.epoch = Epoch(0)  # of the target's newest message that this end knows; 0 = none yet
         self.prefix_len = 0  # committed tokens at that epoch
         self.state = TagState.ABSENT
-        self.wanted = NO_DRAFT  # what the target asked for in this epoch
-        self.method: SampleMethod = "coupled"  # how it verifies
+        self.wanted = NO_DRAFT  # the proposal that the target asked for in this epoch
+        self.method: SampleMethod = "coupled"  # how the target verifies
         self.num_stale = 0  # messages dropped by rule 2
-        self._reopen_floor = Epoch(1)  # target: a Reopen from before this epoch is old news
+        self._reopen_floor = Epoch(1)  # target: a Reopen of an earlier epoch is stale
         self._owes_reopen = False
 
     @property
@@ -119,15 +135,15 @@ class TagSession:
 
     @property
     def gap(self) -> Reopen | None:
-        """Hub: the `Reopen` owed since a verdict did not follow the last known one; None when nothing is owed."""
+        """Hub: the `Reopen` to send because a verdict did not follow the last known one; None if nothing is owed."""
         return Reopen(self.tag, self.epoch) if self._owes_reopen else None
 
     def is_followed_by(self, verdict: Verdict) -> bool:
-        """Whether a verdict continues exactly what this end knows of a tag that is held."""
+        """Whether the tag is held and the verdict starts exactly where this end's knowledge of it ends."""
         return self.is_held and verdict.epoch == self.next_epoch and verdict.base_len == self.prefix_len
 
     def send(self, message: M) -> M:
-        """Account for a message that this end is about to send.
+        """Record a message that this end is about to send.
 
         Returns: the message.
         Raises: LocalProtocolError if the protocol forbids it now; nothing has changed then.
@@ -142,13 +158,13 @@ class TagSession:
         return message
 
     def receive(self, message: TagMessage) -> TagMessage | None:
-        """Account for a message from the peer.
+        """Record a message from the peer.
 
-        Returns: the message, or None if it is stale or (at the hub) does not follow: then `gap` is what to answer.
+        Returns: the message; None if it is stale or, at the hub, does not follow. Then `gap` is the answer to send.
         Raises: PeerProtocolError if the protocol forbids it; nothing has changed then.
         """
         if isinstance(message, FromTarget) == (self.role is Role.TARGET):
-            raise PeerProtocolError(f"a {self.role} was sent {_name(message)}, which only it may send")
+            raise PeerProtocolError(f"a {self.role} received {_name(message)}, which only a {self.role} may send")
         if message.tag != self.tag:
             raise PeerProtocolError(f"tag {self.tag} was handed a message of tag {message.tag}")
         if self._is_stale(message):
@@ -159,9 +175,9 @@ class TagSession:
         return None if event is Event.GAP else message
 
     def take_if_sound(self, message: TagMessage) -> bool:
-        """As `receive`, where a message that breaks the protocol is no worse than a stale one: it changes nothing.
+        """As `receive`, but drop a message that breaks the protocol instead of raising.
 
-        Returns: whether it was taken in.
+        Returns: whether the message was accepted.
         """
         try:
             return self.receive(message) is not None
@@ -169,11 +185,11 @@ class TagSession:
             return False
 
     def is_answered_by(self, message: FromHub) -> bool:
-        """Target: whether a proposal speaks of what the hub was told last, be it sound or not."""
+        """Target: whether a message is a proposal for the current epoch, valid or not."""
         return isinstance(message, Proposal) and message.epoch == self.epoch
 
     def lose(self) -> None:
-        """The link is gone, and whatever the hub held with it: only `Open` or `Close` can follow."""
+        """The link is lost, and the hub has forgotten the tag: only `Open` or `Close` can follow."""
         if self.state is not TagState.CLOSED:
             self.state = TagState.ABSENT
             self._reopen_floor = self.next_epoch
@@ -216,7 +232,7 @@ class TagSession:
                 return Event.REOPEN
 
     def _apply(self, message: TagMessage, event: Event) -> None:
-        """Check `message` against the table and the bounds, then take it in. Raises: PeerProtocolError."""
+        """Check `message` against the table and its bounds, then apply it. Raises: PeerProtocolError."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:
             raise PeerProtocolError(f"{event} is not allowed while tag {self.tag} is {self.state}")
@@ -226,8 +242,8 @@ class TagSession:
             raise PeerProtocolError(f"{event} of epoch {message.epoch}, but tag {self.tag} is at {self.epoch}")
         if isinstance(message, Proposal):
             self._check_size(message)
-            if message.drawn and self.method != "rejection":  # they would be believed
-                raise PeerProtocolError("a proposal with probabilities, where none were wanted")
+            if message.drawn and self.method != "rejection":  # the verification would trust the probabilities
+                raise PeerProtocolError("a proposal with draft probabilities, which were not asked for")
         self.state = following
         self._owes_reopen = event is Event.GAP
         match message:
@@ -244,7 +260,7 @@ class TagSession:
                 self._reopen_floor = self.next_epoch
 
     def _check_size(self, proposal: Proposal) -> None:
-        """Raises: PeerProtocolError for more nodes or more depth than was asked for: there may be no room for them."""
+        """Raises: PeerProtocolError if the proposal has more nodes or depth than the target asked for."""
         num_nodes = len(proposal.token_ids)
         if num_nodes > self.wanted.num_draft_tokens:
             wanted = self.wanted.num_draft_tokens

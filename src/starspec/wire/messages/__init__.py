@@ -1,10 +1,10 @@
-"""Every message that crosses a process border, one file for each link.
+"""Every message between processes, one file for each link.
 
-`draft_link.py` is between a target and its hub, `serving_link.py` between a gateway and a target, `status.py` what
-either reports of itself when it is asked.
+`draft_link.py`: between a target and its hub. `serving_link.py`: between a gateway and a target. `status.py`: what a
+hub or a target reports when it is asked.
 
-Unknown fields are ignored, so a later minor version may add some; `PROTOCOL_VERSION` changes when meanings do. What
-tells versions from each other keeps its meaning in all of them: `Hello`, `Ask` and `Refused`.
+A decoder ignores unknown fields, so a minor version may add fields. A change of meaning needs another
+`PROTOCOL_VERSION`. `Hello`, `Ask` and `Refused`, which detect other versions, mean the same in all versions.
 """
 
 from starspec.wire.messages.base import PROTOCOL_VERSION, Message

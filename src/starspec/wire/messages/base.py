@@ -1,4 +1,4 @@
-"""What all messages share: the protocol version, the numbers that a decoder accepts, the base class."""
+"""What all messages share: the protocol version, the bounds that a decoder checks, the base class."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from starspec.config import (
-    MAX_DRAFT_TOKENS,
-    MAX_FEATURE_LAYERS,
-    MAX_STOP_LEN,
-    MIN_LEASE_S,
-)
+from starspec.config import MAX_DRAFT_TOKENS, MAX_FEATURE_LAYERS, MAX_STOP_LEN, MIN_LEASE_S
 from starspec.ids import Epoch, LinkId, RequestId, Tag
 
 PROTOCOL_VERSION = 2
 
-# What a decoder refuses: numbers that no honest peer sends.
+# Bounds that a decoder checks.
 TokenIdList = list[Annotated[int, Meta(ge=0, lt=2**31)]]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]

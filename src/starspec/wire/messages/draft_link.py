@@ -1,7 +1,7 @@
-"""Between a target and its hub: the handshake on the hub's public port, then the target's own port.
+"""Between a target and its hub: the handshake on the hub's public port, then messages on the target's own port.
 
-`Hello -> Welcome | Refused` once; then `Open`, `Features`, `Verdict`, `Close`, `Ping` from the target and `Proposal`,
-`Reopen`, `Pong` from the hub; `Goodbye` and `Fault` from either.
+The handshake is `Hello -> Welcome | Refused`. Then the target sends `Open`, `Features`, `Verdict`, `Close` and `Ping`,
+the hub sends `Proposal`, `Reopen` and `Pong`, and either sends `Goodbye` and `Fault`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import (
-    MAX_DRAFT_TOKENS,
-    MAX_TOP_K,
-    SampleMethod,
-)
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, SampleMethod
 from starspec.ids import Epoch, Tag, TargetId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
@@ -39,32 +35,35 @@ from starspec.wire.messages.base import (
 
 
 class Hello(Message, frozen=True):
-    """target -> hub: who I am, and what a draft must fit."""
+    """target -> hub: who the target is, and what its draft model must match."""
 
     protocol_version: int
     target_id: Annotated[TargetId, Meta(min_length=1, max_length=200)]
     vocab_size: Annotated[int, Meta(ge=1, lt=2**31)]  # rows of the target's embedding
     vocab_fingerprint: Name  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
-    num_layers: Count = 0  # of the target: it can send hidden states 0..num_layers
-    hidden_size: Count = 0  # numbers of one hidden state; 0 = it can send none
+    num_layers: Count = 0  # layers of the target: it can send hidden states 0..num_layers
+    hidden_size: Count = 0  # size of one hidden state; 0 = it cannot send any
 
 
 class Welcome(Message, frozen=True):
-    """hub -> target: your own port and your session; identify with `link_id` there."""
+    """hub -> target: the port and the id of your link. Use `link_id` as the ZeroMQ routing id on that port."""
 
     protocol_version: int
     link_id: LinkName
-    port: Annotated[int, Meta(ge=0, lt=65536)]  # dedicated port at the host that the target already knows
+    port: Annotated[int, Meta(ge=0, lt=65536)]  # for this target alone, at the hub's host
     draft_name: str
-    max_draft_tokens: Count  # the hub never proposes more nodes than this
-    lease_s: LeaseSeconds  # a target silent for longer loses its tags
-    feature_layers: FeatureLayers = ()  # hidden states that the draft reads, as Hugging Face counts them; () = none
-    feature_window: Count = 0  # features of the past that it wants with a tag: of so many positions, the last ones
-    is_plain_speed_wanted: bool = False  # the hub takes targets in by it: measure it now and then, and say it in Ping
+    max_draft_tokens: Count  # nodes of a proposal, at most
+    lease_s: LeaseSeconds  # a target that is silent for longer loses its tags
+    feature_layers: FeatureLayers = ()  # hidden states that the draft needs, numbered as in Hugging Face; () = none
+    feature_window: Count = 0  # with `Open`, send the features of so many last positions
+    is_plain_speed_wanted: bool = False  # measure your speed without drafts now and then, and send it in `Ping`
 
 
 class Refused(Message, frozen=True):
-    """hub -> target, or target -> gateway: no, and why. A target runs alone and may ask again after `retry_after_s`."""
+    """hub -> target, or target -> gateway: refused, with the reason.
+
+    A refused target decodes without the hub and may try again after `retry_after_s`.
+    """
 
     code: Literal["version", "vocabulary", "features", "full", "invalid"]
     reason: str
@@ -72,7 +71,7 @@ class Refused(Message, frozen=True):
 
     @classmethod
     def for_version(cls, theirs: int, me: str = "this hub", them: str = "the target") -> Refused:
-        """What a process of this version says to one of another."""
+        """The refusal of a peer that uses another protocol version."""
         versions = f"{me} speaks protocol version {PROTOCOL_VERSION}, {them} {theirs}"
         return cls("version", f"{versions}: install the same starspec release on both machines")
 
@@ -81,11 +80,15 @@ class Refused(Message, frozen=True):
 
 
 class TreeShape(msgspec.Struct, frozen=True):
-    """How a proposal's nodes are to be spent when they are not to be a plain chain; see `DraftBudget`."""
+    """The shape of a proposal that is not a chain; see `DraftBudget`."""
 
-    num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]  # deepest node, at most
-    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)]  # children of a node, and nodes of a layer that get any, at most
-    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # layers less likely to be reached are not drafted; 0 = off
+    num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]  # depth of the tree, at most
+    top_k: Annotated[
+        int, Meta(ge=1, le=MAX_TOP_K)
+    ]  # children of a node, and nodes of one depth that get children, at most
+    p_min: Annotated[float, Meta(ge=0.0, le=1.0)] = (
+        0.0  # depths that are less likely to be reached are not drafted; 0 = off
+    )
 
     @classmethod
     def of(cls, budget: DraftBudget) -> TreeShape | None:
@@ -101,16 +104,16 @@ def _budget(num_draft_tokens: int, shape: TreeShape | None) -> DraftBudget:
 
 
 class Open(Message, frozen=True):
-    """target -> hub: start (or start over) a tag from its token ids alone, and propose."""
+    """target -> hub: start a tag, or start it over, from its token ids alone; and propose."""
 
     tag: TagNumber
-    epoch: EpochNumber  # one more than the tag's last message; a fresh tag's is 1
-    token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # committed: prompt and output so far
+    epoch: EpochNumber  # one more than the tag's last message; 1 for a new tag
+    token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # committed tokens: prompt and output so far
     prompt_len: Count
     sampling: SamplingSpec
-    num_draft_tokens: Count  # wanted in the first proposal, 0 = none yet
+    num_draft_tokens: Count  # nodes of the first proposal, at most; 0 = no proposal yet
     shape: TreeShape | None = None  # None: a chain
-    method: SampleMethod = "coupled"  # how the target verifies; "rejection" asks for children that are drawn
+    method: SampleMethod = "coupled"  # how the target verifies; with "rejection" the hub samples children
 
     @property
     def budget(self) -> DraftBudget:
@@ -118,12 +121,12 @@ class Open(Message, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, array_like=True):
-    """What was drawn without replacement below one node of a proposal, and the law that it was drawn from."""
+    """The children that were sampled without replacement below one node of a proposal, and their distribution."""
 
     node: Annotated[int, Meta(ge=ROOT, lt=MAX_DRAFT_TOKENS)]  # as in `parents`
-    candidates: Annotated[TokenIdList, Meta(min_length=1, max_length=MAX_TOP_K)]  # in the order of drawing, all of them
-    token_ids: Annotated[TokenIdList, Meta(max_length=MAX_SUPPORT)]  # all that could have been drawn
-    probs: Annotated[list[Annotated[float, Meta(gt=0.0)]], Meta(max_length=MAX_SUPPORT)]  # of each, exactly
+    candidates: Annotated[TokenIdList, Meta(min_length=1, max_length=MAX_TOP_K)]  # all that were sampled, in that order
+    token_ids: Annotated[TokenIdList, Meta(max_length=MAX_SUPPORT)]  # the support of the distribution
+    probs: Annotated[list[Annotated[float, Meta(gt=0.0)]], Meta(max_length=MAX_SUPPORT)]  # their exact probabilities
 
     @classmethod
     def of(cls, node: int, draft: DrawnCandidates) -> Drawn:
@@ -131,23 +134,27 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def draft(self) -> DrawnCandidates:
-        """Raises: ValueError if it cannot have been drawn so."""
+        """Raises: ValueError if these candidates cannot come from this distribution."""
         drawn = (tuple(self.candidates), tuple(self.token_ids), tuple(self.probs))
         return DrawnCandidates(*drawn, Drawing.WITHOUT_REPLACEMENT)
 
 
 class Proposal(Message, frozen=True, dict=True):
-    """hub -> target: a tree to verify. Stale, and dropped, unless `epoch` and `prefix_len` are the tag's own."""
+    """hub -> target: a tree to verify. Dropped unless `epoch` and `prefix_len` are the tag's current ones."""
 
     tag: TagNumber
-    epoch: EpochNumber  # the tag's epoch when the hub drew this tree
-    prefix_len: Count  # committed length the tree hangs from: a second, independent guard
+    epoch: EpochNumber  # the tag's epoch when the hub drafted this tree
+    prefix_len: Count  # committed tokens before the tree: a second, independent check
     token_ids: TokenIdList
-    parents: list[int] | None = None  # each node's, an earlier one; -1 = the last committed token; None = a chain
-    queue_s: Seconds = 0.0  # seconds from arrival at the hub to the first layer
-    service_s: Seconds = 0.0  # S(d): seconds from the first layer to the last; 0 = none was drafted for it
-    retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; open it anew after so long
-    drawn: list[Drawn] | None = None  # each node once below which children were drawn; None: all were guessed
+    parents: list[int] | None = (
+        None  # parent of each node, an earlier node; -1 = the last committed token; None = a chain
+    )
+    queue_s: Seconds = 0.0  # arrival at the hub to the first draft step
+    service_s: Seconds = 0.0  # S(d): first draft step to the end of the last; 0 = no draft step ran for it
+    retry_after_s: Seconds = 0.0  # > 0: the hub has no room and forgets the tag; send `Open` after this time
+    drawn: list[Drawn] | None = (
+        None  # for each node whose children were sampled; None: children are the most likely tokens
+    )
 
     @classmethod
     def of(
@@ -159,30 +166,31 @@ class Proposal(Message, frozen=True, dict=True):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the next will be empty too, as far as is known: the hub has not tried to draft.
+        """Whether the next proposal will probably be empty too, because the hub did not try to draft.
 
-        The text is beyond the draft's context, or its target has had its share; a lookup that finds nothing has tried.
+        The sequence is longer than the draft's context, or the target's rate limit is reached. An n-gram lookup that
+        finds nothing has tried.
         """
         return not self.token_ids and self.service_s == 0.0 and self.retry_after_s == 0.0
 
     @cached_property
     def tree(self) -> DraftTree:
-        """The proposed tree. Raises: ValueError if it is none; a decoded proposal always is one."""
+        """The proposed tree. Raises: ValueError if the fields do not form a tree; a decoded proposal always does."""
         parents = range(ROOT, len(self.token_ids) - 1) if self.parents is None else self.parents
         drafts = {each.node: each.draft for each in self.drawn or ()}
         if len(drafts) != len(self.drawn or ()):
-            raise ValueError("children of one node are said to be drawn twice")
+            raise ValueError("the children of one node are listed twice in `drawn`")
         return DraftTree(tuple(self.token_ids), tuple(parents), drafts)
 
 
 class Verdict(Message, frozen=True):
-    """target -> hub: what was committed after `base_len`, and how many draft tokens are wanted next."""
+    """target -> hub: the tokens committed after `base_len`, and how many draft tokens are wanted next."""
 
     tag: TagNumber
     epoch: EpochNumber  # after this verdict
-    base_len: Count  # committed length before it
-    token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # the accepted path and the target's own last token
-    num_draft_tokens: Count  # wanted in the next proposal, 0 = none yet
+    base_len: Count  # committed tokens before this verdict
+    token_ids: Annotated[TokenIdList, Meta(min_length=1)]  # the accepted path and the target's own token after it
+    num_draft_tokens: Count  # nodes of the next proposal, at most; 0 = no proposal yet
     shape: TreeShape | None = None  # None: a chain
 
     @property
@@ -191,41 +199,43 @@ class Verdict(Message, frozen=True):
 
 
 class Features(Message, frozen=True):
-    """target -> hub: hidden states of committed positions, for a draft that reads them.
+    """target -> hub: hidden states of committed positions, for a draft that needs them.
 
-    They travel in front of the verdict that commits what follows these positions, or behind the Open of a tag whose
-    past is known: a frame of its own in the same multipart. What is true of a committed position stays true, so
-    there is no epoch: late, repeated and missing ones change no more than how much the draft knows.
+    Features are a frame of their own, in the same multipart as the verdict or Open that they belong to: before the
+    `Verdict` that commits the tokens after these positions, or after the `Open` of a tag. They need no epoch, because
+    the features of a committed position never change. Late, repeated or missing ones only change how good drafts are.
     """
 
     tag: TagNumber
-    start: Count  # position of the first
+    start: Count  # first position
     num_positions: Annotated[int, Meta(ge=1, lt=2**31)]
-    data: bytes  # [num_positions, F] bfloat16, little-endian, the wanted layers of a position side by side
+    data: bytes  # [num_positions, F] bfloat16, little-endian; the needed layers of a position are concatenated
 
 
 class Close(Message, frozen=True):
-    """target -> hub: the tag is finished; free everything of it."""
+    """target -> hub: the sequence has ended; free the tag."""
 
     tag: TagNumber
-    epoch: EpochNumber  # one more than the tag's last message: nothing of the tag comes after it
+    epoch: EpochNumber  # one more than the tag's last message; no message of the tag follows
 
 
 class Reopen(Message, frozen=True):
-    """hub -> target: I do not hold this tag (any more), or it does not fit; send `Open`."""
+    """hub -> target: the hub does not hold this tag, or a verdict did not follow; send `Open`."""
 
     tag: TagNumber
-    epoch: EpochNumber  # of the message that did not fit; stale if the tag was opened anew since
+    epoch: EpochNumber  # of the message that did not follow; stale if the tag was opened since
 
 
 class Ping(Message, frozen=True):
-    """target -> hub: I live; are you there? The hub's transport answers at once, whatever the hub computes.
+    """target -> hub: keep-alive. The hub's transport answers at once, even while the hub computes.
 
-    Sequence 0 belongs to the transports: it attaches a session, keeps its lease and never reaches the hub itself.
+    Sequence 0 is for the transports: it attaches the link, renews the lease and is not passed on to the hub.
     """
 
     sequence: Count
-    plain_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0  # of one sequence without drafts; 0 = not known
+    plain_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = (
+        0.0  # speed of one sequence without drafts; 0 = not known
+    )
 
 
 class Pong(Message, frozen=True):
@@ -235,12 +245,12 @@ class Pong(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """either -> either: I am leaving in good order."""
+    """either -> either: the sender closes the link."""
 
     reason: str = ""
 
 
 class Fault(Message, frozen=True):
-    """either -> either: your last message broke the protocol; it was dropped."""
+    """either -> either: your last message broke the protocol and was dropped."""
 
     reason: str

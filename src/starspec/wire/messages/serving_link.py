@@ -1,4 +1,7 @@
-"""Between a gateway and a target: `Submit`, `Abort` from the gateway, `EngineOutput`, `Rejected` from the target."""
+"""Between a gateway and a target: `Submit` and `Abort` from the gateway, `EngineOutput` and `Rejected` from the target.
+
+The gateway chooses each request's id. Both directions use it; it is unique for one connection of one gateway.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import (
-    MAX_TOP_LOGPROBS,
-)
+from starspec.config import MAX_TOP_LOGPROBS
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats
-from starspec.wire.messages.base import (
-    DraftCount,
-    Message,
-    RequestName,
-    StopStrings,
-    TokenIdList,
-)
+from starspec.wire.messages.base import DraftCount, Message, RequestName, StopStrings, TokenIdList
 
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,29 +21,29 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     prompt_token_ids: TokenIdList
     sampling: SamplingSpec
-    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None  # None: as many as the context holds
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None  # None: as many as fit in the context
     stop: StopStrings = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    num_draft_tokens: DraftCount | None = None  # depth of its proposals; None: the target's own choice; 0: none
+    num_draft_tokens: DraftCount | None = None  # depth of the proposals; None: the target chooses; 0: no drafts
 
 
 class Submit(Message, frozen=True):
-    """gateway -> target: generate."""
+    """gateway -> target: generate one answer."""
 
     request_id: RequestName
     spec: RequestSpec
 
 
 class Abort(Message, frozen=True):
-    """gateway -> target: nobody waits for this any more."""
+    """gateway -> target: stop this request; its client has left. An unknown id is ignored."""
 
     request_id: RequestName
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """The target's own log-probability of one emitted token, and of the most likely ones beside it."""
+    """The target's log-probability of one generated token, and of the most likely tokens at that position."""
 
     token_id: int
     logprob: float
@@ -58,7 +53,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class EngineOutput(Message, frozen=True):
     """target -> gateway: what one round added to a request.
 
-    `text` holds only whole characters that no stop string can take back. The last emission carries
+    `text` contains only whole characters that cannot become part of a stop string. The last output of a request has
     `finish_reason` and the request's statistics.
     """
 
@@ -67,12 +62,12 @@ class EngineOutput(Message, frozen=True):
     text: str
     logprobs: list[TokenLogprob] | None = None
     finish_reason: Literal["stop", "length", "abort", "error"] | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended the answer
     stats: RequestStats | None = None
 
 
 class Rejected(Message, frozen=True):
-    """target -> gateway: this request will not run."""
+    """target -> gateway: the request will not run."""
 
     request_id: RequestName
     message: str

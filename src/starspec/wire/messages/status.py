@@ -1,26 +1,24 @@
-"""What hubs and targets report of themselves, for tables, routing and `/metrics`."""
+"""What hubs and targets report about themselves, for tables, routing and `/metrics`."""
 
 from __future__ import annotations
 
 from starspec.ids import TargetId
 from starspec.stats import HubStats, HubTargetStats, TargetStats
-from starspec.wire.messages.base import (
-    Message,
-)
+from starspec.wire.messages.base import Message
 
 
 class Ask(Message, frozen=True):
-    """anyone -> hub's public port or target: report yourself.
+    """anyone -> hub's public port, or gateway -> target: send your status.
 
-    On the serving link it is the first message of a connection, and the answer to one of another version is `Refused`;
-    it also renews the lease.
+    A gateway sends it first on a new connection and repeats it, which renews the lease. A peer of another protocol
+    version gets `Refused`.
     """
 
     protocol_version: int
 
 
 class HubStatus(Message, frozen=True):
-    """hub -> asker."""
+    """hub -> whoever sent `Ask`: the hub's statistics."""
 
     draft_name: str
     stats: HubStats
@@ -28,7 +26,7 @@ class HubStatus(Message, frozen=True):
 
 
 class TargetStatus(Message, frozen=True):
-    """target -> asker: what a router needs, and the statistics."""
+    """target -> gateway: what a router needs, and the statistics."""
 
     target_id: TargetId
     model: str
@@ -39,5 +37,5 @@ class TargetStatus(Message, frozen=True):
     num_free_rows: int
     is_draft_connected: bool
     stats: TargetStats
-    is_stopping: bool = False  # it drains: what runs ends, what is new is rejected
-    max_num_requests: int | None = None  # that it holds at once, running and waiting; None: it does not say
+    is_stopping: bool = False  # it drains: running requests end, new ones are rejected
+    max_num_requests: int | None = None  # requests that it holds at most, running and waiting; None: not reported

@@ -1,1 +1,1 @@
-"""The two ends of the draft link: ZeroMQ between processes, memory inside one."""
+"""The ends of the two links. Draft link: ZeroMQ between processes, memory within one. Serving link: ZeroMQ."""

@@ -1,6 +1,6 @@
-"""The two ends of the draft link as hub and target see them, whatever carries the frames.
+"""The interface of the draft link's two ends, independent of the transport.
 
-Implementations: `zmq_hub.py` and `zmq_target.py` between processes, `memory.py` inside one.
+Implementations: `zmq_hub.py` and `zmq_target.py` between processes, `memory.py` within one.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from starspec.ids import LinkId, TargetId
 from starspec.wire.messages import Hello, HubStatus, HubToTarget, Refused, TargetToHub, Welcome
 
 Admit = Callable[[Hello, int], Welcome | Refused]
-"""(hello, links held now) -> answer. The transport fills in `link_id` and `port` of a Welcome.
+"""(hello, number of links now) -> the answer to the hello. The transport fills in `link_id` and `port` of a Welcome.
 
-Called on the transport's own thread: a pure function of its arguments, or one that locks.
+Called on the transport's own thread, so it must be pure or take a lock.
 """
 
 Report = Callable[[], HubStatus]
-"""Answers `Ask` on the hub's public port. Called on the transport's own thread."""
+"""Returns the answer to `Ask` on the hub's public port. Called on the transport's own thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A target has attached: its link starts, without tags."""
+    """A target has attached. Its link starts without tags."""
 
     hello: Hello
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A target is gone: every tag of its link is to be freed. No message of the link follows."""
+    """A target is gone. The hub must free every tag of the link; no message of the link follows."""
 
     reason: str
 
@@ -43,17 +43,17 @@ class Arrival:
     link_id: LinkId
     target_id: TargetId
     message: TargetToHub | Joined | Left
-    arrived_at: float  # seconds on the transport's clock, time.monotonic between processes
+    arrived_at: float  # seconds on the transport's clock
 
 
 @dataclass(slots=True)
 class HubTransportStats:
-    """What the transport kept away from the hub. Counts since the start."""
+    """Counts of what the transport did not pass on, since the start."""
 
     num_frames_rejected: int = 0  # multiparts that broke the protocol
     num_leases_expired: int = 0
     num_refused: int = 0  # handshakes
-    num_dropped: int = 0  # messages for targets that are gone or do not read
+    num_dropped: int = 0  # messages to targets that are gone or do not read
 
 
 class HubTransport(Protocol):
@@ -63,24 +63,26 @@ class HubTransport(Protocol):
     def stats(self) -> HubTransportStats: ...
 
     def receive(self, timeout_s: float) -> list[Arrival]:
-        """Everything that has arrived, in order of arrival; waits up to `timeout_s` (0 = not at all) for the first.
+        """Return everything that has arrived, in order. Waits up to `timeout_s` for the first; 0 = not at all.
 
         A link's first arrival is `Joined`, its last is `Left`.
         """
         ...
 
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
-        """Hand messages over without waiting: those of a link travel together. Dropped, and counted, if the target
-        is gone."""
+        """Send messages without waiting. The messages of one link travel together.
+
+        Messages to a target that is gone are dropped and counted.
+        """
         ...
 
     def close(self) -> None:
-        """Say `Goodbye` to all and free the sockets. Idempotent."""
+        """Send `Goodbye` to all targets and close the sockets. Idempotent."""
         ...
 
 
 class TargetTransport(Protocol):
-    """A target's end: one hub. Used by one thread; connects, and connects again, whenever it is called."""
+    """A target's end: one hub. Used by one thread. It connects and reconnects whenever it is called."""
 
     @property
     def is_connected(self) -> bool:
@@ -89,7 +91,7 @@ class TargetTransport(Protocol):
 
     @property
     def num_connects(self) -> int:
-        """Links begun. When it changes, the hub holds no tag any more: `TagSession.lose`, then `Open`."""
+        """Links begun so far. When the count changes, the hub holds no tag any more: `TagSession.lose`, then `Open`."""
         ...
 
     @property
@@ -98,16 +100,16 @@ class TargetTransport(Protocol):
         ...
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
-        """What the hub has sent; waits up to `timeout_s` for the first, and not at all while not connected.
+        """Return what the hub has sent. Waits up to `timeout_s` for the first message; not at all while not connected.
 
-        Drives the connection: call it at least every 250 ms. Malformed frames are dropped and counted.
+        This call also drives the connection: call it at least every 250 ms. Malformed frames are dropped and counted.
         """
         ...
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
-        """Hand messages over without waiting; they travel together. Dropped while not connected."""
+        """Send messages without waiting. They travel together. They are dropped while not connected."""
         ...
 
     def close(self) -> None:
-        """Say `Goodbye` and free the sockets. Idempotent."""
+        """Send `Goodbye` and close the sockets. Idempotent."""
         ...

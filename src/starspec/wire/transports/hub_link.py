@@ -1,4 +1,4 @@
-"""One target at the hub's transport: its own port, its lease, its place in the queue."""
+"""The hub's end of one target's link: its port, its handshake, its lease."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Goodbye, Hello, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.sockets import LOST, Socket, Watch
+from starspec.wire.transports.sockets import LOST, Socket, SocketMonitor
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
-READ_BURST: Final = 64  # multiparts of one target before the next target's turn
+READ_BURST: Final = 64  # multiparts of one target before the next target is read
 
 log = structlog.get_logger()
 
 
 class HubLink:
-    """From Welcome to Left. Used by the transport's own thread only.
+    """One target, from Welcome to Left. Used by the I/O thread only.
 
     Args:
         socket: bound to the target's own port; this link closes it.
-        terms: what the target is welcomed with; `link_id` and `port` are already right.
-        stats: counts what is kept away from the hub.
-        now: seconds, monotonic, here and below.
+        terms: the Welcome for the target, with its `link_id` and `port`.
+        stats: counts what is not passed on to the hub.
+        now: seconds on the transport's clock, here and below.
     """
 
     def __init__(self, socket: Socket, hello: Hello, terms: Welcome, stats: HubTransportStats, now: float) -> None:
@@ -37,9 +37,9 @@ class HubLink:
         self.hello = hello
         self.link_id = terms.link_id
         self.num_queued = 0  # arrivals handed to the hub so far
-        self.has_joined = False  # whether the hub was told of this link
+        self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
-        self._watch = Watch(socket, LOST)
+        self._monitor = SocketMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size)
         self._stats = stats
@@ -51,7 +51,7 @@ class HubLink:
         self._welcome = self._link.send(terms)
 
     def read(self, now: float) -> list[Arrival]:
-        """Take in what has arrived, fairly bounded. Effects: may end the link (`left`)."""
+        """Read what has arrived, at most READ_BURST multiparts. Effects: may end the link (`left`)."""
         arrivals: list[Arrival] = []
         for _ in range(READ_BURST):
             try:
@@ -61,7 +61,7 @@ class HubLink:
             try:
                 self._check_identity(identity)
                 for message in self._decoder.decode_all(frames):
-                    self._take(self._link.receive(message), now, arrivals)
+                    self._accept(self._link.receive(message), now, arrivals)
             except PeerProtocolError as error:
                 self._reject(identity, error, now)
             if self.left is not None:
@@ -70,15 +70,15 @@ class HubLink:
         return arrivals
 
     def write(self, frames: Sequence[bytes]) -> bool:
-        """Send without waiting, in as many multiparts as a target takes.
+        """Send frames without waiting, in multiparts of at most MAX_MESSAGES.
 
-        Returns: False if it is gone or does not read.
+        Returns: False if the target is gone or does not read.
         """
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
 
     def welcome_again(self, now: float) -> Welcome:
-        """Answer a Hello that was said again. Effects: the time to attach starts anew."""
+        """The answer to a repeated Hello. Effects: the time to attach starts anew."""
         if self._link.state is LinkState.ATTACHING:
             self._heard_at = now
         return self._welcome
@@ -87,32 +87,32 @@ class HubLink:
         """Notice a broken connection or an expired lease. Effects: may end the link (`left`)."""
         if self._is_probe_due and self._link.state is LinkState.CONNECTED:
             self._probe()
-        self._is_probe_due = any(True for _ in self._watch.events())
+        self._is_probe_due = any(True for _ in self._monitor.events())
         if self._link.state is LinkState.ATTACHING and now - self._heard_at > ATTACH_S:
-            self.end("never came to its port")
+            self.end("did not connect to its port")
         elif self._link.state is LinkState.CONNECTED and now - self._heard_at > self._welcome.lease_s:
             self._stats.num_leases_expired += 1
             self.end(f"was silent for {self._welcome.lease_s:g} s")
 
     def extend(self, seconds: float) -> None:
-        """Do not count a time in which this process itself stood still."""
+        """Extend the lease by a time in which this process was suspended."""
         self._heard_at += seconds
 
     def end(self, reason: str) -> None:
-        """The link is over; the first reason counts."""
+        """End the link. The first reason counts."""
         self._link.lose()
         self.left = self.left or reason
 
     def close(self) -> None:
-        """Free port and sockets."""
-        self._watch.close()
+        """Close the port and the sockets."""
+        self._monitor.close()
 
-    def departure(self, now: float) -> Arrival:
-        """The last word about this link."""
+    def last_arrival(self, now: float) -> Arrival:
+        """The last arrival of this link."""
         log.info("target left", target=self.hello.target_id, link=self.link_id, reason=self.left)
         return self._arrival(Left(self.left or "the hub is closing"), now)
 
-    def _take(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
+    def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now
         match message:
             case Ping(sequence=number):
@@ -142,16 +142,16 @@ class HubLink:
             self._send(identity, [encode(Fault(str(error)))])
 
     def _probe(self) -> None:
-        """Some connection to this port broke: if it was the target's, there is no way to it any more."""
+        """A connection to this port broke. If it was the target's own, the link is over."""
         try:
             self.socket.send_multipart([self._identity, encode(Pong(0))], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:  # and not EAGAIN: it is there and does not read
+            if error.errno == zmq.EHOSTUNREACH:  # EAGAIN would mean that the target is there and does not read
                 self.end("the connection broke")
 
     def _send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         try:
             self.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
-        except zmq.ZMQError:  # EAGAIN: it does not read; EHOSTUNREACH: it is gone
+        except zmq.ZMQError:  # EAGAIN: the target does not read; EHOSTUNREACH: it is gone
             return False
         return True

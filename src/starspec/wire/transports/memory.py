@@ -1,7 +1,7 @@
-"""The draft link inside one process: the same interface, the same codec, no sockets and no threads.
+"""The draft link within one process: the same interface and codec, without sockets and threads.
 
-Hub and targets take turns on one thread: a target that waits in `receive` lets the hub work meanwhile. Time is a
-callable, and the channel can be told to misbehave (`channel.py`).
+Hub and targets run on one thread. A target that waits in `receive` lets the hub work meanwhile. The clock is a
+parameter, and the channels can have faults (`faulty_channel.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 from starspec.ids import LinkId
 from starspec.wire.codec import Decoder
 from starspec.wire.messages import Goodbye, Hello, HubToTarget, Ping, Pong, Refused, TargetToHub, Welcome
-from starspec.wire.transports.bad_channel import Channel, Faults, VirtualClock
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Joined, Left
+from starspec.wire.transports.faulty_channel import Channel, Faults, VirtualClock
 
-MAX_TURNS: Final = 100_000  # of the hub within one `receive`: a hub that always has work cannot hold a target for ever
+MAX_HUB_STEPS: Final = 100_000  # within one `receive`, so that a hub that always has work cannot block a target
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class MemoryHub:
 
     Args:
         admit: as for every hub transport.
-        clock: seconds; a VirtualClock moves when a target waits.
-        faults: what happens to messages in both directions.
+        clock: seconds; a VirtualClock advances while a target waits.
+        faults: of the channels in both directions.
         is_coded: False skips encoding and decoding, for speed.
     """
 
@@ -60,7 +60,7 @@ class MemoryHub:
         self.stats = HubTransportStats()
 
     def receive(self, timeout_s: float = 0.0) -> list[Arrival]:  # noqa: ARG002
-        """As HubTransport; never waits, since nobody else could act meanwhile."""
+        """As HubTransport, but never waits: nothing else could run meanwhile."""
         for link_id in list(self._links):
             self._collect(link_id)
         arrivals, self._arrivals = self._arrivals, []
@@ -78,22 +78,22 @@ class MemoryHub:
     def close(self) -> None:
         self.fail()
 
-    def connect(self, hello: Hello, pump: Callable[[], bool]) -> MemoryTarget:
-        """A target's end of this link, connected if the hub admits it.
+    def connect(self, hello: Hello, step_hub: Callable[[], bool]) -> MemoryTarget:
+        """A target's end of a new link, connected if the hub admits it.
 
         Args:
-            pump: gives the hub one turn; returns whether it had anything to do.
+            step_hub: runs one step of the hub; returns whether it had anything to do.
         """
-        return MemoryTarget(self, hello, pump)
+        return MemoryTarget(self, hello, step_hub)
 
     def fail(self) -> None:
-        """The hub's process dies: links and everything on the wire are gone, and nobody is told."""
+        """Simulate the death of the hub's process: links and messages on their way are lost without notice."""
         self.is_down = True
         self._links.clear()
         self._arrivals.clear()
 
     def restore(self) -> None:
-        """A hub listens here again; targets find it with their next call."""
+        """Start to listen again. Targets reconnect with their next call."""
         self.is_down = False
 
     def greet(self, hello: Hello) -> Welcome | Refused:
@@ -116,18 +116,18 @@ class MemoryHub:
             self._arrivals.append(Arrival(link_id, link.hello.target_id, Left(reason), self.clock()))
 
     def link(self, link_id: LinkId) -> _Link | None:
-        """The channels of a link, None once it is gone."""
+        """The channels of a link; None once it is gone."""
         return self._links.get(link_id)
 
     def _collect(self, link_id: LinkId) -> None:
         link = self._links[link_id]
-        for at_s, message in link.to_hub.take(self.clock()):
+        for arrived_s, message in link.to_hub.take(self.clock()):
             if isinstance(message, Goodbye):
                 self.leave(link_id, message.reason or "said goodbye")
                 return
             if isinstance(message, Ping):
                 link.to_target.put(Pong(message.sequence), self.clock())
-            self._arrivals.append(Arrival(link_id, link.hello.target_id, message, at_s))
+            self._arrivals.append(Arrival(link_id, link.hello.target_id, message, arrived_s))
         self.stats.num_frames_rejected += link.to_hub.num_rejected
         link.to_hub.num_rejected = 0
 
@@ -138,10 +138,10 @@ class MemoryHub:
 class MemoryTarget:
     """A target's end. Implements TargetTransport."""
 
-    def __init__(self, hub: MemoryHub, hello: Hello, pump: Callable[[], bool]) -> None:
+    def __init__(self, hub: MemoryHub, hello: Hello, step_hub: Callable[[], bool]) -> None:
         self._hub = hub
         self._hello = hello
-        self._pump = pump
+        self._step_hub = step_hub
         self._is_closed = False
         self.welcome: Welcome | None = None
         self.num_connects = 0
@@ -152,13 +152,13 @@ class MemoryTarget:
         return self._link() is not None
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
-        """As TargetTransport. The hub works until it has said something, has nothing to do, or time is over."""
+        """As TargetTransport. The hub runs until a message comes, it has nothing to do, or time is over."""
         if not self._keep_connected():
             return []
         deadline_s = self._hub.clock() + timeout_s
-        for _ in range(MAX_TURNS):
+        for _ in range(MAX_HUB_STEPS):
             messages = self._take()
-            if messages or not (self._pump() or self._wait_for_delivery(deadline_s)):
+            if messages or not (self._step_hub() or self._wait_for_delivery(deadline_s)):
                 return messages
             if self._hub.clock() >= deadline_s:
                 break
@@ -181,7 +181,7 @@ class MemoryTarget:
         return None if self.welcome is None else self._hub.link(self.welcome.link_id)
 
     def _keep_connected(self) -> bool:
-        """Notice a hub that went, greet one that came (back)."""
+        """Reconnect if the link is gone and a hub listens. Returns: whether there is a link."""
         if self._link() is not None:
             return True
         self.welcome = None

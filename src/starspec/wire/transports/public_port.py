@@ -1,4 +1,4 @@
-"""The hub's public port: where strangers say who they are."""
+"""The hub's public port: it answers `Hello` with a link of the target's own, and `Ask` with the hub's status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Opens the ports of one hub.
+    """Opens the listening ports of one hub.
 
     Args:
         data_ports: inclusive range of the targets' own ports; None = any free ones.
@@ -68,16 +68,16 @@ class Ports:
 
 
 class _AnyHello(msgspec.Struct, tag_field="type", tag="hello"):
-    """The one field that a Hello of every version has."""
+    """The field that a Hello has in every protocol version."""
 
     protocol_version: int
 
 
 class PublicPort:
-    """Answers Hello and Ask. Used by the transport's own thread only.
+    """Answers Hello and Ask. Used by the I/O thread only.
 
     Args:
-        socket: bound to the public port; the door closes it.
+        socket: bound to the public port; this object closes it.
     """
 
     def __init__(self, socket: Socket, ports: Ports, admit: Admit, report: Report, stats: HubTransportStats) -> None:
@@ -87,29 +87,29 @@ class PublicPort:
         self._report = report
         self._stats = stats
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
-        self._guests: dict[bytes, HubLink] = {}  # by connection, so that a Hello said twice gets one link
+        self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._fault_at = -math.inf
 
     def read(self, links: Iterable[HubLink], now: float) -> list[HubLink]:
-        """Answer who has called. Returns: the links begun. Effects: may end a link that greets anew."""
+        """Answer what has arrived. Returns: the new links. Effects: another Hello ends its sender's old link."""
         held = list(links)
-        self._guests = {caller: guest for caller, guest in self._guests.items() if guest.left is None}
+        self._links = {peer: link for peer, link in self._links.items() if link.left is None}
         num_before = len(held)
         for _ in range(READ_BURST):
             try:
-                caller, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            reply = self._answer(caller, frames, held, now)
+            reply = self._answer(peer, frames, held, now)
             if reply is not None:
-                self._send(caller, reply)
+                self._send(peer, reply)
         return held[num_before:]
 
     def close(self) -> None:
-        """Free the public port."""
+        """Close the public port."""
         self.socket.close()
 
-    def _answer(self, caller: bytes, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
+    def _answer(self, peer: bytes, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
         try:
             if len(frames) != 1:
                 raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
@@ -124,10 +124,10 @@ class PublicPort:
             case Refused():
                 return message
             case Hello():
-                return self._greet(caller, message, held, now)
+                return self._greet(peer, message, held, now)
 
     def _decode(self, frame: bytes) -> Hello | Ask | Refused:
-        """The message, or what to tell one of another version. Raises: PeerProtocolError."""
+        """The message, or the refusal of a peer of another version. Raises: PeerProtocolError."""
         try:
             return self._decoder.decode(frame)
         except PeerProtocolError:
@@ -135,27 +135,27 @@ class PublicPort:
                 return refused
             raise
 
-    def _greet(self, caller: bytes, hello: Hello, held: list[HubLink], now: float) -> Welcome | Refused:
-        guest = self._guests.get(caller)
-        if guest is not None and guest.left is None:
-            if guest.hello == hello:
-                return guest.welcome_again(now)
-            guest.end("greeted anew")
+    def _greet(self, peer: bytes, hello: Hello, held: list[HubLink], now: float) -> Welcome | Refused:
+        link = self._links.get(peer)
+        if link is not None and link.left is None:
+            if link.hello == hello:
+                return link.welcome_again(now)
+            link.end("sent another Hello")
         answer = self._admit(hello, sum(link.left is None for link in held))
         if isinstance(answer, Welcome):
-            answer = self._begin(caller, hello, answer, held, now)
+            answer = self._begin(peer, hello, answer, held, now)
         if isinstance(answer, Refused):
             self._stats.num_refused += 1
         return answer
 
-    def _begin(self, caller: bytes, hello: Hello, terms: Welcome, held: list[HubLink], now: float) -> Welcome | Refused:
+    def _begin(self, peer: bytes, hello: Hello, terms: Welcome, held: list[HubLink], now: float) -> Welcome | Refused:
         try:
             socket, port = self._ports.open_data_port()
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
             link = HubLink(socket, hello, welcome, self._stats, now)
-        except (ConfigError, zmq.ZMQError) as error:  # of ZeroMQ: the process has no socket left
+        except (ConfigError, zmq.ZMQError) as error:  # ZMQError: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
-        self._guests[caller] = link
+        self._links[peer] = link
         held.append(link)
         return welcome
 
@@ -166,10 +166,10 @@ class PublicPort:
         self._fault_at = now
         return Fault(str(error))
 
-    def _send(self, caller: bytes, reply: HubPublicReply) -> None:
+    def _send(self, peer: bytes, reply: HubPublicReply) -> None:
         try:
-            self.socket.send_multipart([caller, encode(reply)], zmq.NOBLOCK)
-        except (zmq.ZMQError, LinkError):  # it is gone or does not read; or of too many targets for one frame
+            self.socket.send_multipart([peer, encode(reply)], zmq.NOBLOCK)
+        except (zmq.ZMQError, LinkError):  # the peer is gone or does not read, or the status is too large for a frame
             self._stats.num_dropped += 1
 
 

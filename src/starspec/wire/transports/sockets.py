@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with every queue, frame and silence bounded, and their errors as sentences."""
+"""ZeroMQ sockets with a bound on every queue, frame and silence, and with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ S = TypeVar("S", bound=zmq.Socket[Any])
 HIGH_WATER: Final = 512  # multiparts queued in either direction of one connection
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
-HANDSHAKE_MS: Final = 2000  # a peer that accepts but does not speak
-GOODBYE_MS: Final = 200  # at most, to get the last messages out when a socket closes
+HANDSHAKE_MS: Final = 2000  # for a peer that accepts a connection and then sends nothing
+GOODBYE_MS: Final = 200  # at most, for the last messages to leave when a socket closes
 
 HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")  # a name, IPv4, [IPv6]
 
@@ -36,14 +36,14 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
 
 
 def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIMEOUT_MS) -> S:
-    """Let a ROUTER or DEALER socket neither block, nor queue, nor wait without bound.
+    """Set limits so that a ROUTER or DEALER socket never blocks, queues or waits without bound.
 
-    DEALERs alone send heartbeats, and each tells the ROUTER after what silence it is gone: libzmq 4.3.5 aborts a
-    process whose heartbeat falls due on a connection that flooded it to the high-water mark and went (its issue 4364).
+    Only DEALERs send heartbeats, and each tells the ROUTER its timeout. A ROUTER that sends heartbeats can abort its
+    process in libzmq 4.3.5, if a connection fills its queue and then closes (libzmq issue 4364).
 
     Args:
-        max_frame_bytes: a peer that sends a longer frame is cut off before it is read.
-        silence_ms: of a DEALER's connection, after which either end drops it.
+        max_frame_bytes: a peer that sends a longer frame is disconnected before the frame is read.
+        silence_ms: silence after which either end drops a DEALER's connection.
     Returns: the socket.
     """
     socket.linger = 0
@@ -56,7 +56,7 @@ def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIME
     else:
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = socket.heartbeat_ttl = silence_ms
-        socket.immediate = 1  # messages wait for a peer at the sender, not in a connection that may never be
+        socket.immediate = 1  # queue messages only for connections that exist
     return socket
 
 
@@ -65,7 +65,7 @@ def bind(socket: Socket, host: str, port: int, what: str) -> int:
 
     Args:
         port: 0 = any free one.
-        what: who listens, for the error's sentence, such as "the hub".
+        what: who listens, for the error message, such as "the hub".
     Returns: the port.
     Raises: ConfigError that says what to do if the port is taken or the interface does not exist.
     """
@@ -83,7 +83,7 @@ def bind(socket: Socket, host: str, port: int, what: str) -> int:
 
 
 def check_free(host: str, port: int, what: str) -> None:
-    """Try to listen, and stop: for those who have a model to load first.
+    """Check that a port is free, before a long start such as loading a model.
 
     Args: as `bind`.
     Raises: as `bind`.
@@ -94,7 +94,8 @@ def check_free(host: str, port: int, what: str) -> None:
 
 def _why_not_bound(error: zmq.ZMQError, host: str, port: int, what: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"{what} cannot listen on {host}:{port}: the port is in use; stop who listens there or choose another"
+        in_use = "the port is in use; stop the process that listens there or choose another"
+        return f"{what} cannot listen on {host}:{port}: {in_use}"
     if error.errno == errno.EACCES:
         return f"{what} may not listen on {host}:{port}: choose a port above 1023"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL):
@@ -103,7 +104,7 @@ def _why_not_bound(error: zmq.ZMQError, host: str, port: int, what: str) -> str:
 
 
 def host_of(endpoint: str, what: str) -> str:
-    """The host in tcp://host:port. Raises: ConfigError if the endpoint is of a form that ZeroMQ would refuse."""
+    """The host in tcp://host:port. Raises: ConfigError if ZeroMQ would refuse the endpoint."""
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
@@ -113,25 +114,25 @@ def host_of(endpoint: str, what: str) -> str:
 
 
 def endpoint_at(host: str, port: int) -> str:
-    """Where peers find who is bound there: tcp://host:port, an IPv6 address in brackets."""
+    """The endpoint tcp://host:port, with an IPv6 address in brackets."""
     return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def connect(socket: zmq.Socket[Any], endpoint: str) -> None:
-    """Begin to connect; never waits."""
+    """Start to connect. Never waits."""
     if "[" in endpoint:
         socket.ipv6 = True
     socket.connect(endpoint)
 
 
-class Watch:
-    """The connection events of one socket.
+class SocketMonitor:
+    """Monitors the connection events of one socket.
 
-    Raises: ZMQError if the process has no socket left; the watched one is closed then.
+    Raises: ZMQError if the process has no socket left; the monitored socket is closed then.
     """
 
     def __init__(self, socket: Socket, events: int) -> None:
-        self._watched = socket
+        self._monitored = socket
         try:
             self.socket: Socket = socket.get_monitor_socket(events)
         except zmq.ZMQError:
@@ -145,7 +146,7 @@ class Watch:
             yield message["event"], message["value"]
 
     def close(self) -> None:
-        """Close the watched socket and the watch. Call it instead of closing the socket."""
-        self._watched.disable_monitor()
-        self._watched.close()
+        """Close the monitored socket and the monitor. Call this instead of closing the socket."""
+        self._monitored.disable_monitor()
+        self._monitored.close()
         self.socket.close(linger=0)

@@ -1,4 +1,4 @@
-"""One connection of a target to a hub, as far as sockets go."""
+"""The sockets of a target's connection to a hub."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import zmq
 
 from starspec.wire.codec import MAX_FRAME_BYTES
 from starspec.wire.keys import Keys
-from starspec.wire.transports.sockets import HANDSHAKE_FAILED, LOST, Context, Socket, Watch, connect, make_socket
+from starspec.wire.transports.sockets import (
+    HANDSHAKE_FAILED,
+    LOST,
+    Context,
+    Socket,
+    SocketMonitor,
+    connect,
+    make_socket,
+)
 
 
 class SocketFactory:
-    """Opens sockets to one hub. Owns their ZeroMQ context.
+    """Opens sockets to one hub and owns their ZeroMQ context.
 
     Raises: ConfigError if there are keys but not the hub's public one.
     """
@@ -24,17 +32,17 @@ class SocketFactory:
         self._context: Context = zmq.Context()
 
     def connect_public(self, endpoint: str) -> TargetSocket:
-        """To the public port: connects again by itself; `watch` tells of handshakes that fail."""
+        """Connect to the public port. The socket reconnects by itself; `monitor` reports failed handshakes."""
         socket = self._socket()
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
         return self._connect(socket, endpoint, HANDSHAKE_FAILED)
 
     def connect_own(self, endpoint: str, identity: bytes) -> TargetSocket:
-        """To the target's own port: `watch` tells when it breaks, and then it stays broken.
+        """Connect to the target's own port. `monitor` reports when the connection breaks; it does not reconnect.
 
-        A broken connection ends the link, so ZeroMQ need not reconnect. Told never to (-1), libzmq 4.3.5 throws
-        away what the hub had said before, and its context may hang at the end: so it is told to wait for longer than
-        the socket will live.
+        A broken connection ends the link, so ZeroMQ must not reconnect. The setting for that (-1) makes libzmq 4.3.5
+        discard messages that had arrived, and can hang its context. An interval longer than the socket's life has the
+        same effect without these faults.
         """
         socket = self._socket()
         socket.routing_id = identity
@@ -43,7 +51,7 @@ class SocketFactory:
         return self._connect(socket, endpoint, LOST)
 
     def close(self) -> None:
-        """Free the context; every socket must be closed before."""
+        """Free the context. Every socket must be closed before."""
         self._context.term()
 
     def _socket(self) -> Socket:
@@ -53,7 +61,7 @@ class SocketFactory:
         return socket
 
     def _connect(self, socket: Socket, endpoint: str, events: int) -> TargetSocket:
-        target_socket = TargetSocket(socket, Watch(socket, events))
+        target_socket = TargetSocket(socket, SocketMonitor(socket, events))
         try:
             connect(socket, endpoint)
         except zmq.ZMQError:
@@ -65,16 +73,16 @@ class SocketFactory:
 class TargetSocket:
     """One DEALER socket and its connection events."""
 
-    def __init__(self, socket: Socket, watch: Watch) -> None:
+    def __init__(self, socket: Socket, monitor: SocketMonitor) -> None:
         self._socket = socket
-        self.watch = watch
-        self.sockets = (socket, watch.socket)
+        self.monitor = monitor
+        self.sockets = (socket, monitor.socket)
         self._poller = zmq.Poller()
         for each in self.sockets:
             self._poller.register(each, zmq.POLLIN)
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        """Send without waiting. Returns: False if there is no connection yet or the peer does not read."""
+        """Send without waiting. Returns: False if the connection is not made yet or the peer does not read."""
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -91,19 +99,19 @@ class TargetSocket:
             return arrived
 
     def wait(self, timeout_s: float) -> None:
-        """Until something arrives or happens, at most `timeout_s`."""
+        """Wait for a message or a connection event, at most `timeout_s`."""
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
 
     def close(self, linger_ms: int) -> None:
-        """Free the sockets; what was sent has `linger_ms` to leave."""
+        """Close the sockets. What was sent has `linger_ms` to leave."""
         self._socket.linger = linger_ms
-        self.watch.close()
+        self.monitor.close()
 
 
 def why_handshake_failed(event: int, value: int, endpoint: str) -> str:
-    """The sentence for a HANDSHAKE_FAILED event of a public socket."""
+    """Explain a HANDSHAKE_FAILED event of a public socket."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return f"the hub at {endpoint} does not know this target's key (status {value}): copy target.public to the hub"
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-        return f"who listens at {endpoint} does not speak as this target does: keys on one side only, or no hub at all"
-    return f"the hub at {endpoint} broke off the handshake: does it hang, or is hub.public here not its own?"
+        return f"{endpoint} does not speak as this target does: keys on one side only, or not a hub"
+    return f"the hub at {endpoint} broke off the handshake: does it hang, or is hub.public here another hub's key?"

@@ -1,7 +1,7 @@
 """The hub's end of the draft link over ZeroMQ.
 
-Receiving, drafting and sending are decoupled (StarSD section 4.1, appendix E.3): one thread owns every socket, the
-hub's own thread takes arrivals from a queue and leaves replies in another, and neither ever waits for the other.
+Receiving, drafting and sending are decoupled (StarSD section 4.1, appendix E.3). One thread owns every socket. The
+hub's own thread takes arrivals from one queue and puts replies into another. Neither thread waits for the other.
 
       targets ──> sockets ──> [I/O thread] ──> arrivals ──> receive()  ┐
                                                                        │ the hub's thread
@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import zmq
@@ -25,8 +25,7 @@ from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.keys import CurveAuthenticator, Keys, require_keys
 from starspec.wire.messages import HubToTarget
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
-from starspec.wire.transports.hub_exchange import Exchange
-from starspec.wire.transports.hub_io import HubIo
+from starspec.wire.transports.hub_io import HubIoLoop, HubQueues
 from starspec.wire.transports.public_port import Ports, PublicPort
 
 CLOSE_S: Final = 5.0
@@ -44,6 +43,7 @@ class ZmqHub:
         keys: of role "hub".
         is_insecure: allow a host that is not loopback without keys.
         trace: records how long messages wait between the two threads, if given.
+        clock: seconds, monotonic.
     Raises: ConfigError if it cannot or must not listen there.
     """
 
@@ -58,12 +58,14 @@ class ZmqHub:
         keys: Keys | None = None,
         is_insecure: bool = False,
         trace: Tracer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_keys(host, keys, is_insecure, "the hub would listen on")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # a target takes three
         self.stats = HubTransportStats()
         self._trace = trace
+        self._clock = clock
         try:
             if keys is not None:
                 CurveAuthenticator(self._context, keys.allowed())
@@ -73,37 +75,37 @@ class ZmqHub:
             self._context.term()
             raise
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
-        self._exchange = Exchange(self._arrivals, self.stats)
-        door = PublicPort(public, ports, admit, report, self.stats)
-        self._thread = threading.Thread(target=self._run, args=(door,), name="starspec-hub-io", daemon=True)
+        self._queues = HubQueues(self._arrivals, self.stats, clock)
+        public_port = PublicPort(public, ports, admit, report, self.stats)
+        self._thread = threading.Thread(target=self._run, args=(public_port,), name="starspec-hub-io", daemon=True)
         self._thread.start()
 
     def receive(self, timeout_s: float) -> list[Arrival]:
-        """As HubTransport. Raises: OurBug if the I/O thread has died of a fault of its own."""
+        """As HubTransport. Raises: OurBug if the I/O thread has died."""
         arrivals: list[Arrival] = []
-        if timeout_s <= 0 and self._arrivals.empty():  # the commonest case between two layers
+        if timeout_s <= 0 and self._arrivals.empty():  # the most common case between two draft steps
             return arrivals
         try:
             batch = self._arrivals.get(timeout_s > 0, timeout_s if timeout_s > 0 else None)
             while True:
                 if batch is None:
                     self._arrivals.put(None)
-                    failure = self._exchange.failure
+                    failure = self._queues.failure
                     raise OurBug(f"the hub's I/O thread has died: {failure!r}") from failure
                 arrivals += batch
                 batch = self._arrivals.get_nowait()
         except queue.Empty:
             pass
-        self._exchange.count_taken(arrivals)
+        self._queues.count_taken(arrivals)
         if self._trace:
-            self._note(arrivals, self._trace)
+            self._trace_waits(arrivals, self._trace)
         return arrivals
 
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         """As HubTransport; callable from any thread. A message too large for a frame is dropped and counted."""
         frames = {name: self._encode(messages) for name, messages in replies.items() if messages}
         if frames:
-            self._exchange.put_replies(frames)
+            self._queues.put_replies(frames)
 
     def _encode(self, messages: Sequence[HubToTarget]) -> list[bytes]:
         frames = []
@@ -115,22 +117,22 @@ class ZmqHub:
         return frames
 
     def close(self) -> None:
-        self._exchange.stop()
+        self._queues.stop()
         self._thread.join(CLOSE_S)
 
-    def _note(self, arrivals: Sequence[Arrival], trace: Tracer) -> None:
-        now = time.monotonic()
+    def _trace_waits(self, arrivals: Sequence[Arrival], trace: Tracer) -> None:
+        now = self._clock()
         for arrival in arrivals:
             name = type(arrival.message).__name__
             trace.slice("wire", name, arrival.arrived_at, now, link=arrival.link_id)
 
-    def _run(self, door: PublicPort) -> None:
-        """The I/O thread. A supervisor: whatever it dies of reaches the hub's thread through `receive`."""
-        loop = HubIo(door, self._exchange, self.stats, self._trace)
+    def _run(self, public_port: PublicPort) -> None:
+        """The I/O thread. If it dies, `receive` raises the reason on the hub's thread."""
+        loop = HubIoLoop(public_port, self._queues, self.stats, self._clock, self._trace)
         try:
             loop.run()
         except BaseException as error:
-            self._exchange.failure = error
+            self._queues.failure = error
             self._arrivals.put(None)
         finally:
             loop.close()

@@ -1,15 +1,15 @@
 """A target's end of the draft link over ZeroMQ.
 
-Everything happens inside `receive` and `send`, on the engine's thread, and nothing waits: the connection is made, lost
-and made again beside the rounds. What a killed or stopped hub leaves behind is noticed by the connection's own events
-(a reset, or silence for HEARTBEAT_TIMEOUT_MS), not by waiting for an answer.
+All work happens inside `receive` and `send`, on the engine's thread. Connecting and reconnecting never block a round.
+A hub that was killed or stopped is noticed by the connection's own events (a reset, or silence for
+HEARTBEAT_TIMEOUT_MS), not by waiting for an answer.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -36,11 +36,11 @@ from starspec.wire.transports.sockets import GOODBYE_MS, host_of
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
-REFUSED_RETRY_S: Final = 5.0  # after a refusal that time does not heal: the hub may be replaced by one that fits
+REFUSED_RETRY_S: Final = 5.0  # after a refusal that will not change by itself: the hub may be replaced by one that fits
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
-SILENCE_S: Final = 3.0  # a hub that has not answered at first for so long is complained about
-MAX_FEATURE_WINDOW: Final = 4096  # positions: they are kept for every request
-KEEP_ALIVE_S: Final = 1.0  # at most, between two pings; never more than a quarter of the lease
+SILENCE_S: Final = 3.0  # log a warning if the first hub has not answered for so long
+MAX_FEATURE_WINDOW: Final = 4096  # positions, kept for every request
+KEEP_ALIVE_S: Final = 1.0  # between two pings, at most; and at most a quarter of the lease
 
 log = structlog.get_logger()
 
@@ -50,17 +50,26 @@ class ZmqTarget:
 
     Args:
         endpoint: the hub's public port, tcp://host:port.
-        hello: what this target says of itself.
+        hello: the description of this target.
         keys: of role "target".
         is_insecure: allow a host that is not loopback without keys.
+        clock: seconds, monotonic.
     Raises: ConfigError if the endpoint is malformed or keys are missing.
     """
 
-    def __init__(self, endpoint: str, hello: Hello, keys: Keys | None = None, is_insecure: bool = False) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        keys: Keys | None = None,
+        is_insecure: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._host = host_of(endpoint, "the hub")
         require_keys(self._host, keys, is_insecure, "the target would speak to the hub at")
         self._endpoint = endpoint
         self._hello = hello
+        self._clock = clock
         self._socket_factory = SocketFactory(keys)
         self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(HubPublicReply)
         self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, hello.vocab_size)
@@ -68,15 +77,15 @@ class ZmqTarget:
         self._public: TargetSocket | None = None
         self._own: TargetSocket | None = None
         self._terms: Welcome | None = None
-        self._say_at = 0.0  # when the next Hello or keep-alive is due
+        self._send_at = 0.0  # when the next Hello or keep-alive is due
         self._give_up_at = math.inf
-        self._fault_at = -math.inf  # when the hub was last told that it breaks the protocol
+        self._fault_at = -math.inf  # when the last Fault was sent to the hub
         self._is_closed = False
-        self.problem = f"no hub has answered yet at {endpoint}"  # why not connected, for people
-        self._told = ""  # the problem that was logged
+        self.problem = f"no hub has answered yet at {endpoint}"  # why this target is not connected, as text
+        self._logged_problem = ""
         self._first_try_at: float | None = None
         self.num_connects = 0
-        self.num_frames_rejected = 0  # of the hub, that broke the protocol
+        self.num_frames_rejected = 0  # frames of the hub that broke the protocol
         self.num_dropped = 0  # messages that could not be sent
 
     @property
@@ -89,18 +98,18 @@ class ZmqTarget:
 
     def receive(self, timeout_s: float) -> list[HubToTarget]:
         """As TargetTransport."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self._clock() + timeout_s
         while True:
-            now = time.monotonic()
+            now = self._clock()
             messages = self._read()
             self._drive(now)
             if messages or not self.is_connected or now >= deadline_s:
                 return messages
             assert self._own is not None
-            self._own.wait(min(deadline_s, self._say_at) - now)
+            self._own.wait(min(deadline_s, self._send_at) - now)
 
     def send(self, messages: Sequence[TargetToHub]) -> None:
-        """As TargetTransport. A message too large for a frame is dropped and counted: drafting never stops a target."""
+        """As TargetTransport. A message that is too large for a frame is dropped and counted."""
         if not self.is_connected:
             self.num_dropped += len(messages)
             return
@@ -116,7 +125,7 @@ class ZmqTarget:
         assert self._own is not None
         for start in range(0, len(frames), MAX_MESSAGES):
             if not self._own.send(frames[start : start + MAX_MESSAGES]):
-                self._lose("the hub does not read", time.monotonic())
+                self._lose("the hub does not read", self._clock())
                 return
 
     def close(self) -> None:
@@ -125,41 +134,42 @@ class ZmqTarget:
         self._is_closed = True
         if self.is_connected:
             self.send([Goodbye("the target is closing")])
-        self._hang_up(GOODBYE_MS)
+        self._close_sockets(GOODBYE_MS)
         self._link.lose()
         self._socket_factory.close()
 
-    # ---------------------------------------------------------------- the connection, one step further
+    # ---------------------------------------------------------------- the connection
 
     def _drive(self, now: float) -> None:
+        """Do the next step of connecting, or of keeping the connection."""
         match self._link.state:
             case LinkState.DISCONNECTED | LinkState.GREETING if not self._is_closed:
                 self._greet(now)
             case LinkState.ATTACHING:
                 self._attach(now)
             case LinkState.CONNECTED:
-                self._keep(now)
+                self._keep_alive(now)
 
     def _greet(self, now: float) -> None:
-        """Say Hello on the public port until it is answered."""
+        """Send Hello to the public port until it is answered."""
         if self._public is None:
-            if now < self._say_at:
+            if now < self._send_at:
                 return
             self._public = self._socket_factory.connect_public(self._endpoint)
-        for event, value in self._public.watch.events():
+        for event, value in self._public.monitor.events():
             self._complain(why_handshake_failed(event, value, self._endpoint))
         for frames in self._public.read():
             self._take_answer(frames, now)
             if self._link.state is LinkState.ATTACHING or self._public is None:
                 return
         self._first_try_at = self._first_try_at or now
-        if not self._told and not self.num_connects and now - self._first_try_at > SILENCE_S:
+        if not self._logged_problem and not self.num_connects and now - self._first_try_at > SILENCE_S:
             self._complain(self.problem)
-        if now < self._say_at:
+        if now < self._send_at:
             return
-        if self._public.send([encode(self._hello)]):  # it cannot be sent before the connection is made
+        if self._public.send([encode(self._hello)]):  # fails until the connection is made
             self._link.send(self._hello)
-            self._say_at = now + RETRY_S
+            self._send_at = now + RETRY_S
 
     def _take_answer(self, frames: list[bytes], now: float) -> None:
         try:
@@ -173,7 +183,7 @@ class ZmqTarget:
                 self._lose(problem, now, REFUSED_RETRY_S)
             case Welcome():
                 self._terms = answer
-                self._give_up_at, self._say_at = now + ATTACH_S, now
+                self._give_up_at, self._send_at = now + ATTACH_S, now
                 self._connect_own(answer, now)
             case Refused():
                 wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
@@ -184,38 +194,38 @@ class ZmqTarget:
     def _connect_own(self, terms: Welcome, now: float) -> None:
         try:
             self._own = self._socket_factory.connect_own(f"tcp://{self._host}:{terms.port}", terms.link_id.encode())
-        except zmq.ZMQError as error:  # a hub's word must not stop a target
-            self._lose(f"the hub's port {terms.port} for this target cannot be dialled: {error}", now, REFUSED_RETRY_S)
+        except zmq.ZMQError as error:  # an address from the hub must not stop this target
+            self._lose(f"the hub's port {terms.port} for this target cannot be reached: {error}", now, REFUSED_RETRY_S)
 
     def _attach(self, now: float) -> None:
-        """Ping on this target's own port until it is answered (`_read` sees the answer)."""
+        """Ping this target's own port until the hub answers. `_read` sees the answer."""
         assert self._own is not None
-        if any(True for _ in self._own.watch.events()) or now > self._give_up_at:
+        if any(True for _ in self._own.monitor.events()) or now > self._give_up_at:
             port = self._terms.port if self._terms is not None else 0
             self._lose(
                 f"the hub's port {port} for this target cannot be reached: does a firewall close it?", now, RETRY_S
             )
-        elif now >= self._say_at and self._own.send([encode(self._link.send(Ping(0)))]):
-            self._say_at = now + RETRY_S
+        elif now >= self._send_at and self._own.send([encode(self._link.send(Ping(0)))]):
+            self._send_at = now + RETRY_S
 
-    def _keep(self, now: float) -> None:
-        """Notice a hub that went; renew the lease."""
+    def _keep_alive(self, now: float) -> None:
+        """Notice that the hub is gone; renew the lease."""
         assert self._own is not None
         assert self._terms is not None
-        if any(True for _ in self._own.watch.events()):
+        if any(True for _ in self._own.monitor.events()):
             self._lose("the hub is gone", now)
-        elif now >= self._say_at:
-            self._say_at = now + min(KEEP_ALIVE_S, self._terms.lease_s / 4)
+        elif now >= self._send_at:
+            self._send_at = now + min(KEEP_ALIVE_S, self._terms.lease_s / 4)
             self.send([Ping(0)])
 
     def _read(self) -> list[HubToTarget]:
         messages: list[HubToTarget] = []
         for frames in self._own.read() if self._own is not None else ():
             try:
-                sound, errors = self._decoder.decode_sound(frames)
+                valid, errors = self._decoder.decode_sound(frames)
                 for error in errors:
                     self._reject(error)
-                for message in sound:
+                for message in valid:
                     self._take(self._link.receive(message), messages)
             except PeerProtocolError as error:
                 self._reject(error)
@@ -224,9 +234,9 @@ class ZmqTarget:
         return messages
 
     def _reject(self, error: PeerProtocolError) -> None:
-        """Go on without what the hub said, and tell it now and then."""
+        """Drop a bad message of the hub, and send it a Fault now and then."""
         self.num_frames_rejected += 1
-        now = time.monotonic()
+        now = self._clock()
         if self.is_connected and now - self._fault_at >= FAULT_INTERVAL_S:
             self._fault_at = now
             self.send([Fault(str(error))])
@@ -234,47 +244,47 @@ class ZmqTarget:
     def _take(self, message: HubToTarget, messages: list[HubToTarget]) -> None:
         match message:
             case Pong(sequence=0):
-                self._settle()
+                self._finish_attaching()
             case Goodbye(reason=reason):
-                self._lose(reason or "the hub said goodbye", time.monotonic(), RETRY_S)
+                self._lose(reason or "the hub said goodbye", self._clock(), RETRY_S)
             case _:
                 messages.append(message)
 
-    def _settle(self) -> None:
-        """The first answer on this target's own port: the public one is not needed any more."""
+    def _finish_attaching(self) -> None:
+        """The hub has answered on this target's own port: close the connection to the public one."""
         if self._public is not None:
             self._public.close(0)
             self._public = None
-            self.problem = self._told = ""
+            self.problem = self._logged_problem = ""
             self.num_connects += 1
-            log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
+            log.info("hub connected", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
-        """Begin again from Hello, `wait_s` from now."""
-        self._hang_up(0)
+        """Drop the link and start again with Hello, `wait_s` from now."""
+        self._close_sockets(0)
         self._link.lose()
         self._terms = None
         self._complain(problem)
-        self._say_at = now + wait_s
+        self._send_at = now + wait_s
 
     def _complain(self, problem: str) -> None:
-        """Say once why there is no hub."""
-        if problem != self._told:
+        """Log a problem once, and remember it as the reason why there is no hub."""
+        if problem != self._logged_problem:
             log.warning("no hub: decoding goes on without it", hub=self._endpoint, problem=problem)
-        self.problem = self._told = problem
+        self.problem = self._logged_problem = problem
 
-    def _hang_up(self, linger_ms: int) -> None:
-        for line in (self._public, self._own):
-            if line is not None:
-                line.close(linger_ms)
+    def _close_sockets(self, linger_ms: int) -> None:
+        for each in (self._public, self._own):
+            if each is not None:
+                each.close(linger_ms)
         self._public = self._own = None
 
 
 def _why_unmet(hello: Hello, terms: Welcome) -> str:
-    """What this target cannot give of what a hub asks for; "" if it can: a hub's word must not fail a forward."""
+    """Why this target cannot send the features that the hub asks for; "" if it can."""
     last = hello.num_layers if hello.hidden_size else -1
     if any(layer > last for layer in terms.feature_layers):
-        return f"the hub reads hidden states {list(terms.feature_layers)}, and this target has 0 to {last}"
+        return f"the hub's draft needs hidden states {list(terms.feature_layers)}, and this target has 0 to {last}"
     if terms.feature_window > MAX_FEATURE_WINDOW:
         return f"the hub wants features of {terms.feature_window} positions, more than {MAX_FEATURE_WINDOW}"
     return ""

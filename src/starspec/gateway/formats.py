@@ -9,8 +9,7 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 
 from starspec.gateway.answers import Answer, finish_reason_of
-from starspec.gateway.logprobs import chat_logprobs, completion_logprobs
-from starspec.gateway.order import ReplyOptions
+from starspec.gateway.generation_request import ReplyOptions
 from starspec.gateway.replies import (
     AnyChoice,
     AssistantMessage,
@@ -22,11 +21,11 @@ from starspec.gateway.replies import (
     RequestMetrics,
     Usage,
 )
-from starspec.gateway.token_text import TokenText
+from starspec.gateway.token_text import TokenText, chat_logprobs, completion_logprobs
 from starspec.wire.messages import EngineOutput
 
 
-class Shape(Protocol):
+class ReplyFormat(Protocol):
     """One of the two forms."""
 
     whole_object: str
@@ -45,7 +44,7 @@ class Shape(Protocol):
         ...
 
 
-class CompletionShape:
+class CompletionFormat:
     """`/v1/completions`."""
 
     whole_object = chunk_object = "text_completion"
@@ -90,7 +89,7 @@ class CompletionShape:
         )
 
 
-class ChatShape:
+class ChatFormat:
     """`/v1/chat/completions`."""
 
     whole_object = "chat.completion"
@@ -137,12 +136,12 @@ class ChatShape:
         )
 
 
-class Envelope:
+class ReplyBuilder:
     """What all chunks of one reply have in common."""
 
-    def __init__(self, reply_id: str, model: str, fingerprint: str, shape: Shape) -> None:
+    def __init__(self, reply_id: str, model: str, fingerprint: str, reply_format: ReplyFormat) -> None:
         self.reply_id = reply_id
-        self.shape = shape
+        self.reply_format = reply_format
         self._model = model
         self._fingerprint = fingerprint
         self._created_s = int(time.time())
@@ -153,10 +152,12 @@ class Envelope:
         usage: Usage | UnsetType | None = UNSET,
         metrics: RequestMetrics | UnsetType = UNSET,
     ) -> Reply:
-        return self._reply(self.shape.chunk_object, choices, usage, metrics)
+        return self._reply(self.reply_format.chunk_object, choices, usage, metrics)
 
     def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Reply:
-        return self._reply(self.shape.whole_object, [self.shape.whole(answer) for answer in answers], usage, metrics)
+        return self._reply(
+            self.reply_format.whole_object, [self.reply_format.whole(answer) for answer in answers], usage, metrics
+        )
 
     def _reply(
         self,

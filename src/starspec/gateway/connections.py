@@ -1,4 +1,4 @@
-"""Connections to targets and hub, checked when the gateway is configured and made when its event loop runs."""
+"""The gateway's connections to targets and hub: the config is checked at once, the event loop connects later."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from dataclasses import dataclass
 
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
-from starspec.gateway.hub_watch import AskHub
+from starspec.gateway.hub_status import FetchHubStatus, HubStatusClient
 from starspec.gateway.router import TargetLink
-from starspec.wire.ask import HubAsker
 from starspec.wire.keys import load_keys, require_keys
-from starspec.wire.serving_client import ServingClient
+from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.sockets import host_of
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """What a gateway speaks with."""
+    """The connections of one gateway."""
 
     links: Sequence[TargetLink]  # the router closes them
-    ask_hub: AskHub | None = None  # None leaves the hub out of /metrics
-    close: Callable[[], None] = lambda: None  # frees what is left after the links
+    fetch_hub_status: FetchHubStatus | None = None  # None leaves the hub out of /metrics
+    close: Callable[[], None] = lambda: None  # closes the connection to the hub
 
 
-Dial = Callable[[], Connections]
+Connect = Callable[[], Connections]
 """Makes the connections. Called once, inside the event loop that will use them."""
 
 
-def dial_of(config: GatewayConfig) -> Dial:
-    """How to reach the configured targets and hub over ZeroMQ.
+def zmq_connections(config: GatewayConfig) -> Connect:
+    """A function that connects to the configured targets and hub over ZeroMQ.
 
     Raises: ConfigError for a missing target, a malformed address, bad keys, or an address that needs keys.
     """
@@ -40,15 +39,15 @@ def dial_of(config: GatewayConfig) -> Dial:
     keys = load_keys(config.keys, "gateway")
     for endpoint in config.targets:
         host = host_of(endpoint, "a target")
-        require_keys(host, keys, config.insecure, "the gateway would speak to the target at")
+        require_keys(host, keys, config.insecure, "the gateway would connect to the target at")
     if config.hub is not None:
-        require_keys(host_of(config.hub, "the hub"), keys, config.insecure, "the gateway would speak to the hub at")
+        require_keys(host_of(config.hub, "the hub"), keys, config.insecure, "the gateway would connect to the hub at")
 
-    def dial() -> Connections:
+    def connect() -> Connections:
         links = [ServingClient(endpoint, keys, config.insecure) for endpoint in config.targets]
         if config.hub is None:
             return Connections(links)
-        asker = HubAsker(config.hub, keys, config.insecure)
-        return Connections(links, asker, asker.close)
+        hub = HubStatusClient(config.hub, keys, config.insecure)
+        return Connections(links, hub, hub.close)
 
-    return dial
+    return connect

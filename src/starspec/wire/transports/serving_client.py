@@ -1,4 +1,4 @@
-"""A gateway's end of the link to one target, in an asyncio loop. The other end is `serving.py`."""
+"""A gateway's end of the serving link to one target, in an asyncio loop. The other end is `serving_server.py`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from starspec.wire.messages import GatewayToTarget, TargetToGateway
 from starspec.wire.transports.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
-# A target that ends resets its connection. One that is silent may be stopped, or on a machine too busy to let anybody
-# speak in time; its requests are lost with the connection, so it gets as long as it gives gateways (`lease_s`).
+# A target that ends resets its connection. A silent target may be suspended, or its machine may be very busy. Its
+# requests are lost with the connection, so it gets as much time as it gives gateways (`lease_s`).
 SILENCE_MS: Final = 10_000
 
 log = structlog.get_logger()
 
 
 class ServingClient:
-    """A gateway's end of the link to one target. Connects, and connects again, by itself while `receive` waits.
+    """A gateway's end of the link to one target. It connects and reconnects by itself while `receive` waits.
 
     Args:
         endpoint: the target's serving port, tcp://host:port.
@@ -36,11 +36,13 @@ class ServingClient:
     """
 
     def __init__(self, endpoint: str, keys: Keys | None = None, is_insecure: bool = False) -> None:
-        require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would speak to the target at")
+        require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would connect to the target at")
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES, SILENCE_MS)
-        self._socket.immediate = 0  # else libzmq drops what had come of a connection that ends; see `_renew`
+        self._socket.immediate = (
+            0  # else libzmq drops messages that arrived before the connection ended; see `_reconnect`
+        )
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
         if keys is not None:
             keys.secure_client(self._socket, target_key)
@@ -51,9 +53,9 @@ class ServingClient:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
         self._arrived: deque[TargetToGateway] = deque()
-        self._is_broken = False  # the target does not read: the connection is given up
-        self._is_lost = False  # the connection broke, and nobody has been told
-        self._is_refused = False  # said so already
+        self._is_broken = False  # the target does not read, so the connection is dropped
+        self._is_lost = False  # the connection broke, and `receive` has not raised PeerLost yet
+        self._is_refused = False  # the target refuses the key, which is logged
         self._is_closed = False
         self.endpoint = endpoint
         self.is_connected = False
@@ -61,9 +63,9 @@ class ServingClient:
         connect(self._socket, endpoint)
 
     def send(self, message: GatewayToTarget) -> None:
-        """Hand a message over without waiting; dropped while not connected.
+        """Send a message without waiting. It is dropped while not connected.
 
-        A target that does not read for so long that the queue is full is as good as gone: `receive` raises PeerLost.
+        A target that reads so slowly that the queue is full counts as lost: `receive` raises PeerLost.
         """
         if not self.is_connected:
             return
@@ -71,27 +73,27 @@ class ServingClient:
         assert isinstance(sent, asyncio.Future)
         if sent.exception() is not None:
             self._is_broken, self.is_connected = True, False
-            self._renew()  # its event wakes `receive`
+            self._reconnect()  # its event wakes `receive`
 
     async def receive(self) -> TargetToGateway:
-        """The next message, whenever it comes.
+        """Wait for the next message.
 
-        Raises: PeerLost once each time the connection breaks, after all that had come until then.
+        Raises: PeerLost once each time the connection breaks, after the messages that arrived before.
         """
         while True:
-            self._notice()  # before reading: what a target said before it went has arrived when its end is noticed
+            self._notice()  # before reading: when the end is noticed, all messages from before it have arrived
             self._read()
             if self._arrived:
                 return self._arrived.popleft()
             if self._is_lost:
                 self._is_lost = False
                 if not self.is_connected:
-                    self._renew()
+                    self._reconnect()
                 raise PeerLost(f"the connection to the target at {self.endpoint} broke")
             await self._poller.poll()
 
     def close(self) -> None:
-        """Free the sockets. Idempotent."""
+        """Close the sockets. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self.is_connected = False
@@ -100,11 +102,11 @@ class ServingClient:
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
 
-    def _renew(self) -> None:
-        """Begin the connection anew, without what is queued: whoever is found next is to hear nothing of before.
+    def _reconnect(self) -> None:
+        """Start a new connection with an empty queue, so that a new target process gets no old messages.
 
-        A target that is back before its end was noticed may hear what was sent meanwhile. Whoever is told of the end by
-        `receive` takes back what it had asked for.
+        A target that restarts before its end is noticed may still get messages sent meanwhile. The caller that gets
+        PeerLost from `receive` therefore aborts its requests.
         """
         self._socket.disconnect(self.endpoint)
         connect(self._socket, self.endpoint)
@@ -117,7 +119,7 @@ class ServingClient:
                 self.num_frames_rejected += 1
 
     def _notice(self) -> None:
-        """Follow the connection."""
+        """Process the connection's events."""
         self._is_lost |= self._is_broken
         self._is_broken = False
         for frames in _waiting(self._monitor):

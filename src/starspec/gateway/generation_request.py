@@ -19,7 +19,7 @@ class ReplyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class GenerationRequest:
     """The answers of one HTTP request. Answer i belongs to prompt i // n."""
 
     specs: tuple[RequestSpec, ...]

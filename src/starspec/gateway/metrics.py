@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +16,7 @@ COUNTED_ROUTES: Final = frozenset(
 )
 
 
-class Meters:
+class GatewayMetrics:
     """Counters of one gateway in a registry of its own, together with the status collector."""
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
@@ -47,12 +46,12 @@ class Meters:
         )
 
 
-class RequestMeter:
+class MetricsMiddleware:
     """ASGI middleware that counts requests by route and status."""
 
-    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
-        self._meters = meters
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,35 +66,36 @@ class RequestMeter:
             await send(message)
 
         route = scope["path"] if scope["path"] in COUNTED_ROUTES else "other"
-        with self._meters.in_flight.track_inprogress():
+        with self._metrics.in_flight.track_inprogress():
             try:
                 await self._app(scope, receive, noted)
             except Exception:
                 status = "500" if status == "none" else status  # its answer is made further out
                 raise
             finally:
-                self._meters.requests.labels(route, status).inc()
+                self._metrics.requests.labels(route, status).inc()
 
 
-class Stopwatch:
+class RequestTimer:
     """Times one generation request."""
 
-    def __init__(self, meters: Meters) -> None:
-        self._meters = meters
-        self._started_s = time.monotonic()
+    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._started_s = clock()
         self._is_first = True
 
     def progress(self, num_prompt_tokens: int) -> None:
         """A token came: the prompt was read."""
         if self._is_first:
             self._is_first = False
-            self._meters.prompt_tokens.inc(num_prompt_tokens)
-            self._meters.time_to_first_token.observe(time.monotonic() - self._started_s)
+            self._metrics.prompt_tokens.inc(num_prompt_tokens)
+            self._metrics.time_to_first_token.observe(self._clock() - self._started_s)
 
     def finish(self) -> None:
         """The last token came."""
-        self._meters.latency.observe(time.monotonic() - self._started_s)
+        self._metrics.latency.observe(self._clock() - self._started_s)
 
     def abandon(self) -> None:
         """The client left."""
-        self._meters.disconnects.inc()
+        self._metrics.disconnects.inc()

@@ -1,7 +1,7 @@
-"""A target's end of the link to its gateways: requests in, tokens out. Used by the engine's thread, between rounds.
+"""A target's end of the serving link: requests of gateways in, outputs out. Used by the engine's thread between steps.
 
-A gateway that connects again is a new peer: what its old connection asked for is ended by the lease, or as soon as an
-emission finds nobody. The other end is `serving_client.py`.
+A gateway that reconnects is a new peer. The requests of its old connection end with the lease, or as soon as an output
+cannot be delivered. The other end is `serving_client.py`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from starspec.wire.messages import (
 from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
 
-READ_BURST: Final = 256  # multiparts taken in before the engine goes on
+READ_BURST: Final = 256  # multiparts read before the engine goes on
 
 log = structlog.get_logger()
 
 
 class _AnySubmit(msgspec.Struct, tag_field="type", tag="submit"):
-    """Enough of a request to refuse it by name."""
+    """The part of a Submit that is needed to reject it."""
 
     request_id: RequestName
 
 
 class ServingServer:
-    """A target's end: many gateways. Listening has begun when the constructor returns. Used by one thread.
+    """A target's end, for many gateways. It listens when the constructor returns. Used by one thread.
 
     Args:
         port: 0 = any free one; see the attribute `port`.
@@ -55,8 +55,8 @@ class ServingServer:
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
         self._is_closed = False
         self.num_frames_rejected = 0  # multiparts that broke the protocol
-        self.num_dropped = 0  # messages for gateways that are gone or do not read
-        self._version_told = PROTOCOL_VERSION  # the last one that was refused, and so logged
+        self.num_dropped = 0  # messages to gateways that are gone or do not read
+        self._refused_version = PROTOCOL_VERSION  # the last one that was refused and logged
         self._socket = make_socket(self._context, zmq.ROUTER, MAX_FRAME_BYTES)
         try:
             if keys is not None:
@@ -68,10 +68,10 @@ class ServingServer:
             raise
 
     def receive(self, timeout_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
-        """(gateway, message) pairs in order of arrival; waits up to `timeout_s` (0 = not at all) for the first.
+        """Return (gateway, message) pairs in order of arrival. Waits up to `timeout_s` for the first; 0 = not at all.
 
-        A malformed frame is dropped and counted; if it was a request, its gateway is told. A gateway that asks in
-        another protocol version is refused here, each time.
+        A malformed frame is dropped and counted; if it was a Submit, its gateway gets a Rejected. An Ask of another
+        protocol version is answered with Refused, each time.
         """
         if timeout_s > 0:
             self._socket.poll(int(timeout_s * 1000))
@@ -85,10 +85,9 @@ class ServingServer:
         return arrived
 
     def send(self, peer: PeerId, messages: Sequence[TargetToGateway]) -> bool:
-        """Hand messages over without waiting; they travel together, as many as a multipart may hold.
+        """Send messages without waiting. They travel together, in multiparts of at most MAX_MESSAGES.
 
-        Returns: False if the gateway is gone or does not read, or if a message is too large for a frame: its
-            requests have nobody to answer to.
+        Returns: False if the gateway is gone or does not read, or if a message is too large for a frame.
         """
         for start in range(0, len(messages), MAX_MESSAGES):
             try:
@@ -100,7 +99,7 @@ class ServingServer:
         return True
 
     def close(self) -> None:
-        """Free the port; what was sent still gets a moment to leave. Idempotent."""
+        """Close the port. What was sent has GOODBYE_MS to leave. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._socket.close(linger=GOODBYE_MS)
@@ -121,8 +120,8 @@ class ServingServer:
         if not isinstance(message, Ask) or message.protocol_version == PROTOCOL_VERSION:
             return False
         refused = Refused.for_version(message.protocol_version, "this target", "the gateway")
-        if self._version_told != message.protocol_version:
-            self._version_told = message.protocol_version
+        if self._refused_version != message.protocol_version:
+            self._refused_version = message.protocol_version
             log.warning("a gateway is refused", why=refused.reason)
         self.send(peer, [refused])
         return True

@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class HttpError:
     """Why a request did not go well, in the client's words."""
 
     status: int
@@ -55,7 +55,7 @@ class Fault:
         return Response(self.body(), self.status, headers, media_type="application/json")
 
 
-def fault_of(error: Exception) -> Fault:
+def http_error_of(error: Exception) -> HttpError:
     """What to tell the client. Never quotes an unexpected exception: its text may hold paths or prompts.
 
     Effects: an unexpected exception is logged.
@@ -64,32 +64,32 @@ def fault_of(error: Exception) -> Fault:
         error = error.__cause__  # the framework wraps what reading a body raises
     match error:
         case RequestError():
-            return Fault(error.status, str(error), error.param)
+            return HttpError(error.status, str(error), error.param)
         case CapacityError():
-            return Fault(503, str(error), None, error.retry_after_s)
+            return HttpError(503, str(error), None, error.retry_after_s)
         case LinkError():
-            return Fault(503, str(error), None, RETRY_AFTER_LOST_S)
+            return HttpError(503, str(error), None, RETRY_AFTER_LOST_S)
         case RequestValidationError():
             return _of_validation(error.errors())
         case HTTPException():
-            return Fault(error.status_code, str(error.detail))
+            return HttpError(error.status_code, str(error.detail))
     log.error("a request failed", exc_info=error)
-    return Fault(500, "internal error; the gateway's log says more")
+    return HttpError(500, "internal error; the gateway's log says more")
 
 
-def _of_validation(errors: Sequence[Any]) -> Fault:
+def _of_validation(errors: Sequence[Any]) -> HttpError:
     """The first thing that is wrong with a body, naming the parameter as in `messages[0].content`."""
     first = _most_telling(errors)
     if first["type"] == "json_invalid":
-        return Fault(400, f"the body is no valid JSON: {first.get('ctx', {}).get('error', 'cannot be read')}")
+        return HttpError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'cannot be read')}")
     path = [part for part in first["loc"] if part != "body"]
     if not path:
-        return Fault(400, "the body must be a JSON object, sent as application/json")
+        return HttpError(400, "the body must be a JSON object, sent as application/json")
     param = dotted(path)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
-        return Fault(400, f"{param} is required", param)
-    return Fault(400, f"{param}: {message[:1].lower()}{message[1:]}", param)
+        return HttpError(400, f"{param} is required", param)
+    return HttpError(400, f"{param}: {message[:1].lower()}{message[1:]}", param)
 
 
 def _most_telling(errors: Sequence[Any]) -> Any:

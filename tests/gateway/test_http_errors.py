@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from starspec.errors import RequestError
-from starspec.gateway.faults import fault_of
+from starspec.gateway.http_errors import http_error_of
 from starspec.gateway.schema import CompletionRequest
 from starspec.ids import RequestId
 from starspec.wire.messages import Rejected
@@ -300,14 +300,14 @@ async def test_without_a_target_everything_that_needs_one_is_a_503(gateway: Any)
 
 def test_an_unexpected_error_tells_the_log_and_not_the_client() -> None:
     with capture_logs() as logs:
-        fault = fault_of(ValueError("/secret/path and a prompt"))
+        fault = http_error_of(ValueError("/secret/path and a prompt"))
     assert fault.status == 500
     assert "secret" not in fault.message
     assert "secret" in str(logs[0]["exc_info"])
 
 
 def test_a_quoted_surrogate_can_be_sent() -> None:
-    assert b"\\ud800" in fault_of(RequestError("the model '\ud800' does not exist", "model", 404)).body()
+    assert b"\\ud800" in http_error_of(RequestError("the model '\ud800' does not exist", "model", 404)).body()
 
 
 async def test_a_refusal_of_the_target_names_the_parameter_as_the_client_calls_it(gateway: Any) -> None:

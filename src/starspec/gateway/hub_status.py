@@ -1,24 +1,32 @@
-"""Asking a hub for its status, from an asyncio loop."""
+"""The hub's status for /metrics: a client that fetches it once, and a poller that keeps the latest one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+import structlog
 import zmq
 import zmq.asyncio
 
-from starspec.errors import PeerLost, PeerProtocolError
+from starspec.errors import LinkError, PeerLost, PeerProtocolError
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, HubPublicReply, HubStatus, Refused
 from starspec.wire.transports.sockets import connect, host_of, set_limits
 
 TIMEOUT_S: Final = 1.0
+INTERVAL_S: Final = 1.0
+
+log = structlog.get_logger()
+
+FetchHubStatus = Callable[[], Awaitable[HubStatus]]
+"""Fetches the hub's status once. Raises: LinkError if the hub does not answer in time."""
 
 
-class HubAsker:
-    """Asks one hub, with a connection of its own for each question.
+class HubStatusClient:
+    """Fetches one hub's status, over a new connection each time. A FetchHubStatus.
 
     Args:
         endpoint: the hub's public port, tcp://host:port.
@@ -30,7 +38,7 @@ class HubAsker:
     def __init__(
         self, endpoint: str, keys: Keys | None = None, is_insecure: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        require_keys(host_of(endpoint, "the hub"), keys, is_insecure, "the gateway would speak to the hub at")
+        require_keys(host_of(endpoint, "the hub"), keys, is_insecure, "the gateway would connect to the hub at")
         self._endpoint = endpoint
         self._keys = keys
         self._hub_key = b"" if keys is None else keys.public_key_of("hub")
@@ -41,7 +49,7 @@ class HubAsker:
     async def __call__(self) -> HubStatus:
         """The hub's status now.
 
-        Raises: PeerLost if it does not answer in time, PeerProtocolError if it answers something else.
+        Raises: PeerLost if the hub does not answer in time, PeerProtocolError if it answers with anything else.
         """
         socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
         try:
@@ -58,9 +66,35 @@ class HubAsker:
         if isinstance(answer, Refused):
             raise PeerProtocolError(f"the hub at {self._endpoint} refuses to answer: {answer.reason}")
         if not isinstance(answer, HubStatus):
-            raise PeerProtocolError(f"the hub at {self._endpoint} answered a question with {type(answer).__name__}")
+            raise PeerProtocolError(f"the hub at {self._endpoint} answered Ask with {type(answer).__name__}")
         return answer
 
     def close(self) -> None:
-        """Break off the questions in flight and free the context: it would wait for their sockets. Idempotent."""
+        """Cancel the requests in flight and free the context, which would wait for their sockets. Idempotent."""
         self._context.destroy(linger=0)
+
+
+class HubStatusPoller:
+    """Fetches the hub's status once a second. `status` is None while the hub does not answer.
+
+    The gateway works without it.
+    """
+
+    def __init__(self, fetch: FetchHubStatus) -> None:
+        self._fetch = fetch
+        self.status: HubStatus | None = None
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def refresh(self) -> None:
+        """Fetch once."""
+        try:
+            self.status = await self._fetch()
+        except LinkError as error:
+            if self.status is not None:
+                log.warning("the hub does not answer", why=str(error))
+            self.status = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starspec.errors import PeerLost
-from starspec.gateway.hub_watch import HubWatch
+from starspec.gateway.hub_status import HubStatusPoller
 from starspec.stats import HubStats
 from starspec.wire.messages import HubStatus
 
@@ -17,7 +17,7 @@ async def test_a_silent_hub_leaves_no_stale_status() -> None:
             raise answer
         return answer
 
-    watch = HubWatch(ask)
+    watch = HubStatusPoller(ask)
     await watch.refresh()
     assert watch.status is not None
     await watch.refresh()
