@@ -1,4 +1,4 @@
-"""Realignment against the obvious reference: plain lists, unpadded, one sequence at a time."""
+"""Realignment against an obvious reference: plain lists, unpadded, one sequence at a time."""
 
 import pytest
 import torch

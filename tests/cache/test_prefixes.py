@@ -1,4 +1,4 @@
-"""Names of prefixes, and who holds them: as a comparison of all rows, token for token, would say."""
+"""Names of prefixes and the rows that hold them, against a comparison of all rows token by token."""
 
 from __future__ import annotations
 
