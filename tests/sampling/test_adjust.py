@@ -60,5 +60,5 @@ def test_adjusted_logits_are_the_references(data, vocab_size):
 
 @pytest.mark.parametrize("sampling", [SamplingSpec(min_tokens=1), SamplingSpec(presence_penalty=1.0)])
 def test_sampling_parameters_that_need_counts_say_so(sampling):
-    with pytest.raises(ValueError, match="needs their counts"):
+    with pytest.raises(ValueError, match="pass the counts"):
         adjust(LOGITS, sampling, 3, None)

@@ -23,13 +23,13 @@ def one_hot(*token_ids: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (((1,), (1, 1), (0.5, 0.5), WITHOUT), "1 different tokens"),
-        (((1,), (1, 2), (0.5,), WITHOUT), "1 probabilities of 2"),
+        (((1,), (1, 1), (0.5, 0.5), WITHOUT), "1 distinct tokens"),
+        (((1,), (1, 2), (0.5,), WITHOUT), "1 probabilities for 2"),
         (((1,), (1, 2), (1.0, 0.0), WITHOUT), "must be positive"),
         (((1,), (1, 2), (0.5, 0.6), WITHOUT), "sum 1"),
-        (((-1,), (-1, 2), (0.5, 0.5), WITHOUT), "not negative"),
+        (((-1,), (-1, 2), (0.5, 0.5), WITHOUT), "must not be negative"),
         (((3,), (1, 2), (0.5, 0.5), WITHOUT), "cannot have been drawn"),
-        (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "that is drawing with replacement"),
+        (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "possible only with replacement"),
         (((1,), (1, 2), (float("nan"), 0.5), WITHOUT), "must be positive"),
         (((1,), (1, 2), (float("inf"), 0.5), WITHOUT), "must be positive"),
         (((), (), (), WITHOUT), "sum 1"),
@@ -47,7 +47,7 @@ def test_a_candidate_that_came_twice_is_fine_with_replacement() -> None:
 
 
 def test_a_token_that_the_target_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="outside of the target's vocabulary of 2"):
+    with pytest.raises(ValueError, match="outside the target's vocabulary of 2"):
         try_candidates(torch.tensor([0.5, 0.5]).double(), DrawnCandidates((0,), (0, 2), (0.5, 0.5), WITHOUT))
 
 

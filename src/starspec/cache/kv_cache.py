@@ -67,8 +67,9 @@ class KVCache(ABC):
             raise CacheRangeError(f"{num_new} tokens behind {length} do not fit into a row of {self.max_len} slots")
 
     def append(self, row: int, num_tokens: int) -> None:
-        """Commit the first `num_tokens` tokens of the segment that was just forwarded: a chain, or a tree's first
-        branch.
+        """Commit the first `num_tokens` tokens of the segment that was just forwarded.
+
+        They are a chain, or a tree's first branch.
 
         Raises: CacheRangeError if the row does not have these slots.
         Effects: lengths[row].

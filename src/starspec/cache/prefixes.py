@@ -73,8 +73,9 @@ class PrefixIndex:
         return self._rows.get(name, {}).keys()
 
     def num_held(self, names: Sequence[PrefixName], limit: int) -> int:
-        """How many of a sequence's first `limit` blocks some row holds. Takes O(log limit) look-ups, however many rows
-        there are.
+        """How many of a sequence's first `limit` blocks some row holds.
+
+        Takes O(log limit) look-ups, however many rows there are.
         """
         low, high = 0, limit
         while low < high:

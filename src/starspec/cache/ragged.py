@@ -145,8 +145,9 @@ class RaggedCache(KVCache):
         return self._storage[:, :, row].unbind(0)
 
     def scatter(self, layer: int, rows: Tensor, slots: Tensor, keys_values: Tensor) -> None:
-        """Put new keys and values of many rows at once: [T, 2, H, D], where t goes into slot `slots[t]` of row
-        `rows[t]`.
+        """Put new keys and values of many rows at once: [T, 2, H, D].
+
+        Those of token t go into slot `slots[t]` of row `rows[t]`.
 
         Effects: those slots; no length changes. The caller must have called `check_fits`, as for `write`.
         """
@@ -157,10 +158,10 @@ class RaggedCache(KVCache):
         return self._of_layer[layer][rows, slots]
 
     def windows(self, row: int, num_slots: int, num_copies: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Keys and values of a row's first slots, repeated `num_copies` times: one [num_copies, H, num_slots, D] a
-        layer.
+        """Keys and values of a row's first slots, repeated `num_copies` times.
 
-        Nothing is copied: the repeated dimension has stride 0.
+        Returns: one [num_copies, H, num_slots, D] a layer, for keys and for values. Nothing is copied: the repeated
+            dimension has stride 0.
         """
         shape = (self._storage.shape[0], 2, num_copies, self._num_kv_heads, num_slots, self._head_dim)
         of_layer, of_kind, of_row, of_head, of_slot, of_element = self._storage.stride()

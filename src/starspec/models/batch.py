@@ -43,9 +43,7 @@ class Piece:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it is prefill: it gets a forward of its own, of any width, whose boundaries depend only on its
-        sequence.
-        """
+        """Whether it is prefill: it runs alone, at any width, so its boundaries depend only on its sequence."""
         segment = self.segment
         is_long = segment.num_new > MAX_DECODE_TOKENS and segment.num_forwarded == 0
         return is_long and segment.num_logits <= 1 and is_chain(segment.parents)

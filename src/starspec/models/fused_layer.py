@@ -30,8 +30,9 @@ class Norm:
         self._is_one_kernel = is_accelerator(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, then times the weight. Outside of the one kernel,
-        the quotient is rounded first.
+        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, times the weight.
+
+        The four operations on a CPU round the quotient before they multiply it.
         """
         if self._is_one_kernel:
             return F.rms_norm(x, self._weight.shape, self._weight, self._eps_value)

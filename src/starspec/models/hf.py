@@ -1,5 +1,4 @@
-"""Unmodified Hugging Face modules over the ragged cache: the reference path, which every supported architecture can
-use.
+"""Unmodified Hugging Face modules over the ragged cache: the reference path, for every supported architecture.
 
 The tokens of all segments form one row [1, R] with explicit positions. Everything but attention works token by token,
 so it gives the same results as for separate sequences. Attention is replaced: it is registered with transformers under

@@ -184,8 +184,9 @@ class PackedRunner(ABC):
 
 
 def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
-    """Raises: CacheRangeError if a segment does not fit into its row or two share a row; ValueError if one is
-    malformed.
+    """Refuse segments that cannot be forwarded together.
+
+    Raises: CacheRangeError if one does not fit into its row or two share a row; ValueError if one is malformed.
     """
     for segment in segments:
         num_tokens, num_new = len(segment.token_ids), segment.num_new

@@ -72,8 +72,9 @@ class PaddedRunner:
         return ForwardOutput(output.logits, output.features[_token_rows(segments, num_new)])
 
     def _count(self, movement: Movement, gather_s: float, pad_s: float) -> None:
-        """Add the cost of one round. In a round without realignment, positions and masks count as a part of the
-        forward, as they do on the ragged path.
+        """Add the cost of one round.
+
+        Without realignment, positions and masks count as a part of the forward, as they do on the ragged path.
         """
         stats = self._stats
         if movement is Movement.REALIGNMENT:

@@ -22,8 +22,7 @@ MASS_SLACK = 1e-4  # relative; a sum of float32 exponentials is off by at most a
 
 
 class LogitBlocks:
-    """Computes `support` and draws over the whole vocabulary while looking at few of its tokens, where that is
-    possible.
+    """Computes `support` and draws over a whole vocabulary, if possible by looking at few of its tokens.
 
     Args:
         logits: [V], any float dtype and device; not changed.
@@ -51,10 +50,11 @@ class LogitBlocks:
         return Support(token_ids, scaled.index_select(0, inside))
 
     def top_k(self, num: int) -> Support | None:
-        """The `num` largest tokens and all that tie with the last of them; None if only a search of all tokens can
-        tell.
+        """The `num` largest tokens and all that tie with the last of them.
 
         Apart from ties, these tokens are in the `num` blocks with the largest maxima.
+
+        Returns: None if only a search of all tokens can tell.
         """
         if num > min(MAX_TOP_K, len(self._logits)):
             return None

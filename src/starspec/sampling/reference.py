@@ -13,9 +13,7 @@ from starspec.sampling.spec import SamplingSpec
 
 
 def splitmix64(state: int, index: int) -> int:
-    """Output number `index` of the splitmix64 generator that starts at `state`; 0 is the first output, -1 the one
-    before it.
-    """
+    """Output `index` of the splitmix64 generator that starts at `state`; 0 is the first output, -1 the one before."""
     z = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -28,8 +26,9 @@ def uniform(seed: int, position: int, token_id: int) -> float:
 
 
 def gumbel(seed: int, position: int, token_id: int) -> float:
-    """Standard Gumbel noise of one token. For a block of 64 neighbours, one output gives the least exponential and its
-    owner.
+    """Standard Gumbel noise of one token.
+
+    For a block of 64 neighbours, one output gives the least exponential and the token that has it.
     """
     shared = _bits(seed, position, -1 - token_id // 64)
     exponential = -log1p(-_uniform(shared)) / 64

@@ -8,8 +8,9 @@ from math import inf, log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSpec:
-    """Sampling parameters as the target's draw uses them. The wire carries them, so that the hub drafts with the same
-    ones.
+    """Sampling parameters as the target's draw uses them.
+
+    The wire carries them to the hub, which drafts with the same parameters.
 
     Raises: ValueError if a value is out of range.
     """

@@ -53,9 +53,7 @@ class DraftBudget:
 
     @property
     def p_expanded(self) -> float:
-        """Least probability of the path to a node that is expanded. (A chain expands one node a step, which must reach
-        `p_min`.)
-        """
+        """Least probability of the path to a node that is expanded. A chain's one node a step must reach `p_min`."""
         return self.p_min * EXPANDED_SHARE
 
     @property
@@ -65,9 +63,7 @@ class DraftBudget:
 
     @cached_property
     def top_k_spec(self) -> TopKSpec:
-        """What the draft model must answer about each node. A chain with `p_min` 0 never stops early: it needs no
-        probabilities.
-        """
+        """What the draft model must answer about each node. A chain with `p_min` 0 needs no probabilities."""
         return TopKSpec(self.top_k, needs_logprobs=not self.is_chain or self.p_min > 0.0)
 
     @property
@@ -81,16 +77,18 @@ class DraftBudget:
         return self.top_k * (1 + self.num_forwarded) if self.num_steps else 0
 
     def with_steps(self, num_steps: int) -> DraftBudget:
-        """The same width at another depth: a chain of `num_steps` tokens, or a tree with the same node limit, as deep
-        as fits.
+        """The same width at another depth.
+
+        A chain gets `num_steps` tokens. A tree keeps its node limit, and is as deep as fits.
         """
         if self.is_chain:
             return DraftBudget.chain(num_steps, self.p_min)
         return replace(self, num_steps=num_steps).limited()
 
     def limited(self, *, num_draft_tokens: int = MAX_FORWARDED, num_steps: int = MAX_FORWARDED) -> DraftBudget:
-        """This budget with at most these nodes and this depth. It also fits the slots behind a row (MAX_FORWARDED).
-        Never below 0.
+        """This budget with at most these nodes and this depth.
+
+        The result also fits the slots behind a row (MAX_FORWARDED). No limit goes below 0.
         """
         nodes = max(0, min(self.num_draft_tokens, num_draft_tokens))
         steps = max(0, min(self.num_steps, num_steps, nodes, 1 + MAX_FORWARDED // self.top_k))

@@ -34,8 +34,9 @@ class DrawnChildren(NamedTuple):
 
 
 def dice_after(seed: int, token_ids: Iterable[int]) -> int:
-    """The seed of the random numbers after more tokens: dice_after(dice_after(seed, a), b) equals dice_after(seed, a +
-    b).
+    """The seed of the random numbers after more tokens.
+
+    dice_after(dice_after(seed, a), b) equals dice_after(seed, a + b).
     """
     for token_id in token_ids:
         seed = stream_key(seed, token_id) & _SEEDS
@@ -74,7 +75,5 @@ def draw_children(
 
 
 def _perturbed(token_ids: Tensor, probs: Tensor, seed: int, position: int) -> Tensor:
-    """Gumbel top-k: the largest of these, in order, are distributed like tokens drawn one after the other without
-    replacement.
-    """
+    """Gumbel top-k: the largest of these, in order, are distributed like tokens drawn without replacement."""
     return probs.log() + gumbel(stream_key(seed ^ DRAFT_STREAM, position), token_ids)

@@ -21,8 +21,9 @@ def propose_tokens(
     num_tokens: int,
     num_candidates: int,
 ) -> list[tuple[int, float]]:
-    """Tokens with the probability that a target draws them whose logits differ from these by Gumbel noise; likeliest
-    first.
+    """Tokens and the probability of each that a target draws it, likeliest first.
+
+    The target's logits differ from these by Gumbel noise.
     """
     adjusted = adjust(logits, sampling, prompt_ids, output_ids)
     order = sorted(range(len(adjusted)), key=lambda token_id: (-adjusted[token_id], token_id))

@@ -104,8 +104,7 @@ def plan_calls(
 
 
 def joined(calls: Sequence[AttentionCall], *, are_calls_dear: bool) -> list[AttentionCall]:
-    """The calls of a forward, where neighbouring runs, or branches of one row, with equally many tokens become one
-    call.
+    """Join the calls of neighbouring runs, or of branches of one row, that have equally many tokens.
 
     For modes whose bits do not depend on masked slots behind a token's own, or that do not preserve bits.
 
@@ -229,8 +228,9 @@ def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, lik
 
 
 def _in_blocks(visible: Tensor, device: torch.device) -> Tensor:
-    """[T, S], padded to whole blocks on accelerators. Kernels there require such masks, and torch would copy others
-    into them.
+    """[T, S], padded to whole blocks on accelerators.
+
+    Kernels there require such masks, and torch would copy others into them.
     """
     num_more = _num_slots(visible.shape[1] - 1) - visible.shape[1]
     return F.pad(visible, (0, num_more)) if is_accelerator(device) else visible

@@ -1,8 +1,8 @@
-"""Attention over the ragged cache: one row cannot change another row's bits, if the forward's calls are planned for
-that.
+"""Attention over the ragged cache.
 
 Which tokens attend together is planned once for each forward (`models/attention/plan.py`), as calls of several forms
-(`models/attention/call.py`), which are then bound to tensors (`models/attention/bound_calls.py`).
+(`models/attention/call.py`), which are then bound to tensors (`models/attention/bound_calls.py`). The plan can ensure
+that no row influences another row's bits.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Placement:
 
 
 class RaggedAttention:
-    """Attention of one forward, for all its layers. Everything that the layers share, including views of the cache, is
-    made once.
+    """Attention of one forward, for all its layers.
+
+    Everything that the layers share, including views of the cache, is made once.
 
     Args:
         cache: receives the new keys and values, and provides all others.

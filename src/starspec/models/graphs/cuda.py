@@ -47,8 +47,9 @@ class CudaRecorder:
         self._pool: Any = None
 
     def __call__(self, step: Step) -> Step:
-        """Record a step. Returns: a step that launches the same kernels; each time it overwrites and returns the same
-        tensors.
+        """Record a step.
+
+        Returns: a step that launches the same kernels. Each time, it overwrites and returns the same tensors.
         """
         with self._at_work, torch.cuda.device(self._device):
             before = torch.cuda.current_stream()

@@ -190,9 +190,7 @@ class StepAttention:
 
 
 def _write_paths(paths: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Effects: the beginning of each row of `paths` (int16 on the CPU) holds the token's ancestors and the token
-    itself.
-    """
+    """Effects: each row of `paths` (int16, on the CPU) begins with the token's ancestors and the token itself."""
     for row, token in zip(paths.numpy(), tokens, strict=True):
         path = [token]
         while parents[path[-1]] >= 0:

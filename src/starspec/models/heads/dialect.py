@@ -77,8 +77,9 @@ class HeadConfig:
             raise ModelError(f"'{self.head}' is not supported: it has {num_layers} layers, and only one is supported")
 
     def said(self, key: str) -> Any:
-        """The value of a key at the top of the config, in its `eagle_config` or in its layer's config; None if it has
-        none.
+        """The value of a key: at the top of the config, in its `eagle_config`, or in its layer's config.
+
+        Returns: None if the key is in none of them.
         """
         places = (self.top, self.top.get("eagle_config"), self.layer)
         return next((each[key] for each in places if isinstance(each, Mapping) and each.get(key) is not None), None)
@@ -133,8 +134,9 @@ class HeadConfig:
 
 
 def names_a_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is a head's. A SafeAILab EAGLE-1 config cannot be told from a small Llama's, so it is not
-    found.
+    """Whether a config.json is a head's.
+
+    A SafeAILab EAGLE-1 config cannot be told from a small Llama's, so the answer for it is no.
     """
     if "speculators_model_type" in config or "draft_vocab_size" in config or config.get("model_type") == "eagle":
         return True

@@ -1,5 +1,4 @@
-"""Which layers of the target a head takes as input: its dialect's numbers as indices into Hugging Face's
-`hidden_states`.
+"""Which layers of the target a head takes as input, as indices into Hugging Face's `hidden_states`.
 
     hidden_states[0] = embeddings   hidden_states[i] = input of layer i   hidden_states[L] = output of the final norm
 

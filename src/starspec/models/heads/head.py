@@ -42,8 +42,9 @@ class HeadOutput(NamedTuple):
 
 
 class EagleHead:
-    """Runs a head. `Segment.token_ids` are the tokens whose embeddings are its input: one position ahead of the
-    features.
+    """Runs a head.
+
+    `Segment.token_ids` are the tokens whose embeddings are its input: one position ahead of the features.
 
     Args:
         weights: from a checkpoint, with embedding and LM head (its own or the target's).

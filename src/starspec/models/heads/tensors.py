@@ -80,8 +80,9 @@ def tensor_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
-    """Raises: ModelError that names the first tensor that is missing, unknown, not finite, or of the wrong shape or
-    type.
+    """Refuse tensors that do not fit the spec.
+
+    Raises: ModelError that names the first tensor that is missing, unknown, not finite, or of the wrong shape or type.
     """
     if spec.num_attention_heads % spec.num_key_value_heads or spec.head_dim % 2:
         raise ModelError(

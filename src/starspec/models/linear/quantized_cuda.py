@@ -67,8 +67,9 @@ class TorchaoInt4Linear:
 
 
 class CompiledInt8Linear:
-    """x [M, K] -> x W^T + b [M, N] with int8 weight codes by row. One row uses a compiled kernel that reads only the
-    codes.
+    """x [M, K] -> x W^T + b [M, N] with int8 weight codes by row.
+
+    One row uses a compiled kernel that reads only the codes.
 
     Args:
         weight: [N, K].
@@ -105,8 +106,9 @@ def _product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> T
 
 @lru_cache(maxsize=1)
 def product_of_a_row() -> Callable[..., Tensor]:
-    """The product of one row with int8 codes, compiled once for each shape. Only with a static M is it a matrix-vector
-    product.
+    """The product of one row with int8 codes, compiled once for each shape.
+
+    M is static: otherwise torch would not compile a matrix-vector product.
     """
     import torch._dynamo.config as dynamo  # noqa: PLC0415 (a second)
 

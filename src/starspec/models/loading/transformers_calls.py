@@ -13,9 +13,7 @@ MAX_QUOTED_CHARS = 200  # of a foreign error message that is quoted
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Suppress progress bars, advice and warnings of transformers inside the block; its settings are restored
-    afterwards.
-    """
+    """Suppress progress bars, advice and warnings of transformers inside the block, then restore its settings."""
     from transformers.utils import logging  # noqa: PLC0415 (a second to import; synthetic models do without)
 
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
