@@ -54,5 +54,5 @@ def test_features_cross_the_wire_bit_for_bit(num_positions: int, size: int) -> N
 
 @pytest.mark.parametrize(("data", "num_positions"), [(b"", 1), (b"abc", 1), (b"abcdef", 2)])
 def test_bytes_that_are_no_features_are_refused(data: bytes, num_positions: int) -> None:
-    with pytest.raises(ValueError, match="are no features"):
+    with pytest.raises(ValueError, match="are not the features"):
         from_bytes(data, num_positions)

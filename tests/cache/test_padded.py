@@ -1,4 +1,4 @@
-"""Realignment against the obvious reference: plain lists, unpadded, one sequence at a time."""
+"""Realignment against an obvious reference: plain lists, unpadded, one sequence at a time."""
 
 import pytest
 import torch
@@ -257,9 +257,9 @@ def test_what_does_not_fit_is_refused():
         cache.append(row, MAX_LEN)
     with pytest.raises(CacheRangeError):
         cache.truncate(row, 3)
-    with pytest.raises(CacheRangeError, match="without token 90"):
+    with pytest.raises(CacheRangeError, match="had no token 90"):
         cache.append(row, 91)  # into the slots of a rectangle that is not so wide
-    with pytest.raises(CacheRangeError, match="no forward"):
+    with pytest.raises(CacheRangeError, match="has not been forwarded"):
         cache.append(cache.lease(), 1)
 
 

@@ -1,4 +1,4 @@
-"""Names of prefixes, and who holds them: as a comparison of all rows, token for token, would say."""
+"""Names of prefixes and the rows that hold them, against a comparison of all rows token by token."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def test_a_row_that_is_known_in_one_direction_only_breaks_the_invariant() -> Non
     index = PrefixIndex(2)
     index.hold(1, names_of("ab"))
     index._names[1].pop()
-    with pytest.raises(OurBug, match="1 prefixes are held by rows, 2 are found by name"):
+    with pytest.raises(OurBug, match="1 entries by row, 2 by name"):
         index.check_integrity()

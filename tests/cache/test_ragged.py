@@ -292,7 +292,7 @@ def test_a_budget_in_bytes_is_as_many_rows_as_fit_and_one_for_none_is_a_sentence
     for num_rows in (1, 7):
         assert RaggedCache.within(num_rows * row_bytes, *shape).num_rows == num_rows
         assert RaggedCache.within((num_rows + 1) * row_bytes - 1, *shape).num_bytes == num_rows * row_bytes
-    with pytest.raises(ConfigError, match=f"one of {KEY_BLOCK} tokens, drafts included, takes {row_bytes}"):
+    with pytest.raises(ConfigError, match=rf"one of {KEY_BLOCK} tokens \(with drafts\) takes {row_bytes} bytes"):
         RaggedCache.within(row_bytes - 1, *shape)
 
 
@@ -301,7 +301,7 @@ def test_a_budget_above_the_machines_memory_is_a_sentence(monkeypatch: pytest.Mo
     row_bytes = RaggedCache(*shape).num_bytes // 5
     monkeypatch.setattr(ragged, "machine_bytes", lambda: 3 * row_bytes)
     assert RaggedCache.within(3 * row_bytes, *shape).num_rows == 3
-    with pytest.raises(ConfigError, match=f"more than this machine's memory, {3 * row_bytes} bytes; allow less"):
+    with pytest.raises(ConfigError, match=f"more than this machine's memory of {3 * row_bytes} bytes; lower it"):
         RaggedCache.within(3 * row_bytes + 1, *shape)
 
 

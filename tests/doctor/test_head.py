@@ -103,7 +103,7 @@ def test_a_head_of_another_target_is_not_even_loaded(tmp_path: Path, narrow_targ
     assert not found.is_usable
     assert found.checks[0].what == "fit"
     assert (
-        "does not fit its target: it reads features of size 128, and the target's are of size 64"
+        "does not fit its target: it takes features of size 128, and the target's are of size 64"
         in found.checks[0].story
     )
 

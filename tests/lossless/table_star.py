@@ -1,4 +1,6 @@
-"""A star whose models are tables over four tokens: real hub, codec, cache and engine, and laws to be written out."""
+"""A star whose models are tables over four tokens, with the real hub, codec, cache and engine: distributions can be
+written out in full.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def make_star(
     return TableStar(engine, hub_loop)
 
 
-def law_of_answers(prompt: Sequence[int], sampling: SamplingSpec, num_tokens: int) -> dict[tuple[int, ...], float]:
+def distribution_of_answers(
+    prompt: Sequence[int], sampling: SamplingSpec, num_tokens: int
+) -> dict[tuple[int, ...], float]:
     """How likely each answer is, from the slow reference: the product of its tokens' probabilities."""
     answers: dict[tuple[int, ...], float] = {}
     growing: dict[tuple[int, ...], float] = {(): 1.0}

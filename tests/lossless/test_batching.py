@@ -1,4 +1,4 @@
-"""No way of laying out a batch changes a token: a sample of the certificate's part `batch`, on SmolLM2 in float32."""
+"""The layout of a batch does not change a token: a sample of the certificate's part `batch`, on SmolLM2 in float32."""
 
 from __future__ import annotations
 

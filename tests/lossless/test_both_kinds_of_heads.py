@@ -1,7 +1,7 @@
 """EAGLE-1 and EAGLE-3 heads alike, under both rules: a tiny float32 target whose every token depends on its whole past.
 
 The heads are mostly right about the next token and wrong about the one after, so that every round accepts and rolls
-back. What rejection sampling keeps of the law is tested in `test_rejection_heads.py`.
+back. What rejection sampling keeps of the distribution is tested in `test_rejection_heads.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Level 3 of docs/lossless.md: the plain sampler draws what the model and the law say.
+"""Level 3 of docs/lossless.md: the plain sampler draws what the model and the distribution say.
 
 More than 10**6 draws on a toy vocabulary, half along positions and half along seeds. Seeds are fixed, so these tests
 pass always or never; FALSE_ALARM is the chance that a perfect sampler would have failed any of them.
@@ -20,7 +20,7 @@ from starspec.sampling.noise import gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
 
 FALSE_ALARM = 1e-4  # over the whole file; each chi-square test has its share (Bonferroni)
-NUM_DRAWS = 2**16  # of each law
+NUM_DRAWS = 2**16  # of each distribution
 NUM_BY_NEXT_TOKEN = 400  # of those, drawn again by `next_token` itself
 SEED, POSITION = 17, 23
 
@@ -70,7 +70,7 @@ def halves(num: int = NUM_DRAWS) -> list[tuple[int, int]]:
 
 
 def p_value(tokens: Tensor, probs: list[float]) -> float:
-    """Chi-square of drawn tokens against a law; cells that expect fewer than 5 draws are one cell."""
+    """Chi-square of drawn tokens against a distribution; cells that expect fewer than 5 draws are one cell."""
     expected = torch.tensor(probs, dtype=torch.float64) * len(tokens)
     observed = tokens.bincount(minlength=len(probs)).to(torch.float64)
     assert observed[expected == 0].sum() == 0
@@ -93,7 +93,7 @@ def test_batched_draws_are_next_tokens(sampling):
 
 
 @by_sampling
-def test_draws_follow_the_law(sampling):
+def test_draws_follow_the_distribution(sampling):
     probs = reference.probabilities(LOGITS, sampling)
     assert p_value(draws(sampling, halves()), probs) > FALSE_ALARM / NUM_TESTS
 

@@ -1,4 +1,4 @@
-"""Level 1 of docs/lossless.md: whatever is drafted, the tokens are those of plain decoding, one by one."""
+"""Level 1 of docs/lossless.md: whatever is drafted, each token is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -63,29 +63,29 @@ def decode_with_drafts(target: ToyTarget, sampling: SamplingSpec, draft: Draft) 
     while len(output) < NUM_TOKENS:
         token_ids = PROMPT + output
         tree = draft(token_ids)
-        verdict = verify_tree(tree, target.tree_logits(token_ids, tree), sampling, len(token_ids), counts)
-        assert verdict.num_accepted == len(verdict.token_ids) - 1
-        assert path_to(tree, ([ROOT, *verdict.accepted_nodes])[-1]) == list(verdict.token_ids[:-1])
-        output.extend(verdict.token_ids)
-        counts.append(verdict.token_ids)
+        result = verify_tree(tree, target.tree_logits(token_ids, tree), sampling, len(token_ids), counts)
+        assert result.num_accepted == len(result.token_ids) - 1
+        assert path_to(tree, ([ROOT, *result.accepted_nodes])[-1]) == list(result.token_ids[:-1])
+        output.extend(result.token_ids)
+        counts.append(result.token_ids)
     return output[:NUM_TOKENS]
 
 
 @given(data=st.data(), sampling=samplings(V), model_seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=150)
-def test_any_drafts_under_any_law_emit_the_plain_tokens(data, sampling, model_seed, dtype):
+def test_any_drafts_under_any_sampling_parameters_emit_the_plain_tokens(data, sampling, model_seed, dtype):
     target = ToyTarget(model_seed, dtype)
     emitted = decode_with_drafts(target, sampling, lambda _: data.draw(trees(V)))
     assert emitted == decode_plainly(target, sampling)
 
 
 @given(sampling=samplings(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3))
-def test_a_verdict_is_the_references_own_walk(sampling, model_seed, tree, num_output):
+def test_a_result_is_the_references_own_walk(sampling, model_seed, tree, num_output):
     target = ToyTarget(model_seed)
     output = decode_plainly(target, sampling, num_output)
     logits = target.tree_logits(PROMPT + output, tree)
-    verdict = verify_tree(tree, logits, sampling, len(PROMPT + output), TokenCounts(PROMPT, output))
-    assert list(verdict.token_ids) == reference.verify_tree(tree, logits.tolist(), sampling, PROMPT, output)
+    result = verify_tree(tree, logits, sampling, len(PROMPT + output), TokenCounts(PROMPT, output))
+    assert list(result.token_ids) == reference.verify_tree(tree, logits.tolist(), sampling, PROMPT, output)
 
 
 SAMPLINGS = {
@@ -128,13 +128,13 @@ def test_a_draft_that_is_always_right_is_accepted_whole_and_yields_a_bonus_token
     target = ToyTarget(1)
     plain = decode_plainly(target, sampling)
     tree = DraftTree.chain(plain[:-1])
-    verdict = verify_tree(tree, target.tree_logits(PROMPT, tree), sampling, len(PROMPT), TokenCounts(PROMPT))
-    assert list(verdict.token_ids) == plain
+    result = verify_tree(tree, target.tree_logits(PROMPT, tree), sampling, len(PROMPT), TokenCounts(PROMPT))
+    assert list(result.token_ids) == plain
 
 
 @by_sampling
 def test_a_hub_that_runs_the_same_model_is_always_right(sampling):
-    # the same logits, law, seed and position: the guess is the draw (the vocabulary is smaller than 64)
+    # the same logits, sampling parameters, seed and position: the guess is the draw (the vocabulary is smaller than 64)
     target = ToyTarget(2)
     output: list[int] = []
     for _ in range(NUM_TOKENS):
@@ -159,11 +159,11 @@ def test_no_draft_can_change_a_token_only_how_many_come(data, sampling, model_se
 def test_what_the_target_thinks_of_refused_nodes_is_never_looked_at(sampling, model_seed, tree):
     target = ToyTarget(model_seed)
     logits = target.tree_logits(PROMPT, tree)
-    verdict = verify_tree(tree, logits, sampling, len(PROMPT), TokenCounts(PROMPT))
-    refused = [node + 1 for node in range(tree.num_draft_tokens) if node not in verdict.accepted_nodes]
+    result = verify_tree(tree, logits, sampling, len(PROMPT), TokenCounts(PROMPT))
+    refused = [node + 1 for node in range(tree.num_draft_tokens) if node not in result.accepted_nodes]
     logits[refused] = torch.nan
-    assert verify_tree(tree, logits, sampling, len(PROMPT), TokenCounts(PROMPT)) == verdict
-    assert verify_trees([tree], logits, [sampling], [len(PROMPT)], [TokenCounts(PROMPT)]) == [verdict]
+    assert verify_tree(tree, logits, sampling, len(PROMPT), TokenCounts(PROMPT)) == result
+    assert verify_trees([tree], logits, [sampling], [len(PROMPT)], [TokenCounts(PROMPT)]) == [result]
 
 
 def test_another_seed_gives_another_text_and_the_same_seed_the_same():

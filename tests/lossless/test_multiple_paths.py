@@ -1,7 +1,7 @@
 """Why several drafted paths are not tested one by one with fresh random numbers.
 
 StarSD's Algorithm 2, as printed, tests each root-to-leaf path with its own uniforms and keeps the longest. Here its
-law for one token is written out exactly, beside that of the walk over the same tree.
+distribution for one token is written out exactly, beside that of the walk over the same tree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TARGET = (Fraction(5, 10), Fraction(3, 10), Fraction(2, 10))
 DRAFT = (Fraction(6, 10), Fraction(3, 10), Fraction(1, 10))
 
 
-def printed_law(paths: tuple[int, ...]) -> list[Fraction]:
-    """The law of the first token by Algorithm 2 at depth 1.
+def printed_distribution(paths: tuple[int, ...]) -> list[Fraction]:
+    """The distribution of the first token by Algorithm 2 at depth 1.
 
     Path n is accepted if r_n <= p(x_n), the first of the longest is kept, and if none is, one token comes from the
     residual max(0, p - q) (the listing emits nothing then; this is the reading that favours it).
@@ -34,8 +34,8 @@ def printed_law(paths: tuple[int, ...]) -> list[Fraction]:
 
 
 def test_the_printed_rule_does_not_keep_the_targets_distribution():
-    assert printed_law((0, 1)) == [Fraction(50, 100), Fraction(15, 100), Fraction(35, 100)]
-    assert printed_law((0, 1)) != list(TARGET)
+    assert printed_distribution((0, 1)) == [Fraction(50, 100), Fraction(15, 100), Fraction(35, 100)]
+    assert printed_distribution((0, 1)) != list(TARGET)
 
 
 def test_the_walk_over_the_same_paths_does():

@@ -1,4 +1,4 @@
-"""Rejection sampling, levels 1 and 3 of docs/lossless.md: integrated exactly, and drawn many times."""
+"""Rejection sampling, levels 1 and 3 of docs/lossless.md: integrated exactly, and sampled many times."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from starspec.speculation.verify import verify_tree
 
 WITH, WITHOUT = Drawing.WITH_REPLACEMENT, Drawing.WITHOUT_REPLACEMENT
 by_drawing = pytest.mark.parametrize("drawing", [WITH, WITHOUT], ids=lambda each: each.value)
-Law = tuple[float, ...]
+Distribution = tuple[float, ...]
 
 
 def node_draft(q: Sequence[float], candidates: Sequence[int], drawing: Drawing) -> DrawnCandidates:
-    """A dense law as the sparse one that crosses the wire."""
+    """A dense distribution as the sparse one that crosses the wire."""
     support = [token_id for token_id, prob in enumerate(q) if prob > 0]
     return DrawnCandidates(tuple(candidates), tuple(support), tuple(q[token_id] for token_id in support), drawing)
 
@@ -52,8 +52,8 @@ def outcomes(p: Sequence[float], draft: DrawnCandidates) -> Iterator[tuple[int, 
         yield token_id, False, left * prob
 
 
-def emitted_law(p: Sequence[float], q: Sequence[float], num: int, drawing: Drawing) -> list[float]:
-    """The law of the token at one node, integrated over drafts and dice."""
+def emitted_distribution(p: Sequence[float], q: Sequence[float], num: int, drawing: Drawing) -> list[float]:
+    """The distribution of the token at one node, integrated over drafts and dice."""
     sampling = [0.0] * len(p)
     for candidates, chance in possible_candidates(q, num, drawing):
         for token_id, _, prob in outcomes(p, node_draft(q, candidates, drawing)):
@@ -62,8 +62,8 @@ def emitted_law(p: Sequence[float], q: Sequence[float], num: int, drawing: Drawi
 
 
 @st.composite
-def samplings(draw: st.DrawFn, size: int) -> Law:
-    """Laws over a small vocabulary, often with zeros, ties and only one token."""
+def distributions(draw: st.DrawFn, size: int) -> Distribution:
+    """Distributions over a small vocabulary, often with zeros, ties and only one token."""
     weights = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 7, 50]), min_size=size, max_size=size).filter(any))
     return tuple(weight / sum(weights) for weight in weights)
 
@@ -71,14 +71,16 @@ def samplings(draw: st.DrawFn, size: int) -> Law:
 @by_drawing
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), size=st.integers(1, 4), num=st.integers(1, 3))
-def test_a_node_emits_the_targets_law_exactly(drawing: Drawing, data: st.DataObject, size: int, num: int) -> None:
-    p, q = data.draw(samplings(size)), data.draw(samplings(size))
+def test_a_node_emits_the_targets_distribution_exactly(
+    drawing: Drawing, data: st.DataObject, size: int, num: int
+) -> None:
+    p, q = data.draw(distributions(size)), data.draw(distributions(size))
     if drawing is WITHOUT:
         num = min(num, sum(prob > 0 for prob in q))
-    assert emitted_law(p, q, num, drawing) == pytest.approx(p, abs=1e-12)
+    assert emitted_distribution(p, q, num, drawing) == pytest.approx(p, abs=1e-12)
 
 
-P = {  # the target's law after each path, over three tokens
+P = {  # the target's distribution after each path, over three tokens
     (): (0.5, 0.3, 0.2),
     (0,): (0.1, 0.9, 0.0),
     (1,): (0.4, 0.4, 0.2),
@@ -88,12 +90,12 @@ Q = {(): (0.6, 0.3, 0.1), (0,): (0.7, 0.2, 0.1), (1,): (0.0, 0.5, 0.5), (2,): (0
 
 
 @by_drawing
-def test_two_layers_of_a_tree_emit_the_targets_law_of_two_tokens_exactly(drawing: Drawing) -> None:
+def test_two_steps_of_a_tree_emit_the_targets_distribution_of_two_tokens_exactly(drawing: Drawing) -> None:
     emitted: defaultdict[tuple[int, int], float] = defaultdict(float)
     for candidates, chance in possible_candidates(Q[()], 2, drawing):
         for token_id, is_accepted, prob in outcomes(P[()], node_draft(Q[()], candidates, drawing)):
             # a refused round ends here: the next one has no draft
-            following = emitted_law(P[token_id,], Q[token_id,], 2, drawing) if is_accepted else P[token_id,]
+            following = emitted_distribution(P[token_id,], Q[token_id,], 2, drawing) if is_accepted else P[token_id,]
             for next_id, next_prob in enumerate(following):
                 emitted[token_id, next_id] += chance * prob * next_prob
     expected = {(one, two): P[()][one] * P[one,][two] for one, two in product(range(3), repeat=2)}
@@ -131,7 +133,7 @@ def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawin
 
 
 def draw_two_tokens(seed: int, drawing: Drawing) -> tuple[int, int]:
-    """A round with a tree of two layers, then, if it gave one token only, one without a draft."""
+    """A round with a tree of depth two; if it emitted only one token, a second round without a draft."""
     position = 7
     drafts: dict[int, DrawnCandidates] = {}
     tokens: list[int] = []
@@ -169,7 +171,7 @@ def _path(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 
 @by_drawing
-def test_a_tree_that_was_really_drawn_emits_the_targets_law(drawing: Drawing) -> None:
+def test_a_tree_that_was_really_drawn_emits_the_targets_distribution(drawing: Drawing) -> None:
     pairs = [draw_two_tokens(seed, drawing) for seed in range(NUM_SEEDS)]
     expected = {(one, two): P[()][one] * P[one,][two] for one, two in product(range(3), repeat=2)}
     assert all(expected[pair] > 0 for pair in pairs)
@@ -179,7 +181,7 @@ def test_a_tree_that_was_really_drawn_emits_the_targets_law(drawing: Drawing) ->
     assert p_value > FALSE_ALARM
 
 
-def test_candidates_are_drawn_from_the_drafts_law() -> None:
+def test_candidates_are_drawn_from_the_drafts_distribution() -> None:
     drawn = [drawn_below((), seed, 3, WITHOUT).candidates for seed in range(NUM_SEEDS)]
     expected = dict(possible_candidates(Q[()], 2, WITHOUT))
     found = [drawn.count(each) for each in expected]

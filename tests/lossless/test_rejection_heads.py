@@ -1,7 +1,7 @@
 """Level 3 of docs/lossless.md, for rejection sampling with EAGLE heads: answers are distributed as the target's own.
 
-The target's law is worked out by transformers, over every answer of three tokens. One head can say but two thirds of
-the vocabulary, so that its probabilities are of other ids than its logits' places.
+transformers computes the target's distribution over every answer of three tokens. One head has only two thirds of the
+vocabulary, so that its token ids differ from the indices of its logits.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_answers_are_distributed_as_the_targets_own(
     assert p_value(answers_of(bench, head, method, shape, batch_size), samplings) > FALSE_ALARM_EACH
 
 
-def test_a_head_that_lies_about_its_law_would_be_seen(
+def test_a_head_that_lies_about_its_distribution_would_be_seen(
     bench: Workbench, samplings: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lie(*args: object, **options: object) -> DrawnChildren:

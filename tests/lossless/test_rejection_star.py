@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from scipy import stats
-from table_star import law_of_answers, make_plain, make_star
+from table_star import distribution_of_answers, make_plain, make_star
 
 from starspec.config import BatchingConfig, SampleMethod
 from starspec.engine.engine import TargetEngine
@@ -63,7 +63,7 @@ def answers_of(
 
 def p_value(answers: list[Answer], sampling: SamplingSpec, num_tokens: int = NUM_TOKENS) -> float:
     """Chi-square of the answers' beginnings of every length; corrected for how many lengths there are."""
-    expected = law_of_answers(PROMPT, sampling, num_tokens)
+    expected = distribution_of_answers(PROMPT, sampling, num_tokens)
     assert set(answers) <= expected.keys()
     p_values = []
     for length in range(1, num_tokens + 1):
@@ -87,8 +87,8 @@ def test_answers_are_distributed_as_the_targets_own(shape: str, sampling: str, b
 
 
 @pytest.mark.parametrize(("shape", "sampling"), ROLLBACK_CASES)
-def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, sampling: str) -> None:
-    """What a neighbour's refusal takes back was drawn from the law, and is drawn again."""
+def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_distribution(shape: str, sampling: str) -> None:
+    """What a neighbour's refusal takes back was drawn from the distribution, and is drawn again."""
     rollback = BatchingConfig(method="rollback", admission="fixed")  # together from the start, so that drafts are cut
     engine = make_star(BUDGETS[shape], 3, "rejection", rollback).engine
     answers = answers_of(engine, SAMPLINGS[sampling], 2)
@@ -100,7 +100,7 @@ def test_rolling_back_to_the_slowest_of_a_batch_keeps_the_law(shape: str, sampli
 
 
 @pytest.mark.parametrize(("shape", "method"), LATE_CASES)
-def test_what_is_left_of_late_proposals_keeps_the_law(shape: str, method: SampleMethod) -> None:
+def test_what_is_left_of_late_proposals_keeps_the_distribution(shape: str, method: SampleMethod) -> None:
     """Whether a proposal is of use still depends on what the target has drawn meanwhile, without it."""
     engine = make_star(LATE_BUDGETS[shape], 2, method, is_late=True).engine
     answers = answers_of(engine, SAMPLINGS["free"], 2, num_tokens=6)
@@ -122,7 +122,9 @@ def test_without_temperature_and_without_speculation_it_is_plain_decoding(shape:
         assert [answer.token_ids for answer in decode(engine, jobs, batch_size=4)] == expected
 
 
-def test_a_hub_that_lies_about_its_law_is_believed_here_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_lies_about_its_distribution_is_believed_here_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lie(*args: object, **options: object) -> DrawnChildren:
         draft, confidences = draw_children(*args, **options)  # type: ignore[arg-type]
         return DrawnChildren(replace(draft, probs=(1 / len(draft.probs),) * len(draft.probs)), confidences)

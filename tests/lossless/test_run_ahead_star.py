@@ -1,4 +1,4 @@
-"""A hub that drafts ahead of verdicts changes no token: whole engines against plain decoding, under every mode."""
+"""A hub that drafts ahead of verdicts does not change a token: whole engines against plain decoding, in every mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target whose hidden states no head can read decodes plainly, and waits for nobody."""
+"""A target whose hidden states a head cannot use decodes plainly, without waiting for proposals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tiny EAGLE head, and its checkpoint as each dialect lays it out."""
+"""One tiny EAGLE head, and its checkpoint in each dialect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_spec(method="eagle3", **changes):
 
 
 def make_head(method="eagle3", without=("fc.bias",), **changes):
-    """A head with random tensors in bfloat16; an EAGLE-1 head speaks the target's whole vocabulary."""
+    """A head with random tensors in bfloat16; an EAGLE-1 head has the target's whole vocabulary."""
     spec = make_spec(method, **changes)
     torch.manual_seed(3)
     shapes = tensor_shapes(spec)
@@ -47,7 +47,7 @@ def make_head(method="eagle3", without=("fc.bias",), **changes):
 
 
 def llama_config(spec, **changes):
-    """What all dialects say about the layer, in the words of Hugging Face."""
+    """The layer's settings that all dialects share, with the names of Hugging Face."""
     return {
         "model_type": "llama",
         "hidden_size": spec.hidden_size,
@@ -114,7 +114,7 @@ def vllm(head):
 
 
 def safeailab(head):
-    """The target's class is all that the config names: the tensors tell EAGLE-1 from EAGLE-3."""
+    """The config names only the target's class: the tensors distinguish EAGLE-1 and EAGLE-3."""
     config = llama_config(head.spec, architectures=["LlamaForCausalLM"])
     if head.spec.method == "eagle":
         return config | {"bias": True}, dict(head.tensors)

@@ -24,7 +24,7 @@ from starspec.models.heads.tensors import tensor_shapes
 from starspec.models.heads.write import write_head
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
-SIZE = 128  # tokens and hidden size
+SIZE = 128  # vocabulary size and hidden size
 NEXT = [(5 * token_id + 7) % SIZE for token_id in range(SIZE)]  # one cycle through all tokens
 TELLING_LAYERS = (1,)
 
@@ -87,7 +87,7 @@ def make_spec(feature_layers=TELLING_LAYERS, num_tokens=SIZE, method="eagle3"):
 
 
 def write_reader(folder: Path, feature_layers=TELLING_LAYERS, token_ids=tuple(range(SIZE))) -> Path:
-    """A head that lists these layers as its own and can say these tokens."""
+    """A head that lists these layers and has these tokens."""
     spec = make_spec(feature_layers, len(token_ids))
     tensors = {name: torch.ones(shape) if len(shape) == 1 else torch.zeros(shape) for name, shape in _shapes(spec)}
     tensors["fc.weight"] = torch.eye(SIZE)
@@ -105,7 +105,7 @@ def write_eagle1_reader(folder: Path) -> Path:
 
 
 def write_random(folder: Path, token_ids=tuple(range(0, SIZE, 2))) -> Path:
-    """A head that says anything, and all that it reads shows in it."""
+    """A head with arbitrary output that depends on all of its input."""
     spec = make_spec(num_tokens=len(token_ids))
     torch.manual_seed(5)
     tensors = {

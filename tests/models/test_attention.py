@@ -1,4 +1,4 @@
-"""Every reading of the cache against float64, token by token and head by head."""
+"""Every attention mode against float64, token by token and head by head."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def make_cache(prefix_lens, num_kv_heads):
 
 
 def planned(row, first, prefix_len, tree, mode=AttentionMode.TOGETHER, *, group=1):
-    """The calls of one whole segment that is no prompt."""
+    """The calls of one whole segment outside of a prefill."""
     return plan_calls(
         row,
         first,
@@ -57,7 +57,7 @@ def parents(draw, max_tokens=14):
 
 @pytest.fixture(params=[*AttentionMode, "as on an accelerator"])
 def mode(request, monkeypatch):
-    """How the cache is read; also as where calls are dear, on a device that tests have not."""
+    """The attention mode; also planned as for an accelerator, which the tests do not have."""
     if isinstance(request.param, AttentionMode):
         return request.param
     for module in ("attention.plan", "batch"):
@@ -183,7 +183,7 @@ def test_runs_are_joined_with_neighbours_of_as_many_tokens_only():
         ((0, 1, 2), (5, 9, 3), [((0, 1, 2), 0, 6)]),
         ((0, 2, 3), (5, 9, 3), [((0,), 0, 2), ((2, 3), 2, 6)]),  # keys of the others would have to be copied
         ((1, 0), (5, 9), [((1,), 0, 2), ((0,), 2, 4)]),
-        ((0, 1, 2), (5, 9, 700), [((0, 1), 0, 4), ((2,), 4, 6)]),  # each would read 640 slots in vain
+        ((0, 1, 2), (5, 9, 700), [((0, 1), 0, 4), ((2,), 4, 6)]),  # each would read 640 masked slots
         ((0, 1, 2), (700, 100, 100), [((0,), 0, 2), ((1, 2), 2, 6)]),
         ((0, 1), (700, 600), [((0, 1), 0, 4)]),
         (range(10), [5] * 10, [(tuple(range(8)), 0, 16), ((8, 9), 16, 20)]),  # more are not tried by the probe

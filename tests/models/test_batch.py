@@ -44,9 +44,9 @@ def test_a_prompt_runs_alone_and_whole(batch, highest):
     [
         (Segment(0, [1] * LONG, 1), True),
         (Segment(0, [1] * LONG, 0), True),
-        (Segment(0, [1] * LONG, 2), False),  # a verification: its rows must have the bits of decoding
+        (Segment(0, [1] * LONG, 2), False),  # verification: its rows must have the bits of decoding
         (Segment(0, [1] * MAX_DECODE_TOKENS, 1), False),  # a few tokens catch up beside others
-        (Segment(0, [1] * LONG, 1, (-1,) * LONG), False),  # a tree is no prompt
+        (Segment(0, [1] * LONG, 1, (-1,) * LONG), False),  # a tree is never prefill
     ],
 )
 def test_what_counts_as_a_prompt(segment, is_prompt):

@@ -1,4 +1,4 @@
-"""The head at work against itself in the slowest words: a slot at a time, a head of attention at a time."""
+"""The running head against a slow reference: one slot and one attention head at a time."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ VARIANTS = {
     "scaled positions": ("eagle", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
 }
 TREE = (-1, -1, 0, 0, 1, 2)  # a and b; of a: c, d; of b: e; of c: f
-LAYERS = ((0, 2), (2, 5), (5, 6))  # its nodes, layer by layer
+LAYERS = ((0, 2), (2, 5), (5, 6))  # its nodes, draft step by draft step
 
 
 def make_weights(variant):
-    """A random head; its numbers are small, so that no softmax is one-hot, and its norms are not all ones."""
+    """A random head with small numbers, so that no softmax is one-hot, and with norms that are not all ones."""
     method, changes = VARIANTS[variant]
     head = make_head(method, **{"without": (), **changes})
     for name, tensor in head.tensors.items():
@@ -61,7 +61,7 @@ def tokens_of(num, seed=0):
 
 
 class SlowHead:
-    """One sequence of slots, each of which looks at all before it."""
+    """One sequence of slots; each attends to all before it."""
 
     def __init__(self, weights):
         self.spec = weights.spec
@@ -72,7 +72,7 @@ class SlowHead:
         return self._linear("fc", feature) if self.spec.method == "eagle3" else feature
 
     def read(self, token_id, feature):
-        """The next slot. Returns: its logits, and what it says in the place of the next feature."""
+        """The next slot. Returns: its logits, and the substitute for the next feature."""
         embedded = self.tensors["embed_tokens.weight"][token_id]
         if self.spec.method == "eagle3":
             normed = self._norm("layers.0.hidden_norm", feature)
@@ -87,7 +87,7 @@ class SlowHead:
         return self._linear("lm_head", spoken), said
 
     def read_all(self, token_ids, features):
-        """Returns: what the last slot gives."""
+        """Returns: the output of the last slot."""
         said = [self.read(*pair) for pair in zip(token_ids, map(self.fuse, features), strict=True)]
         return said[-1]
 
@@ -134,7 +134,7 @@ class SlowHead:
 
 
 def prefill(head, token_ids, features, chunks):
-    """Lease a row and read committed tokens. Returns: the row, and what the last one gives."""
+    """Lease a row and prefill committed tokens. Returns: the row, and the output of the last one."""
     row, start = head.cache.lease(), 0
     for size in chunks:
         stop = start + size
@@ -146,7 +146,7 @@ def prefill(head, token_ids, features, chunks):
 
 
 def grow(head, row, nodes, parents, root, layers):
-    """Forward a tree layer by layer, as a drafter does. Returns: logits and hidden states of all nodes."""
+    """Forward a tree draft step by draft step, as a drafter does. Returns: logits and hidden states of all nodes."""
     logits, hidden = [], []
     for first, last in layers:
         read = torch.stack([root if parent < 0 else hidden[parent] for parent in parents[first:last]])
@@ -238,7 +238,7 @@ def test_each_path_of_a_tree_is_that_path_alone(variant, prefix_len):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_of_one_forward_do_not_see_each_other(variant):
-    """A long prompt, a short one, one layer of a tree and the end of a prompt, whose row another one had before."""
+    """A long prompt, a short one, one draft step of a tree, and the end of a prompt in a row that was used before."""
     weights = make_weights(variant)
     head = make_running(weights)
     head.cache.free(prefill(head, tokens_of(40, 9), features_of(weights, 40, 9), (40,))[0])

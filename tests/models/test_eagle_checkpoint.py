@@ -238,7 +238,7 @@ class TestVocabulary:
     def test_a_smaller_vocabulary_needs_its_offsets(self, tmp_path):
         config, tensors = specforge(make_head())
         del tensors["d2t"]
-        with pytest.raises(ModelError, match="d2t is missing, which says what its 8 tokens are among the target's 40"):
+        with pytest.raises(ModelError, match="d2t is missing, which maps its 8 tokens to the target's 40 tokens"):
             read_head(write(tmp_path, config, tensors), target=TARGET)
 
 
@@ -286,7 +286,7 @@ class TestFeatureLayers:
 
     def test_eagle1_reads_no_more_than_one(self, tmp_path):
         folder = write(tmp_path, *next(iter(DIALECTS["eagle"].values()))(head_of("eagle")))
-        with pytest.raises(ModelError, match=r"an EAGLE-1 head, which reads one hidden state, not \[2, 5\]"):
+        with pytest.raises(ModelError, match=r"an EAGLE-1 head, which takes one hidden state, not \[2, 5\]"):
             read_head(folder, target=TARGET, feature_layers=(2, 5))
 
     def test_another_reading_beyond_the_target_is_none(self, tmp_path):
@@ -301,9 +301,9 @@ class TestFeatureLayers:
             ([5, 2, 7], "should be increasing"),
             ([2, 5, 11], "its target has 0 to 10"),
             ([-1, 5, 7], "its target has 0 to 10"),
-            ([2, 5], r"made to read 3 of the target's hidden states, not \[2, 5\]"),
-            ("2,5,7", "which is no list of layers"),
-            ([], "which is no list of layers"),
+            ([2, 5], r"takes 3 of the target's hidden states as input, not \[2, 5\]"),
+            ("2,5,7", "not a list of layers"),
+            ([], "not a list of layers"),
         ],
     )
     def test_a_list_that_cannot_be_is_refused(self, listed, complaint, tmp_path):
@@ -313,7 +313,7 @@ class TestFeatureLayers:
 
     def test_layers_given_must_be_as_many_as_the_head_reads(self, tmp_path):
         folder = write(tmp_path, *vllm(make_head()))
-        with pytest.raises(ModelError, match=r"made to read 3 of the target's hidden states, not \[4\]"):
+        with pytest.raises(ModelError, match=r"takes 3 of the target's hidden states as input, not \[4\]"):
             read_head(folder, target=TARGET, feature_layers=(4,))
 
     def test_a_head_without_a_list_needs_its_target(self, tmp_path):
@@ -376,7 +376,7 @@ class TestConfig:
         scaling = {"rope_type": kind, "factor": 2.0}
         partial = {"partial_rotary_factor": 0.5}
         change = {"rope_scaling": scaling, **partial} if place is None else {place: {**scaling, **partial}}
-        with pytest.raises(ModelError, match=r"it turns only a part of each head \(0\.5 of it\)"):
+        with pytest.raises(ModelError, match=r"it rotates only a part of each head \(0\.5 of it\)"):
             read_head(write(tmp_path, config | change, tensors), target=TARGET)
 
     @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ class TestConfig:
             ({"norm_output": True}, "EAGLE 3.1"),
             ({"fc_norm": True}, "EAGLE 3.1"),
             ({"eagle_config": {"norm_before_fc": True}}, "norms the features before fc"),
-            ({"eagle_config": {"use_aux_hidden_state": False}}, "reads no layers of the target"),
+            ({"eagle_config": {"use_aux_hidden_state": False}}, "takes no layers of its target"),
             ({"attention_bias": True}, "its attention has biases"),
             ({"mlp_bias": True}, "its MLP has biases"),
             ({"quantization_config": {"quant_method": "awq"}}, "stored quantized"),
@@ -395,7 +395,7 @@ class TestConfig:
             ({"num_attention_heads": 0}, "has num_attention_heads 0 where a positive number should be"),
             ({"num_key_value_heads": 3}, "4 attention heads over 3 key-value heads of size 6"),
             ({"head_dim": 5}, "4 attention heads over 2 key-value heads of size 5"),
-            ({"rope_parameters": "plain"}, "has rotary settings that are no JSON object"),
+            ({"rope_parameters": "plain"}, "has rotary settings that are not a JSON object"),
             ({"rms_norm_eps": -1}, "has rms_norm_eps -1 where a positive number should be"),
             ({"rope_scaling": {"rope_type": "longrope"}}, "rotary type 'longrope'"),
             ({"rope_scaling": {"rope_type": "llama3"}}, "'llama3' without factor and low_freq_factor and high_freq"),
@@ -413,7 +413,7 @@ class TestConfig:
             ({"architectures": ["Qwen3DFlash"]}, r"Qwen3DFlash \(dflash\)"),
             ({"speculators_model_type": "mtp"}, "a head of 'mtp', and only EAGLE-1 to 3 are supported"),
             ({"speculators_model_type": "eagle33"}, "unknown kind 'eagle33'; did you mean 'eagle3'"),
-            ({"speculators_model_type": "eagle3", "transformer_layer_config": []}, "no JSON object"),
+            ({"speculators_model_type": "eagle3", "transformer_layer_config": []}, "not a JSON object"),
         ],
     )
     def test_what_is_not_supported_is_refused_with_its_reason(self, change, complaint, tmp_path):
@@ -424,13 +424,13 @@ class TestConfig:
     def test_a_language_model_is_no_head(self, tmp_path):
         config, tensors = safeailab(make_head("eagle"))
         del tensors["fc.weight"]
-        with pytest.raises(ModelError, match=r"is no EAGLE head: it has no tensor fc\.weight"):
+        with pytest.raises(ModelError, match=r"is not an EAGLE head: it has no tensor fc\.weight"):
             read_head(write(tmp_path, config, tensors), target=TARGET)
 
     def test_an_eagle1_head_of_another_width_than_its_target_is_refused(self, tmp_path):
         config, tensors = speculators(make_head("eagle", target_hidden_size=20))
         folder = write(tmp_path, config | {"target_hidden_size": 20}, tensors)
-        with pytest.raises(ModelError, match=r"an EAGLE-1 head .* it is 16 wide and they are 20"):
+        with pytest.raises(ModelError, match=r"an EAGLE-1 head .* its hidden size is 16 and the target's is 20"):
             read_head(folder, target=TargetShape(num_layers=10, hidden_size=20, vocab_size=40))
 
     def test_a_head_of_another_target_is_refused(self, tmp_path):
@@ -461,7 +461,7 @@ class TestTensors:
             ("layers.0.self_attn.q_proj.bias", "its attention has biases"),
             ("layers.1.mlp.up_proj.weight", "more than one layer"),
             ("midlayer.mlp.experts.0.up_proj.weight", "mixture of experts"),
-            ("extra.weight", r"starspec does not know what it is for \(tensor extra\.weight\)"),
+            ("extra.weight", r"starspec does not know this tensor \(tensor extra\.weight\)"),
         ],
     )
     def test_a_tensor_beyond_the_known_ones_is_refused(self, name, complaint, tmp_path):
@@ -493,7 +493,7 @@ class TestTensors:
         head = make_head(without=("fc.bias", "embed_tokens.weight"), target_hidden_size=20)
         config, tensors = vllm(head)
         with pytest.raises(
-            ModelError, match=r"embed_tokens\.weight is missing.* the head is 16 wide and the target 20"
+            ModelError, match=r"embed_tokens\.weight is missing.* the head's hidden size is 16 and the target's is 20"
         ):
             read_head(write(tmp_path, config | {"target_hidden_size": 20}, tensors), feature_layers=LAYERS)
 
@@ -540,7 +540,7 @@ class TestFiles:
 
     def test_a_pickle_of_something_else_is_refused(self, tmp_path):
         write(tmp_path, vllm(make_head())[0], [torch.zeros(2)], pickled=True)
-        with pytest.raises(ModelError, match="something else than named tensors"):
+        with pytest.raises(ModelError, match="something other than named tensors"):
             read_head(tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, cache
         ({"more": lambda writer: writer.add_uint16("split.count", 3)}, "it is one of 3 parts: merge them first"),
         (
             {"more": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)},
-            "its rotary scaling 'yarn' is not read",
+            "its rotary scaling 'yarn' is not supported",
         ),
         (
             {"more": lambda writer: writer.add_tensor("rope_freqs.weight", np.array([1, 2, 3, 4, 5, 6, 7, 9.0], "f4"))},

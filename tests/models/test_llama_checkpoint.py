@@ -1,4 +1,4 @@
-"""Checkpoints of the Llama family are read as transformers reads them, and without its modelling code."""
+"""Checkpoints of the Llama family give the same weights as transformers, without its modelling code."""
 
 import subprocess
 import sys

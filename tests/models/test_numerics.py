@@ -1,4 +1,4 @@
-"""The same bits alone, in a verified chain and in a mixed batch."""
+"""A token gets the same bits alone, in a verified chain and in a mixed batch."""
 
 import dataclasses
 from operator import itemgetter
@@ -46,7 +46,7 @@ def make_runner(family="llama", dtype=torch.bfloat16, **changes):
 
 
 def decode_singly(runner, row, tokens):
-    """Logits of each token, decoded one by one; the row's length is as before."""
+    """Logits of each token, decoded one by one; the row's length does not change."""
     length = runner.cache.lengths[row]
     logits = []
     for token in tokens:
@@ -122,7 +122,7 @@ def test_a_prompt_has_the_same_bits_alone_and_beside_others():
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (14, 2, 64), (1, 1, 64), (32, 8, 128)])
 def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, num_threads):
-    """Token by token on any machine; by run where it keeps bits, which the probe finds out."""
+    """By token on any machine; in other modes where the probe finds that they preserve bits."""
     num_heads, num_kv_heads, head_dim = heads
     like = RaggedCache(1, 1, 1, num_kv_heads, head_dim, dtype=dtype)
     assert attention_is_invariant(like, num_heads, AttentionMode.BY_TOKEN)
@@ -263,7 +263,7 @@ def test_where_query_rows_do_not_change_bits_keys_are_read_once_a_run():
 
 @pytest.fixture
 def kernels_that_round_by_slots(monkeypatch):
-    """Attention whose last bits depend on how many keys a call reads, be they hidden or not."""
+    """Attention whose last bits depend on how many keys a call reads, masked ones included."""
     attend = F.scaled_dot_product_attention
 
     def moody(query, keys, *args, **kwargs):
@@ -336,12 +336,12 @@ def test_what_a_model_does_not_bear_together_is_tried_by_run(monkeypatch):
     monkeypatch.setattr(
         numerics, "model_is_invariant", lambda runner: runner.attention_mode is not AttentionMode.TOGETHER
     )
-    assert make_runner().mode is AttentionMode.BY_RUN
+    assert make_runner().attention_mode is AttentionMode.BY_RUN
 
 
 def test_what_a_model_does_not_bear_by_run_is_tried_by_token(monkeypatch):
     monkeypatch.setattr(numerics, "model_is_invariant", lambda runner: runner.attention_mode is AttentionMode.BY_TOKEN)
-    assert make_runner().mode is AttentionMode.BY_TOKEN
+    assert make_runner().attention_mode is AttentionMode.BY_TOKEN
 
 
 def test_attention_that_rounds_by_batch_entries_is_reported_and_nothing_is_promised(monkeypatch):

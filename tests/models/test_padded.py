@@ -1,4 +1,4 @@
-"""A padded rectangle gives every sequence the logits that it has alone, whatever lies beside it."""
+"""In a padded rectangle every sequence gets the logits that it has alone, whatever the other sequences are."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def prefill(runner, token_ids):
 @settings(max_examples=12)
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=5), data=st.data())
 def test_ragged_rounds_give_the_logits_of_each_sequence_alone(kind, lengths, data):
-    """Three rounds of chains of any sizes, of which any parts are accepted; transformers reads each text anew."""
+    """Three rounds of chains of any sizes and any acceptance; transformers computes each text from the beginning."""
     runner, _ = make_runner(BASES[kind])
     texts = [prompt_ids(length, seed) for seed, length in enumerate(lengths)]
     rows = [prefill(runner, text) for text in texts]

@@ -1,4 +1,4 @@
-"""What the probe found is kept for those whom it holds for, and for nobody else."""
+"""A cached probe result is used where it is valid, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Rounding of weights to int8 and int4 codes."""
+
 import pytest
 import torch
 from hypothesis import given

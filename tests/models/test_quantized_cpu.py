@@ -181,7 +181,7 @@ def test_int4_is_five_bits_a_weight_and_int8_is_eight():
 @pytest.mark.parametrize("offset", [1, 2, 8, 16])
 @pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
 def test_the_input_may_lie_anywhere(kind, offset):
-    """Views into received bytes are not aligned as torch's own memory is: torch's int8 kernel crashed on them."""
+    """Views of received bytes are not aligned like torch's own memory: torch's int8 kernel crashed on them."""
     linear = kind(torch.randn(64, 96).to(torch.bfloat16), None)
     rows = torch.randn(2 * 96 + offset).to(torch.bfloat16)[offset:].view(2, 96)
     assert torch.equal(linear(rows), linear(rows.clone()))

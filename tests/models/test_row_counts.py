@@ -1,4 +1,4 @@
-"""How wide small forwards are padded, by a clock that the linears themselves turn."""
+"""To how many rows small forwards are padded, measured with a clock that the linears themselves move."""
 
 import torch
 from hypothesis import given
@@ -18,7 +18,7 @@ from starspec.models.numerics.row_counts import (
 
 
 class Clocked:
-    """Linears whose calls take as long as they are told."""
+    """Linears whose calls take a given time."""
 
     def __init__(self, seconds):
         self.now = 0.0

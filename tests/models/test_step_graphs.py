@@ -1,4 +1,4 @@
-"""Forwards of fixed shapes against those that are packed anew, and what is recorded of them."""
+"""Forwards of fixed shapes against freshly packed ones, and which of them are recorded."""
 
 import gc
 import random
@@ -24,7 +24,7 @@ ANY = RowRange(lowest=1, highest=None)
 
 
 class Tape(TorchDispatchMode):
-    """Writes down what is computed."""
+    """Records what is computed."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class Tape(TorchDispatchMode):
 
 
 class Recorder:
-    """In the place of CUDA: what a step did is done again with the tensors it had, and overwrites what it gave."""
+    """In place of CUDA: repeats a step with the same tensors, and overwrites its earlier output."""
 
     def __init__(self, *errors):
         self.num_recorded = self.num_run = 0
@@ -73,7 +73,7 @@ def random_tree(dice, num_tokens):
 
 
 def random_segments(runner, dice, rows):
-    """What a round or a draft layer may hold, and what must have been forwarded for it."""
+    """What a round or a draft step may contain, and what must have been forwarded before."""
     segments, before = [], []
     for row in dice.sample(rows, dice.randint(1, len(rows))):
         num_tokens = dice.randint(1, 14)

@@ -8,7 +8,7 @@ from starspec.models.linear.switching import NUM_PASSES, SAMPLE_BYTES, TRIED, UN
 
 
 class Clock:
-    """Goes on when a linear says so."""
+    """A clock that linears move."""
 
     def __init__(self):
         self.now = 0.0
@@ -46,10 +46,10 @@ def forms(clock, narrow_s, wide_s, num_bytes=SAMPLE_BYTES):
     ("narrow_s", "wide_s", "expected"),
     [
         (lambda rows: rows, lambda _: 5.0, 4),
-        (lambda rows: rows, lambda _: 0.5, 0),  # the wide form is quicker from the first row on
-        (lambda rows: rows, lambda _: 0.97, 1),  # about as quick, and fewer bytes
+        (lambda rows: rows, lambda _: 0.5, 0),  # the form for many is faster from the first row on
+        (lambda rows: rows, lambda _: 0.97, 1),  # about as fast, and fewer bytes
         (lambda _: 1.0, lambda rows: 2.0 * rows, TRIED[-1]),
-        (lambda rows: 1.0 if rows != 2 else 9.0, lambda _: 5.0, 1),  # what comes behind a gap is not looked at
+        (lambda rows: 1.0 if rows != 2 else 9.0, lambda _: 5.0, 1),  # row counts behind a gap are not measured
     ],
 )
 def test_the_narrow_form_serves_as_many_rows_as_it_is_quicker_for(narrow_s, wide_s, expected):

@@ -110,7 +110,7 @@ def test_no_forward_prefers_a_special_token():
 
 
 def test_noise_of_sampling_does_not_reorder_the_candidates():
-    """A sampled target must agree with its twin as often as a greedy one: the gaps are far above Gumbel noise."""
+    """A sampled target must agree with its draft as often as a greedy one: the gaps are far above Gumbel noise."""
     runner = make_runner()
     top = runner.forward([Segment(runner.cache.lease(), [5], 1)]).logits[0].topk(6).values
     assert (top[:-1] - top[1:] >= 40).all()

@@ -64,7 +64,7 @@ def prompt_ids(length, seed=0, vocab_size=VOCAB_SIZE):
 
 @torch.no_grad()
 def plain_logits(model, token_ids):
-    """What transformers alone says: [T, V]."""
+    """Logits of transformers alone: [T, V]."""
     return model(torch.tensor([token_ids])).logits[0]
 
 

@@ -1,4 +1,4 @@
-"""What hypothesis draws: rows of logits with everything that breaks samplers, laws, and trees that lie."""
+"""What hypothesis generates: rows of logits that break samplers, sampling parameters, and bad trees."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tensors(draw: st.DrawFn, num_rows: int, vocab_size: int) -> Tensor:
 
 @st.composite
 def samplings(draw: st.DrawFn, vocab_size: int) -> SamplingSpec:
-    """Any law; each parameter is off about half of the time. Some end tokens and biases lie outside the vocabulary."""
+    """Any sampling parameters; each is off about half of the time. Some tokens are outside the vocabulary."""
 
     def maybe(default: float, values: st.SearchStrategy[float]) -> float:
         return draw(st.one_of(st.just(default), values))

@@ -1,4 +1,4 @@
-"""Adjusted logits: vLLM's meanings, by hand and against the reference."""
+"""Adjusted logits: vLLM's definitions, by hand and against the reference."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_adjusted_logits_are_the_references(data, vocab_size):
 
 
 @pytest.mark.parametrize("sampling", [SamplingSpec(min_tokens=1), SamplingSpec(presence_penalty=1.0)])
-def test_a_law_that_needs_counts_says_so(sampling):
-    with pytest.raises(ValueError, match="needs their counts"):
+def test_sampling_parameters_that_need_counts_say_so(sampling):
+    with pytest.raises(ValueError, match="pass the counts"):
         adjust(LOGITS, sampling, 3, None)

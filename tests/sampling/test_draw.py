@@ -1,4 +1,4 @@
-"""The draw against the float64 reference, and what must hold of it whatever the numbers."""
+"""The draw against the float64 reference, and properties that hold for all inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits of a whole vocabulary, looked at block by block: the supports that the plain rule finds among all tokens."""
+"""Logits of a whole vocabulary in blocks: the same support as the plain rule finds among all tokens."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_nucleus_whose_edge_is_within_the_bounds_of_the_sum_is_not_told():
     assert told.token_ids.tolist() == [0, 1, 2, 3]
 
 
-def test_a_flat_law_has_no_likely_tokens_that_reach_its_mass():
+def test_a_flat_distribution_has_no_likely_tokens_that_reach_its_mass():
     assert LogitBlocks(torch.cat([torch.zeros(1), torch.full((9 * BLOCK,), -9.5)])).nucleus(0.97) is None
 
 

@@ -32,7 +32,7 @@ from starspec.sampling.noise import (
 FALSE_ALARM = 1e-6  # of each statistical assertion below
 NUM = 2**17
 REST = 64 - UNIFORM_BITS
-EXTREME_BITS = torch.tensor([0, 2**REST - 1, 2**REST, 2**63 - 1, -(2**63), -1 - 2**REST, -1])  # read as unsigned
+EXTREME_BITS = torch.tensor([0, 2**REST - 1, 2**REST, 2**63 - 1, -(2**63), -1 - 2**REST, -1])  # as unsigned numbers
 
 token_lists = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8)
 
@@ -58,7 +58,8 @@ def walk(what: Callable[..., Tensor], argument: str, offset: int = 0) -> Tensor:
     return what(**{argument: range(offset, offset + NUM)})
 
 
-FINEST = {uniforms: 2**UNIFORM_BITS, quantiles: 2**40}  # steps in 0 .. 1; a distribution's function has not all of them
+# steps in 0 .. 1; a distribution function has fewer than a uniform
+FINEST = {uniforms: 2**UNIFORM_BITS, quantiles: 2**40}
 along = pytest.mark.parametrize("argument", ["token", "position", "seed"])
 of_both = pytest.mark.parametrize("what", FINEST)
 

@@ -1,4 +1,4 @@
-"""The draft's guesses against the float64 reference, and what must hold of them whatever the numbers."""
+"""The draft's predictions against the float64 reference, and properties that hold for all inputs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_confidence_is_how_often_a_target_whose_logits_differ_by_gumbel_noise_sa
         assert exp(log_confidence) == pytest.approx(float(shares[token_id]), abs=0.006)  # 4 standard errors
 
 
-def test_what_the_law_rules_out_at_the_draft_is_guessed_after_what_it_lets_pass():
+def test_what_the_filters_exclude_at_the_draft_is_guessed_after_what_it_lets_pass():
     row = torch.tensor([2.0, 2.1, -3.0, 1.9])
     for sampling in (SamplingSpec(temperature=1.0, top_p=0.3, seed=5), SamplingSpec(temperature=1.0, top_k=1, seed=5)):
         (guesses,) = propose_tokens(row[None], sampling, 5, [None], num_tokens=3)
@@ -121,7 +121,7 @@ def test_where_nothing_may_be_said_the_first_token_is_the_guess(temperature):
     )
 
 
-def test_rows_and_laws_without_probabilities_give_one_guess():
+def test_rows_and_distributions_without_probabilities_give_one_guess():
     broken = torch.tensor([[nan, 1.0], [0.0, inf], [0.0, 1.0]])
     for temperature in (0.0, 1.0):
         first, second, third = propose_tokens(

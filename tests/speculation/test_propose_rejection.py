@@ -1,4 +1,4 @@
-"""What a draft draws: from which law, by which dice."""
+"""Which distribution and which random numbers a draft draws its candidates from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTS_FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pe
 
 
 @given(st.data(), samplings(V), st.integers(1, 5))
-def test_it_is_the_requests_own_law_over_the_drafts_logits(
+def test_it_is_the_requests_own_distribution_over_the_drafts_logits(
     data: st.DataObject, sampling: SamplingSpec, num: int
 ) -> None:
     sampling = SamplingSpec(
@@ -41,7 +41,7 @@ def test_it_is_the_requests_own_law_over_the_drafts_logits(
     assert log_confidences == sorted(log_confidences, reverse=True)
 
 
-def test_a_law_over_many_tokens_is_cut_to_the_likeliest_and_still_sums_to_1() -> None:
+def test_a_distribution_over_many_tokens_is_cut_to_the_likeliest_and_still_sums_to_1() -> None:
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     draft, _ = draw_children(logits, SamplingSpec(temperature=2.0), 0, None, num_tokens=3, dice=1)
     assert set(draft.token_ids) == set(logits.topk(MAX_SUPPORT).indices.tolist())
@@ -49,7 +49,7 @@ def test_a_law_over_many_tokens_is_cut_to_the_likeliest_and_still_sums_to_1() ->
 
 
 @pytest.mark.parametrize("broken", [[inf, 0.0, 1.0], [0.0, float("nan"), 1.0], [-inf, -inf, -inf]])
-def test_logits_without_a_law_give_the_guess_that_coupling_gives(broken: list[float]) -> None:
+def test_logits_without_a_distribution_give_the_guess_that_coupling_gives(broken: list[float]) -> None:
     draft, log_confidences = draw_children(torch.tensor(broken), SamplingSpec(), 0, None, num_tokens=2, dice=1)
     assert draft.candidates == draft.token_ids == (propose_token(torch.tensor(broken), SamplingSpec(), 0),)
     assert (draft.probs, log_confidences) == ((1.0,), [0.0])

@@ -1,4 +1,4 @@
-"""The reference of verification itself, by hand: it is what the fast modules are held to."""
+"""The reference of verification, checked by hand, because the fast modules are compared with it."""
 
 from __future__ import annotations
 

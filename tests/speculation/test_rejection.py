@@ -1,4 +1,4 @@
-"""Rejection sampling: its corners, and what it refuses."""
+"""Corner cases of rejection sampling, and what it refuses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def one_hot(*token_ids: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (((1,), (1, 1), (0.5, 0.5), WITHOUT), "1 different tokens"),
-        (((1,), (1, 2), (0.5,), WITHOUT), "1 probabilities of 2"),
+        (((1,), (1, 1), (0.5, 0.5), WITHOUT), "1 distinct tokens"),
+        (((1,), (1, 2), (0.5,), WITHOUT), "1 probabilities for 2"),
         (((1,), (1, 2), (1.0, 0.0), WITHOUT), "must be positive"),
         (((1,), (1, 2), (0.5, 0.6), WITHOUT), "sum 1"),
-        (((-1,), (-1, 2), (0.5, 0.5), WITHOUT), "not negative"),
+        (((-1,), (-1, 2), (0.5, 0.5), WITHOUT), "must not be negative"),
         (((3,), (1, 2), (0.5, 0.5), WITHOUT), "cannot have been drawn"),
-        (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "that is drawing with replacement"),
+        (((1, 1), (1, 2), (0.5, 0.5), WITHOUT), "possible only with replacement"),
         (((1,), (1, 2), (float("nan"), 0.5), WITHOUT), "must be positive"),
         (((1,), (1, 2), (float("inf"), 0.5), WITHOUT), "must be positive"),
         (((), (), (), WITHOUT), "sum 1"),
@@ -47,7 +47,7 @@ def test_a_candidate_that_came_twice_is_fine_with_replacement() -> None:
 
 
 def test_a_token_that_the_target_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="outside of the target's vocabulary of 2"):
+    with pytest.raises(ValueError, match="outside the target's vocabulary of 2"):
         try_candidates(torch.tensor([0.5, 0.5]).double(), DrawnCandidates((0,), (0, 2), (0.5, 0.5), WITHOUT))
 
 
@@ -62,10 +62,10 @@ def test_a_child_that_was_not_drawn_is_refused() -> None:
 def test_below_a_node_without_probabilities_the_targets_own_draw_decides() -> None:
     drafts = {ROOT: DrawnCandidates((1,), (1,), (1.0,), WITHOUT)}
     sampling = SamplingSpec(seed=3)
-    verdict = verify_tree(DraftTree((1, 3), (ROOT, 0), drafts), one_hot(1, 3, 2), sampling, 0)
-    assert verdict.token_ids == (1, 3, 2)
+    result = verify_tree(DraftTree((1, 3), (ROOT, 0), drafts), one_hot(1, 3, 2), sampling, 0)
+    assert result.token_ids == (1, 3, 2)
     without = verify_tree(DraftTree((1, 3), (ROOT, 0)), one_hot(1, 3, 2), sampling, 0)
-    assert without == verdict
+    assert without == result
 
 
 def test_without_temperature_it_is_the_greedy_walk() -> None:
@@ -74,15 +74,15 @@ def test_without_temperature_it_is_the_greedy_walk() -> None:
         1: DrawnCandidates((3,), (0, 3), (0.5, 0.5), WITHOUT),
     }
     tree = DraftTree((1, 2, 3), (ROOT, ROOT, 1), drafts)
-    verdict = verify_tree(tree, one_hot(2, 0, 3, 1), GREEDY, 5)
-    assert verdict.token_ids == (2, 3, 1)
-    assert verdict.accepted_nodes == (1, 2)
+    result = verify_tree(tree, one_hot(2, 0, 3, 1), GREEDY, 5)
+    assert result.token_ids == (2, 3, 1)
+    assert result.accepted_nodes == (1, 2)
 
 
 def test_a_candidate_without_a_node_can_be_accepted_and_ends_the_walk() -> None:
     drafts = {ROOT: DrawnCandidates((1, 2), (1, 2), (0.5, 0.5), WITHOUT)}
-    verdict = verify_tree(DraftTree((1,), (ROOT,), drafts), one_hot(2, 0), GREEDY, 5)
-    assert (verdict.token_ids, verdict.accepted_nodes) == ((2,), ())
+    result = verify_tree(DraftTree((1,), (ROOT,), drafts), one_hot(2, 0), GREEDY, 5)
+    assert (result.token_ids, result.accepted_nodes) == ((2,), ())
 
 
 def test_a_draft_that_is_its_target_is_accepted_at_once() -> None:

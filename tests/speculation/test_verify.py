@@ -1,4 +1,4 @@
-"""The walk through a tree; that it is lossless is the business of tests/lossless."""
+"""The walk through a tree. Its losslessness is tested in tests/lossless."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target_says(*token_ids: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rows", "verdict"),
+    ("rows", "result"),
     [
         ((4, 1, 3, 4, 4), VerifyResult((), (4,))),  # recovered token at once
         ((0, 2, 4, 3, 4), VerifyResult((0, 2), (0, 2, 3))),  # the second sibling
@@ -33,9 +33,9 @@ def target_says(*token_ids: int) -> torch.Tensor:
         ((0, 1, 2, 3, 4), VerifyResult((0, 1), (0, 1, 2))),  # a token that is drafted, but elsewhere
     ],
 )
-def test_walk_goes_to_the_child_that_carries_the_targets_token(rows, verdict):
-    assert verify_tree(TREE, target_says(*rows), GREEDY, prefix_len=3) == verdict
-    assert verdict.num_accepted == len(verdict.token_ids) - 1
+def test_walk_goes_to_the_child_that_carries_the_targets_token(rows, result):
+    assert verify_tree(TREE, target_says(*rows), GREEDY, prefix_len=3) == result
+    assert result.num_accepted == len(result.token_ids) - 1
 
 
 def test_an_empty_tree_is_a_plain_step():
@@ -46,8 +46,8 @@ def test_every_node_is_drawn_at_its_own_position_with_its_own_path():
     # frequency pushes the target off a token once the walk itself has emitted it
     sampling = SamplingSpec(temperature=0.0, frequency_penalty=2.0, min_tokens=2, end_token_ids=(4,))
     logits = torch.tensor([[1.0, 0, 0, 0, 9], [1.0, 0.5, 0, 0, 9], [1.0, 0.5, 0.2, 0, 9]])
-    verdict = verify_tree(DraftTree.chain((0, 1)), logits, sampling, 7, TokenCounts([2] * 7))
-    assert verdict.token_ids == (0, 1, 4)
+    result = verify_tree(DraftTree.chain((0, 1)), logits, sampling, 7, TokenCounts([2] * 7))
+    assert result.token_ids == (0, 1, 4)
 
 
 def test_counts_are_not_changed():
@@ -71,18 +71,18 @@ def test_a_batch_is_its_trees_one_by_one(data, vocab_size, num_trees):
     counts = [TokenCounts([0], [0] * (length - 1)) for length in prefix_lens]
     logits = data.draw(tensors(sum(tree.num_draft_tokens + 1 for tree in batch), vocab_size))
 
-    verdicts = verify_trees(batch, logits, each_sampling, prefix_lens, counts)
+    results = verify_trees(batch, logits, each_sampling, prefix_lens, counts)
 
     start = 0
-    for verdict, tree, sampling, prefix_len, seen in zip(
-        verdicts, batch, each_sampling, prefix_lens, counts, strict=True
+    for result, tree, sampling, prefix_len, seen in zip(
+        results, batch, each_sampling, prefix_lens, counts, strict=True
     ):
         part = logits[start : start + tree.num_draft_tokens + 1]
-        assert verdict == verify_tree(tree, part, sampling, prefix_len, seen)
+        assert result == verify_tree(tree, part, sampling, prefix_len, seen)
         start += tree.num_draft_tokens + 1
 
 
-def test_an_empty_batch_has_no_verdicts():
+def test_an_empty_batch_has_no_results():
     assert verify_trees([], torch.empty(0, 5), [], [], []) == []
 
 
@@ -91,9 +91,9 @@ def test_the_batched_argmax_takes_the_lowest_of_equals_like_the_single_one(dtype
     # every row has its largest value many times
     logits = (torch.randn(6, 50_000, generator=torch.Generator().manual_seed(0)) * 2).round().clamp(max=6).to(dtype)
     assert int((logits[0] == logits[0].max()).sum()) > 1
-    verdicts = verify_trees([EMPTY_TREE] * 6, logits, [GREEDY] * 6, [1] * 6, [None] * 6)
-    for verdict, row in zip(verdicts, logits, strict=True):
-        (token_id,) = verdict.token_ids
+    results = verify_trees([EMPTY_TREE] * 6, logits, [GREEDY] * 6, [1] * 6, [None] * 6)
+    for result, row in zip(results, logits, strict=True):
+        (token_id,) = result.token_ids
         assert token_id == int((row == row.max()).nonzero()[0])
         assert verify_tree(EMPTY_TREE, row[None], GREEDY, 1).token_ids == (token_id,)
 
@@ -107,7 +107,7 @@ SIMPLE_SAMPLINGS = st.builds(
 
 
 @given(data=st.data())
-def test_trees_whose_nodes_are_drawn_at_once_get_the_verdicts_of_those_walked(data):
+def test_trees_whose_nodes_are_drawn_at_once_get_the_results_of_those_walked(data):
     drafts, samplings_of, parts = [], [], []
     for _ in range(data.draw(st.integers(1, 4))):
         tree = data.draw(trees(5))

@@ -199,7 +199,7 @@ def failing(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("role", ["--target", "--draft"])
 def test_a_missing_model_is_one_sentence(role: str) -> None:
     code, said = failing(*STAR, role, "/no/such/model", "--port", "0")
-    assert (code, said) == (2, "starspec: there is no model at '/no/such/model': '/no/such' is no folder\n")
+    assert (code, said) == (2, "starspec: there is no model at '/no/such/model': '/no/such' is not a folder\n")
 
 
 def test_a_child_that_cannot_start_is_one_sentence_and_nothing_is_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every key-value cache counts: who holds which row, and how many positions of it are committed."""
+"""What every KV cache keeps: which sequence holds which row, and how many positions of each row are committed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starspec.errors import CacheRangeError, OurBug
 
 
 class KVCache(ABC):
-    """Rows of a cache, one a sequence. Where keys and values lie is a subclass's own business.
+    """A key-value cache with one row a sequence. Subclasses decide where keys and values lie.
 
-    A sequence of L tokens has length L - 1 between rounds: the keys and values of its last token are computed
-    by the next forward, as token 0 of the segment.
+    Between rounds a sequence of L tokens has length L - 1: the next forward computes the keys and values of its last
+    token, as token 0 of the segment.
 
     Args:
-        num_rows: B, sequences held at once.
+        num_rows: B, sequences at once.
         max_len: S, positions of a row: tokens of the longest sequence plus the drafts behind it.
     """
 
@@ -42,16 +42,16 @@ class KVCache(ABC):
         """Bytes when every position of every row has been used."""
 
     def lease(self, row: int | None = None) -> int:
-        """Take a free row, empty: this one, or whichever.
+        """Take a free row, which is empty then: the given one, or any.
 
-        Raises: NoFreeRow if every row is leased; OurBug if this one is.
+        Raises: NoFreeRow if every row is leased; OurBug if the given one is.
         """
         row = self.rows.lease(row)
         self.lengths[row] = 0
         return row
 
     def free(self, row: int) -> None:
-        """Give a row back; its content is forgotten.
+        """Give a row back and forget its content.
 
         Raises: OurBug if the row is not leased.
         """
@@ -64,12 +64,14 @@ class KVCache(ABC):
             raise CacheRangeError(f"row {row} is not leased")
         if not 0 <= num_new <= self.max_len - self.lengths[row]:
             length = self.lengths[row]
-            raise CacheRangeError(f"{num_new} tokens behind {length} do not fit a row of {self.max_len} slots")
+            raise CacheRangeError(f"{num_new} tokens behind {length} do not fit into a row of {self.max_len} slots")
 
     def append(self, row: int, num_tokens: int) -> None:
-        """Commit the first `num_tokens` tokens of the segment just forwarded: a chain, or a tree's first branch.
+        """Commit the first `num_tokens` tokens of the segment that was just forwarded.
 
-        Raises: CacheRangeError if the row has no such slots.
+        They are a chain, or a tree's first branch.
+
+        Raises: CacheRangeError if the row does not have these slots.
         Effects: lengths[row].
         """
         self.check_fits(row, num_tokens)
@@ -77,19 +79,20 @@ class KVCache(ABC):
 
     @abstractmethod
     def commit(self, row: int, path: Sequence[int]) -> None:
-        """Commit the tokens on one path of the segment just forwarded, ancestors first.
+        """Commit the tokens on one path of the segment that was just forwarded, ancestors first.
 
         Args:
+            row: a leased row.
             path: indices into the segment, strictly increasing.
-        Raises: CacheRangeError if the path is not increasing or leaves the row.
-        Effects: what lies behind the length, lengths[row].
+        Raises: CacheRangeError if the path is not increasing, or if an index is outside the row.
+        Effects: the slots behind the length, and lengths[row].
         """
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget every position of `row` at or after `length`. Idempotent; moves no memory.
+        """Forget every position of `row` from `length` on. Idempotent; moves no memory.
 
-        Raises: CacheRangeError if the row is not leased, length < 0 or length > lengths[row]: a rollback never
-            grows a row.
+        Raises: CacheRangeError if the row is not leased, or unless 0 <= length <= lengths[row]: a rollback never grows
+            a row.
         Effects: lengths[row].
         """
         self.check_fits(row, 0)
@@ -98,7 +101,7 @@ class KVCache(ABC):
         self.lengths[row] = length
 
     def check_integrity(self) -> None:
-        """Raises: OurBug if a row is lost or shared, a length is out of range or a free row has one."""
+        """Raises: OurBug if a row is lost or held twice, a length is out of range, or a free row has a length."""
         self.rows.check_integrity()
         for row, length in enumerate(self.lengths):
             limit = self.max_len if self.rows.is_leased(row) else 0
@@ -108,18 +111,18 @@ class KVCache(ABC):
 
 @runtime_checkable
 class LocalRows(Protocol):
-    """Rows whose keys and values are within reach of this process, to be copied."""
+    """A cache whose keys and values are in this process and can be copied."""
 
     def behind(self, row: int, num_tokens: int) -> Tensor:
-        """A view of the keys and values that a forward of so many tokens writes: [L, 2, H, num_tokens, D].
+        """A view of the keys and values that a forward of `num_tokens` tokens writes: [L, 2, H, num_tokens, D].
 
-        Raises: CacheRangeError if the row has no such slots.
-        Effects: may move the row to where it has room; any other movement makes the view worthless.
+        Raises: CacheRangeError if the row does not have these slots.
+        Effects: may move the row to where it has room. Any later move invalidates the view.
         """
         ...
 
 
 def check_increasing(path: Sequence[int]) -> None:
-    """Raises: CacheRangeError unless every index is larger than the one before, and none is negative."""
+    """Raises: CacheRangeError unless the indices are strictly increasing and none is negative."""
     if any(index <= previous for previous, index in zip((-1, *path), path, strict=False)):
         raise CacheRangeError(f"path {tuple(path)} is not strictly increasing")

@@ -1,7 +1,7 @@
-"""Which rows of a cache hold which prefixes, so that what one row holds need not be computed for another.
+"""Which cache rows hold which prefixes, so that the KV cache of one sequence can be reused for another.
 
-Prefixes are named in whole blocks. A name stands for all tokens up to the end of its block, so where a row holds a
-prefix it holds all shorter ones, and the longest of a sequence's that any row holds is found by bisection:
+Prefixes have a name for each whole block. A name stands for all tokens up to the end of its block. So a row that holds
+a prefix also holds all shorter ones, and bisection finds the longest prefix of a sequence that any row holds:
 
     tokens      a a a a | b b b b | c c          blocks of four
     names             A        AB                row 0 holds A, AB, ABD; row 1 holds A: the longest is AB, of row 0
@@ -16,17 +16,17 @@ from typing import Final, NewType
 
 from starspec.errors import OurBug
 
-PREFIX_BLOCK: Final = 16  # tokens; what is left behind whole blocks is read in no more time than one token is
-NAME_SIZE: Final = 16  # bytes: two sequences that were made to get one name would get each other's keys and values
+PREFIX_BLOCK: Final = 16  # tokens; the rest behind the whole blocks is prefilled in the time of one token
+NAME_SIZE: Final = 16  # bytes; two sequences that an attacker gives one name would share keys and values
 
 PrefixName = NewType("PrefixName", bytes)
 
 
 class PrefixNames:
-    """Names of one sequence's prefixes: the same for the same tokens and salt, and for nothing else.
+    """Names of one sequence's prefixes: equal for equal tokens and salt, and for nothing else.
 
     Args:
-        salt: of those who share with each other; None = this sequence shares with nobody, and has no names.
+        salt: identifies the group that shares prefixes; None = this sequence shares with nobody and has no names.
     """
 
     def __init__(self, salt: bytes | None) -> None:
@@ -39,7 +39,7 @@ class PrefixNames:
         """Names of all whole blocks, shortest prefix first.
 
         Args:
-            token_ids: those of the call before, and perhaps more behind them.
+            token_ids: the tokens of the previous call, possibly with more behind them.
         """
         start = len(self._names) * PREFIX_BLOCK
         if self._is_shared and len(token_ids) - start >= PREFIX_BLOCK:
@@ -53,7 +53,7 @@ class PrefixNames:
 
 
 class PrefixIndex:
-    """What each row holds, by names. A row keeps its content when it is freed, until it is leased again.
+    """Which prefixes each row holds, by name. A freed row keeps its content until it is leased again.
 
     Args:
         num_rows: rows of the cache.
@@ -61,18 +61,22 @@ class PrefixIndex:
 
     def __init__(self, num_rows: int) -> None:
         self._names: list[list[PrefixName]] = [[] for _ in range(num_rows)]
-        self._rows: dict[PrefixName, dict[int, None]] = {}  # those that hold it, in the order in which they came to
+        # name -> the rows that hold it, in the order in which they began to
+        self._rows: dict[PrefixName, dict[int, None]] = {}
 
     def names(self, row: int) -> Sequence[PrefixName]:
-        """Of all that a row holds, shortest first."""
+        """The names of all prefixes that a row holds, shortest first."""
         return self._names[row]
 
     def rows(self, name: PrefixName) -> Collection[int]:
-        """Those that hold a prefix."""
+        """The rows that hold a prefix."""
         return self._rows.get(name, {}).keys()
 
     def num_held(self, names: Sequence[PrefixName], limit: int) -> int:
-        """How many of a sequence's first `limit` blocks some row holds: a few looks, however many rows there are."""
+        """How many of a sequence's first `limit` blocks some row holds.
+
+        Takes O(log limit) look-ups, however many rows there are.
+        """
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
@@ -83,7 +87,7 @@ class PrefixIndex:
         return low
 
     def hold(self, row: int, names: Sequence[PrefixName]) -> None:
-        """From now on the row holds just these prefixes, shortest first."""
+        """Record that the row now holds exactly these prefixes, shortest first."""
         held = self._names[row]
         num_same = min(len(held), len(names))
         while num_same and held[num_same - 1] != names[num_same - 1]:
@@ -97,8 +101,8 @@ class PrefixIndex:
         held[num_same:] = names[num_same:]
 
     def check_integrity(self) -> None:
-        """Raises: OurBug unless both directions say the same."""
+        """Raises: OurBug unless both directions of the index agree."""
         by_row = {(name, row) for row, names in enumerate(self._names) for name in names}
         by_name = {(name, row) for name, rows in self._rows.items() for row in rows}
         if by_row != by_name or not all(self._rows.values()):
-            raise OurBug(f"{len(by_row)} prefixes are held by rows, {len(by_name)} are found by name")
+            raise OurBug(f"the prefix index is inconsistent: {len(by_row)} entries by row, {len(by_name)} by name")

@@ -1,20 +1,20 @@
-"""A left-aligned ragged key-value cache: why rolling back is free.
+"""The left-aligned ragged KV cache: why a rollback costs nothing. One of the three files to read first.
 
-Every sequence owns a row, and slot = position. Nothing is padded, so nothing is ever realigned:
+Every sequence owns one row, and the slot of a token is its position. There is no padding, so nothing is ever realigned:
 
     row 0   [ c c c c c c | r n n n . . . . . ]     c  committed: valid, visible
     row 1   [ c c c | r n . . . . . . . . . . ]     r  root of the forward in flight (the last sampled token)
     row 2   [ c c c c c c c c | r . . . . . . ]     n  draft nodes, in the order of the tree
                       length ^                      .  free; whatever lies there is masked
 
-A forward writes behind the length and moves no length. What happens next is one of three:
+A forward writes keys and values behind the length and leaves the length unchanged. Then one of three things happens:
 
-    append(row, n)      a chain was right: the first n new slots count from now on       nothing moves
-    commit(row, path)   a tree was walked: the path's slots move together, then count    |path| slots move
-    (nothing)           everything was wrong: the next forward overwrites it             nothing moves
+    append(row, n)      the chain was right: the first n new slots become committed      nothing moves
+    commit(row, path)   a path of the tree was right: its slots move together            |path| slots move
+    (nothing)           everything was wrong: the next forward overwrites the slots      nothing moves
 
-and `truncate(row, length)` forgets from any position on, moving nothing. Where two sequences begin alike,
-`take_over(row, source, length)` copies what one row holds into the other.
+`truncate(row, length)` forgets all positions from `length` on and moves nothing. If two sequences begin with the same
+tokens, `take_over(row, source, length)` copies them from one row into another.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class RaggedCache(KVCache):
     """Keys and values of `num_rows` sequences of different lengths, allocated once.
 
     Args:
-        num_layers: L; 0 makes a cache that only counts.
-        num_rows: B, sequences held at once.
+        num_layers: L; 0 makes a cache that only counts positions.
+        num_rows: B, sequences at once.
         max_len: S, slots of a row: tokens of the longest sequence plus the drafts behind it.
         num_kv_heads: H.
         head_dim: D.
+        dtype: of keys and values.
+        device: where they are.
     """
 
     def __init__(
@@ -79,30 +81,31 @@ class RaggedCache(KVCache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> RaggedCache:
-        """A cache of as many rows as fit into so much memory; of `num_rows` if that is None.
+        """Make a cache with as many rows as fit into `num_bytes`, or with `num_rows` rows if that is None.
 
-        Raises: ConfigError if not even one row fits, or if it is more than the machine has. Of memory that is not the
-            machine's own, as a GPU's, torch says what there is.
+        Raises: ConfigError if not even one row fits, or if the cache is larger than the machine's memory. The limit of
+            other memory, such as a GPU's, is reported by torch.
         """
         num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
         most = machine_bytes() if torch.device(device).type == "cpu" else None
         if num_bytes is None:
             if most is not None and num_rows * num_row_bytes > most:
                 raise ConfigError(
-                    f"{num_rows} sequences of {max_len} tokens, drafts included, take {num_rows * num_row_bytes} "
-                    f"bytes, more than this machine's memory, {most} bytes; lower how many are held at once "
-                    "(max_num_seqs of a server, batch sizes or ExSpec's window of a measurement), or max_model_len"
+                    f"the KV cache of {num_rows} sequences of {max_len} tokens (with drafts) takes "
+                    f"{num_rows * num_row_bytes} bytes, more than this machine's memory of {most} bytes; lower the "
+                    "number of sequences (max_num_seqs of a server, batch sizes or ExSpec's window of a measurement) "
+                    "or max_model_len"
                 )
         else:
             if most is not None and num_bytes > most:
                 raise ConfigError(
-                    f"a KV budget of {num_bytes} bytes is more than this machine's memory, {most} bytes; allow less"
+                    f"a KV budget of {num_bytes} bytes is more than this machine's memory of {most} bytes; lower it"
                 )
             num_rows = num_bytes // num_row_bytes
             if num_rows < 1:
                 raise ConfigError(
-                    f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens, drafts included, "
-                    f"takes {num_row_bytes}; allow more, or lower max_model_len"
+                    f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens (with drafts) "
+                    f"takes {num_row_bytes} bytes; raise the budget or lower max_model_len"
                 )
         return cls(num_layers, num_rows, max_len, num_kv_heads, head_dim, dtype=dtype, device=device)
 
@@ -120,9 +123,10 @@ class RaggedCache(KVCache):
         return self._storage.numel() * self._storage.element_size()
 
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """Put new keys and values [H, T, D] of one row into the T slots behind its length.
+        """Put the new keys and values [H, T, D] of one row into the T slots behind its length.
 
-        Effects: those slots; no length. Trusts the caller to have called `check_fits` once for all layers.
+        Effects: those slots; no length changes. The caller must have called `check_fits` (once is enough for all
+            layers).
         """
         start = self.lengths[row]
         stop = start + keys.shape[1]
@@ -132,29 +136,32 @@ class RaggedCache(KVCache):
     def places(self, row: int, start: int, stop: int) -> tuple[Tensor, ...]:
         """Views of a row's keys and values in slots `start..stop`, one [stop - start, 2, H, D] a layer.
 
-        Whoever writes into them is trusted as the caller of `write` is.
+        Whoever writes into them must have called `check_fits`, as for `write`.
         """
         return self._by_slot[:, row, start:stop].unbind(0)
 
     def of_row(self, row: int) -> tuple[Tensor, ...]:
-        """Views of all that a row holds, one [2, H, S, D] a layer: keys, then values."""
+        """Views of everything that a row holds, one [2, H, S, D] a layer: keys, then values."""
         return self._storage[:, :, row].unbind(0)
 
     def scatter(self, layer: int, rows: Tensor, slots: Tensor, keys_values: Tensor) -> None:
-        """Put new keys and values of many rows at once: [T, 2, H, D] into slot `slots[t]` of row `rows[t]`.
+        """Put new keys and values of many rows at once: [T, 2, H, D].
 
-        Effects: those slots; no length. Trusts the caller as `write` does.
+        Those of token t go into slot `slots[t]` of row `rows[t]`.
+
+        Effects: those slots; no length changes. The caller must have called `check_fits`, as for `write`.
         """
         self._of_layer[layer].index_put_((rows, slots), keys_values)
 
     def gather(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
-        """A copy of the keys and values in some slots of some rows, index tensors that broadcast: [..., 2, H, D]."""
+        """A copy of the keys and values in some slots of some rows: [..., 2, H, D]. The index tensors broadcast."""
         return self._of_layer[layer][rows, slots]
 
     def windows(self, row: int, num_slots: int, num_copies: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Keys and values of a row's first slots, seen `num_copies` times: one [num_copies, H, num_slots, D] a layer.
+        """Keys and values of a row's first slots, repeated `num_copies` times.
 
-        Nothing is copied: the stride of the copies is 0.
+        Returns: one [num_copies, H, num_slots, D] a layer, for keys and for values. Nothing is copied: the repeated
+            dimension has stride 0.
         """
         shape = (self._storage.shape[0], 2, num_copies, self._num_kv_heads, num_slots, self._head_dim)
         of_layer, of_kind, of_row, of_head, of_slot, of_element = self._storage.stride()
@@ -169,16 +176,17 @@ class RaggedCache(KVCache):
         return self._storage[:, :, row, :, start : start + num_tokens]
 
     def commit(self, row: int, path: Sequence[int], kept: Sequence[int] = ()) -> None:
-        """Commit the tokens on one path of the segment just forwarded, ancestors first.
+        """Commit the tokens on one path of the segment that was just forwarded, ancestors first.
 
             slots behind the length     r  n0 n1 n2 n3        path = (0, 2), kept = (4,)
             after                       r  n1 n3 .  .         lengths[row] += 2; n3 is in the first slot behind it
 
         Args:
+            row: a leased row.
             path: indices into the segment, strictly increasing.
-            kept: indices of further tokens that are moved behind the path, in this order, and not committed.
-        Raises: CacheRangeError if the path is not increasing or either leaves the row.
-        Effects: the slots behind the length, lengths[row].
+            kept: indices of further tokens, which move behind the path in this order and are not committed.
+        Raises: CacheRangeError if the path is not increasing, or if an index is outside the row.
+        Effects: the slots behind the length, and lengths[row].
         """
         check_increasing(path)
         order = [*path, *kept]
@@ -190,20 +198,23 @@ class RaggedCache(KVCache):
         self.lengths[row] += len(path)
 
     def take_over(self, row: int, source: int, length: int) -> None:
-        """Let a row hold the first positions of another.
+        """Make a row hold the first positions of another row.
 
             source   [ c c c c c c | . . ]       length = 4
-            row      [ c c | . . . . . . ]       its two are the same as the source's first two
+            row      [ c c | . . . . . . ]       its two positions equal the source's first two
             after    [ c c c c | . . . . ]       the other two are copied, in all layers
 
-        The source may be free, for nothing is written into a free row; it may then be the row itself, just leased, and
-        nothing is copied. That it still holds those positions, and that what both hold is the same, the caller knows.
+        A free source is allowed, because nothing is written into free rows. The source may also be the row itself if it
+        was just leased; then nothing is copied. The caller knows that the source still holds those positions, and that
+        the positions which both rows hold are equal.
 
         Args:
-            length: positions that the row holds afterwards.
-        Raises: CacheRangeError if the row is not leased or holds more, or if the length is beyond a row's end, or
-            beyond what a leased source holds.
-        Effects: the slots behind the row's length, lengths[row].
+            row: a leased row.
+            source: the row that holds the positions.
+            length: positions that `row` holds afterwards.
+        Raises: CacheRangeError if the row is not leased or holds more than `length`, or if `length` is beyond the row's
+            end or beyond what a leased source holds.
+        Effects: the slots behind the row's length, and lengths[row].
         """
         self.check_fits(row, length - self.lengths[row])
         if source != row:
@@ -219,21 +230,21 @@ class RaggedCache(KVCache):
             return
         index = torch.tensor(slots, device=self._storage.device)
         of_row = self._storage[:, :, row]  # [L, 2, H, S, D]
-        # index_select copies, so a slot may be both read and overwritten
+        # index_select copies, so a slot may be both source and destination
         of_row[:, :, :, start : start + len(slots)] = of_row.index_select(3, index)
 
 
 def _num_slots(max_len: int) -> int:
-    """Of a row: whole blocks."""
+    """Slots of a row: a whole number of blocks."""
     return -(-max_len // KEY_BLOCK) * KEY_BLOCK
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose pages the operating system hands out on first touch: what is never used costs nothing.
+    """Zeros whose pages the operating system provides on first touch, so that unused slots cost no memory.
 
-    Zeros, not garbage: attention reads whole key blocks and multiplies what the mask hides by 0, and 0 * NaN is NaN.
-    Small pages: a row has a place in every head of every layer, and with pages of 2 MB, which NumPy asks for, its first
-    token would take hundreds of them (0.5 s and 200 MiB for SmolLM2).
+    They must be zeros: attention reads whole key blocks and multiplies masked values by 0, and 0 * NaN is NaN. The
+    pages must be small: a row has a part in every head of every layer. With the 2 MB pages that NumPy asks for, its
+    first token would touch hundreds of pages (0.5 s and 200 MiB for SmolLM2).
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes == 0:

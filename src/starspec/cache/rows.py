@@ -1,4 +1,4 @@
-"""Who holds which cache row."""
+"""Which sequence holds which cache row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from starspec.errors import NoFreeRow, OurBug
 class RowPool:
     """Rows of a cache, each free or leased to one sequence.
 
-    The row given back last is leased first, unless another is asked for: its memory is already paged in.
+    Unless the caller asks for a certain row, the row that was freed last is leased first: its memory is already paged
+    in.
 
     Args:
         num_rows: rows in all, at least 1.
@@ -34,18 +35,18 @@ class RowPool:
 
     @property
     def longest_free(self) -> int:
-        """The row that has been free for longest. Raises: NoFreeRow if every row is leased."""
+        """The row that has been free for the longest time. Raises: NoFreeRow if every row is leased."""
         self._check_any_free()
         return self._free[0]
 
     def lease(self, row: int | None = None) -> int:
-        """Take a free row: this one, or the one given back last.
+        """Take a free row: the given one, or the one that was freed last.
 
-        Raises: NoFreeRow if every row is leased; OurBug if this one is.
+        Raises: NoFreeRow if every row is leased; OurBug if the given one is.
         """
         self._check_any_free()
         if row in self._leased:
-            raise OurBug(f"row {row} is to be leased twice")
+            raise OurBug(f"row {row} is already leased")
         row = self._free[-1] if row is None else row
         self._free.remove(row)
         self._leased.add(row)
@@ -54,7 +55,7 @@ class RowPool:
     def free(self, row: int) -> None:
         """Give a row back.
 
-        Raises: OurBug if the row is not leased: two owners would share it from now on.
+        Raises: OurBug if the row is not leased; otherwise two sequences could share it from now on.
         """
         if row not in self._leased:
             raise OurBug(f"row {row} is freed but not leased")
@@ -66,6 +67,6 @@ class RowPool:
             raise NoFreeRow(f"all {self.num_rows} cache rows are leased")
 
     def check_integrity(self) -> None:
-        """Raises: OurBug unless every row is either free or leased, once."""
+        """Raises: OurBug unless every row is either free or leased, exactly once."""
         if sorted([*self._free, *self._leased]) != list(range(self.num_rows)):
             raise OurBug(f"free {self._free} and leased {sorted(self._leased)} are not the {self.num_rows} rows")

@@ -1,4 +1,4 @@
-"""From the name of a batching method to its parts: a layout of keys and values, a scheduler, a rule for verdicts.
+"""From the name of a batching method to its parts: layout of keys and values, scheduler, what becomes of results.
 
              layout                    rounds over                        commits
     ragged   rows, slot = position     all running sequences              each what it accepted
@@ -66,10 +66,10 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
     return PromptsFirst(scheduler) if batching.prompts == "first" else scheduler
 
 
-def roll_back(verdicts: Sequence[VerifyResult]) -> list[VerifyResult]:
-    """Cut every verdict to the tokens of the shortest, so that a batch stays aligned.
+def roll_back(results: Sequence[VerifyResult]) -> list[VerifyResult]:
+    """Cut every result to the tokens of the shortest, so that a batch stays aligned.
 
     What is cut was right, and is drafted and verified again: the waste of section 2's rollback approach.
     """
-    num_tokens = min(len(each.token_ids) for each in verdicts)
-    return [VerifyResult(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in verdicts]
+    num_tokens = min(len(each.token_ids) for each in results)
+    return [VerifyResult(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in results]

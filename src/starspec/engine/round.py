@@ -41,7 +41,7 @@ class RoundRunner:
         output = self.runner.forward(
             [_segment(each, tree) for each, tree in zip(batch, trees, strict=True)], self.drafts.feature_layers
         )
-        verdicts = verify_trees(
+        results = verify_trees(
             trees,
             output.logits,
             [each.sampling for each in batch],
@@ -49,8 +49,8 @@ class RoundRunner:
             [each.counts for each in batch],
         )
         if self.is_even:
-            verdicts = roll_back(verdicts)
-        emitted = self._commit(batch, trees, verdicts, output)
+            results = roll_back(results)
+        emitted = self._commit(batch, trees, results, output)
         verified_s = self.clock()
         self.drafts.report(batch, emitted)
         reported_s = self.clock()
@@ -64,20 +64,20 @@ class RoundRunner:
         self,
         batch: Sequence[TargetSequence],
         trees: Sequence[DraftTree],
-        verdicts: Sequence[VerifyResult],
+        results: Sequence[VerifyResult],
         output: ForwardOutput,
     ) -> list[RoundOutput]:
-        """Extend every sequence by its verdict; keep the K/V of the root and of the accepted path."""
+        """Extend every sequence by its result; keep the K/V of the root and of the accepted path."""
         emitted, first_row = [], 0
-        for sequence, tree, verdict in zip(batch, trees, verdicts, strict=True):
+        for sequence, tree, result in zip(batch, trees, results, strict=True):
             rows = slice(first_row, first_row + tree.num_draft_tokens + 1)
             first_row = rows.stop
-            added = sequence.extend(verdict.token_ids, _logprobs(sequence, verdict, output.logits[rows]))
+            added = sequence.extend(result.token_ids, _logprobs(sequence, result, output.logits[rows]))
             if output.features is not None:
-                added.features = output.features[rows][list(verdict.rows[: len(added.token_ids)])]
+                added.features = output.features[rows][list(result.rows[: len(added.token_ids)])]
             assert sequence.row is not None
-            self.runner.cache.commit(sequence.row, verdict.rows[: len(added.token_ids)])
-            num_accepted = min(verdict.num_accepted, len(added.token_ids))
+            self.runner.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
+            num_accepted = min(result.num_accepted, len(added.token_ids))
             self._count(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
             emitted.append(added)
         return emitted
@@ -118,11 +118,11 @@ def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
     return Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
 
 
-def _logprobs(sequence: TargetSequence, verdict: VerifyResult, logits: Tensor) -> list[TokenLogprob]:
+def _logprobs(sequence: TargetSequence, result: VerifyResult, logits: Tensor) -> list[TokenLogprob]:
     """The target's own log-probabilities at the walked positions, if the request asked for them."""
     if sequence.spec.logprobs is None:
         return []
-    pairs = zip(verdict.rows, verdict.token_ids, strict=True)
+    pairs = zip(result.rows, result.token_ids, strict=True)
     return [
         TokenLogprob(token_id, *top_logprobs(logits[row], token_id, sequence.spec.logprobs)) for row, token_id in pairs
     ]

@@ -1,1 +1,1 @@
-"""Running models over the ragged cache: loading, the Hugging Face path, fast modules, quantized drafts."""
+"""Running models over the ragged cache: loading, runners, attention, packed linears, EAGLE heads, synthetic models."""

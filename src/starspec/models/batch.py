@@ -1,4 +1,4 @@
-"""Segments packed into forwards: which tokens run together, where they go, what they see."""
+"""Segments packed into forwards: which tokens run together, where their keys and values go, and what they attend to."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from starspec.models.attention.ragged import BatchAttention, Placement, RaggedAt
 from starspec.models.loading.device import is_accelerator
 from starspec.models.runner import Segment
 
-MAX_DECODE_TOKENS: Final = 16  # a chain longer than this that asks for at most one logit row is part of a prompt
+MAX_DECODE_TOKENS: Final = 16  # a longer chain that asks for at most one row of logits is a part of a prefill
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Packed rows of one forward for which every row gets the same bits, whatever the other rows are."""
+    """Row counts of a forward within which every row gets the same bits, whatever the other rows are."""
 
-    lowest: int  # smaller forwards are padded up to it
-    highest: int | None  # larger ones are split; None = never
+    lowest: int  # smaller forwards are padded to this
+    highest: int | None  # larger forwards are split; None = never
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `first..last` of a segment: all that are new, unless they are more than a forward may have."""
+    """Tokens `first..last` of a segment: all its new tokens, unless they are more than one forward may have."""
 
     segment: Segment
     first: int
@@ -43,7 +43,7 @@ class Piece:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it gets a forward of its own, of any width: its boundaries depend on its sequence alone."""
+        """Whether it is prefill: it runs alone, at any width, so its boundaries depend only on its sequence."""
         segment = self.segment
         is_long = segment.num_new > MAX_DECODE_TOKENS and segment.num_forwarded == 0
         return is_long and segment.num_logits <= 1 and is_chain(segment.parents)
@@ -51,20 +51,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One forward: everything that depends on the segments, made once and used by every layer.
+    """One forward: everything that depends on the segments, computed once and used by every layer.
 
-    Rows of the batch are tokens, and padding that changes nothing for them.
+    A row of the batch is a token, or padding that does not influence the other rows.
     """
 
     token_ids: Tensor  # [R] int64
     positions: Tensor  # [R] int64
     attention: BatchAttention
     logit_rows: Tensor  # rows whose logits are wanted, then padding up to the lowest row count
-    num_logits: int  # wanted ones
+    num_logits: int  # rows wanted, without the padding
 
 
 def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piece]]:
-    """Share the segments out to forwards, in order: prompts alone, the others together up to `rows.highest`."""
+    """Distribute the segments over forwards, in order: each prefill alone, the others together up to `rows.highest`."""
     forwards: list[list[Piece]] = []
     room = 0
     for segment in segments:
@@ -83,8 +83,11 @@ def build_batch(
     """Pack the pieces of one forward: their tokens in order, then padding up to the lowest row count.
 
     Args:
+        pieces: what the forward computes.
+        cache: the keys and values.
+        rows: the row counts that the forward may have.
         num_heads: Hq, query heads of a layer.
-        mode: how tokens that are no prompt read the cache.
+        mode: how tokens outside of prefills attend.
     Raises: ValueError if a segment's parents are not in topological order.
     """
     token_ids: list[int] = []

@@ -1,10 +1,10 @@
-"""The lean path for the Llama family: Llama, Qwen2, Qwen3 and Mistral without a window.
+"""The fused path for the Llama family: Llama, Qwen2, Qwen3, and Mistral without a sliding window.
 
-The same mathematics as the Hugging Face modules, in fewer and larger operations:
+It computes the same as the Hugging Face modules, in fewer and larger operations:
 
 * query, key and value are one linear, gate and up another, each packed for the machine;
-* rotary angles are looked up once a forward; the rotation runs over all heads at once, values included, whose
-  angle is 0, so that keys and values land in the cache by one copy;
+* rotary angles are looked up once a forward. The rotation runs over all heads at once, values included (with angle 0),
+  so that one copy puts keys and values into the cache;
 * attention reads the cache in place (`models/attention/ragged.py`).
 """
 
@@ -32,7 +32,7 @@ FUSED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def why_not_fused(config: PreTrainedConfig) -> str | None:
-    """One clause that says why a model needs the Hugging Face path, or None if `FusedRunner` can run it."""
+    """A clause that says why a model needs the Hugging Face path, or None if `FusedRunner` can run it."""
     if config.model_type not in FUSED_FAMILIES:
         return f"its type is {config.model_type}, not one of {', '.join(FUSED_FAMILIES)}"
     if config.hidden_act != "silu":
@@ -46,12 +46,12 @@ def why_not_fused(config: PreTrainedConfig) -> str | None:
 
 
 class FusedRunner(PackedRunner):
-    """Runs a model of the Llama family over packed linears.
+    """Runs a model of the Llama family with packed linears.
 
     Args:
-        model: transformers' causal LM, or a `LlamaWeights`. Its layers are taken apart: it cannot be used afterwards.
+        model: transformers' causal LM, or `LlamaWeights`. Its layers are taken apart: it cannot be used afterwards.
         config: rows and lengths of the cache.
-        info: what others need to know of the model; its weight bytes are replaced by those of the packed linears.
+        info: facts about the model; its weight bytes are replaced by those of the packed linears.
         pack: makes a packed linear from a weight and a bias.
     Raises: ModelError if the model is not of the family.
     """

@@ -1,4 +1,4 @@
-"""One decoder layer of the Llama family, packed."""
+"""One decoder layer of the Llama family: its packed weights, and its attention between the two linears."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from starspec.models.loading.device import is_accelerator
 
 
 class Norm:
-    """RMS normalization over the last dimension; on a CPU four operations where `F.rms_norm` runs eight.
+    """RMS normalization over the last dimension.
 
-    On accelerators that is one kernel, which rounds once, behind the weight.
+    On a CPU it takes four operations where `F.rms_norm` takes eight. On accelerators it is one kernel, which rounds
+    once, after multiplying by the weight.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -29,7 +30,10 @@ class Norm:
         self._is_one_kernel = is_accelerator(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, rounded but by one kernel, times the weight."""
+        """[..., C] -> [..., C]: x / sqrt(mean(x^2) + eps) in float32, times the weight.
+
+        The four operations on a CPU round the quotient before they multiply it.
+        """
         if self._is_one_kernel:
             return F.rms_norm(x, self._weight.shape, self._weight, self._eps_value)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -39,7 +43,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """The weights of one decoder layer, packed."""
+    """The packed weights of one decoder layer."""
 
     input_norm: Norm
     qkv: PackedLinear  # hidden -> (Hq + 2 H) D
@@ -57,7 +61,7 @@ class FusedLayer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """How the outputs of the fused linear are shared out: Hq query heads, H key heads, H value heads, D each."""
+    """The layout of the fused linear's output: Hq query heads, H key heads and H value heads of size D."""
 
     num_heads: int
     num_kv_heads: int
@@ -65,7 +69,7 @@ class AttentionShape:
     scaling: float
 
     def rotation(self, table: Tensor, positions: Tensor) -> Rotation:
-        """The rotation of one forward: queries and keys turn by their positions, values by 0.
+        """The rotation of one forward: queries and keys rotate by their positions, values by 0.
 
         Args:
             table: [2, S, D] cosines and sines.
@@ -82,10 +86,14 @@ class AttentionShape:
     def attend(
         self, index: int, layer: FusedLayer, qkv: Tensor, rotation: Rotation, attention: BatchAttention
     ) -> Tensor:
-        """Attention of layer `index` before its output projection.
+        """Attention of layer `index`, from the fused query-key-value linear up to the output projection.
 
         Args:
-            qkv: [R, (Hq + 2 H) D] of the fused linear; changed in place if the layer norms queries and keys.
+            index: of the layer.
+            layer: its weights.
+            qkv: [R, (Hq + 2 H) D] from the fused linear; changed in place if the layer normalizes queries and keys.
+            rotation: of this forward.
+            attention: of this forward.
         Returns: [R, Hq D], valid until the next layer. Effects: the cache slots of the batch's tokens.
         """
         heads = qkv.view(len(qkv), -1, self.head_dim)  # [R, Hq + 2 H, D]
@@ -102,19 +110,19 @@ def take_norm(module: Any) -> Norm:
 
 
 def own_copy(weight: Tensor) -> Tensor:
-    """A copy without history: a tensor as loaded may keep its whole checkpoint file mapped."""
+    """A copy with memory of its own: a tensor as loaded may keep its whole checkpoint file mapped."""
     return weight.detach().clone()
 
 
 def _join(linears: Sequence[nn.Linear], pack: Packer) -> PackedLinear:
-    """One linear whose output is that of all, side by side."""
+    """One linear whose output is the outputs of all these, side by side."""
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([each.detach() for each in biases])
     return pack(torch.cat([linear.weight.detach() for linear in linears]), bias)
 
 
 def take_layer(layers: nn.ModuleList, index: int, pack: Packer) -> FusedLayer:
-    """Pack a layer and let go of the original, so that the peak is one layer above the model."""
+    """Pack a layer and release the original, so that peak memory is that of the model and one layer."""
     layer: Any = layers[index]
     attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)

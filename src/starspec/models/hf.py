@@ -1,8 +1,8 @@
-"""Unmodified Hugging Face modules over the ragged cache: the reference path, and the one every architecture gets.
+"""Unmodified Hugging Face modules over the ragged cache: the reference path, for every supported architecture.
 
-All segments' tokens form one row [1, R] with explicit positions. Everything but attention works token by token and
-does not notice; attention is ours, registered with transformers under the name `starspec_ragged`, and works cache row
-by cache row.
+The tokens of all segments form one row [1, R] with explicit positions. Everything but attention works token by token,
+so it gives the same results as for separate sequences. Attention is replaced: it is registered with transformers under
+the name `starspec_ragged`, and it attends to each cache row separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
 from starspec.models.runner import ModelInfo, Segment
 
 ATTENTION_NAME: Final = "starspec_ragged"
-# What some models pass to change attention, and what we do not compute. None always means "without".
+# Arguments by which some models change attention, and which this path does not compute. None always means "without".
 UNSUPPORTED: Final = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask", "cache")
 
 
@@ -42,7 +42,7 @@ def ragged_attention(
     """The attention function that transformers calls in every layer.
 
     Returns: [1, R, Hq, D], and None for the weights.
-    Raises: ModelError for anything that would silently change the model if it were ignored.
+    Raises: ModelError for any argument that would change the result and is not computed here.
     Effects: the cache slots of the batch's tokens.
     """
     if starspec_batch is None:
@@ -62,13 +62,13 @@ AttentionInterface.register(ATTENTION_NAME, ragged_attention)
 
 
 class TransformersRunner(PackedRunner):
-    """Runs a `transformers` causal LM as it is.
+    """Runs a `transformers` causal LM with its own modules.
 
     Args:
         model: in evaluation mode, on its device, in its dtype.
         config: rows and lengths of the cache.
-        info: what others need to know of the model.
-    Raises: ModelError if the model's attention is not plain causal attention: a token is run through it to see.
+        info: facts about the model.
+    Raises: ModelError if the model's attention is not plain causal attention; one token is run to find out.
     Effects: switches the model's attention implementation.
     """
 
@@ -118,5 +118,5 @@ def _call_as_batch(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _num_bytes(module: Any) -> int:
-    """Bytes of weights read by one call; a packed linear knows, its weight is only a shape."""
+    """Bytes of weights that one call reads. A packed linear knows this itself; its weight is only a shape."""
     return int(getattr(module, "num_bytes", module.weight.numel() * module.weight.element_size()))

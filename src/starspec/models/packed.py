@@ -1,4 +1,4 @@
-"""What both runners do around their layers: check, share out, pack, run, gather."""
+"""What both runners do around their layers: check segments, form forwards, pack, run, and collect the output."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FAST_NUMERICS: Final = "numerics are fast: a token's bits may depend on what it 
 
 
 class FeatureTaps:
-    """Collects hidden states of one forward while it passes through the layers.
+    """Collects the wanted hidden states of one forward as it passes through the layers.
 
     Args:
-        layers: as `ModelRunner.forward` takes them.
+        layers: as for `ModelRunner.forward`.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -46,12 +46,12 @@ class FeatureTaps:
         return layer in self._layers
 
     def show(self, layer: int, hidden: Tensor) -> None:
-        """Take the hidden states [R, C] if they are wanted; they must not be changed in place after."""
+        """Keep the hidden states [R, C] if they are wanted; the caller must not change them in place afterwards."""
         if self.wants(layer):
             self._seen[layer] = hidden
 
     def joined(self) -> Tensor | None:
-        """[R, F], padding included, in the order of the layers; None if none is wanted."""
+        """[R, F] with padding, in the order of the layers; None if none is wanted."""
         return torch.cat([self._seen[layer] for layer in self._layers], dim=-1) if self._layers else None
 
 
@@ -59,7 +59,7 @@ class PackedRunner(ABC):
     """A `ModelRunner` that packs ragged segments into forwards of one flat row dimension.
 
     Args:
-        info: what others need to know of the model.
+        info: facts about the model.
         cache: the keys and values.
         num_heads: Hq, query heads of a layer.
         vocab_size: V, columns of the logits.
@@ -71,9 +71,9 @@ class PackedRunner(ABC):
         self._num_heads = num_heads
         self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
-        self.numerics_report = FAST_NUMERICS  # set by the numerics probe, too
-        self.attention_mode = AttentionMode.FAST  # of the cache; set by the numerics probe
-        self.graphs: StepGraphs | None = None  # of small forwards, on accelerators
+        self.numerics_report = FAST_NUMERICS  # set by the numerics probe
+        self.attention_mode = AttentionMode.FAST  # set by the numerics probe
+        self.graphs: StepGraphs | None = None  # runs small forwards on accelerators
 
     @property
     def info(self) -> ModelInfo:
@@ -94,7 +94,7 @@ class PackedRunner(ABC):
         return self.attention_mode is not AttentionMode.FAST
 
     def with_fast_numerics(self) -> Self:
-        """The same model over the same cache, whose forwards are neither padded nor split for the sake of bits."""
+        """The same model over the same cache, with forwards that are neither padded nor split to preserve bits."""
         fast = copy(self)
         fast.rows, fast.attention_mode, fast.numerics_report = (
             RowRange(lowest=1, highest=None),
@@ -115,16 +115,18 @@ class PackedRunner(ABC):
         """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
 
         Args:
-            is_obsolete: asked before the attention of each layer; where forwards are launched as one, before each.
-        Raises: ForwardAborted once it says yes.
-            CacheRangeError if a segment does not fit its row or two segments share one; ValueError for a segment that
-            is malformed in itself or layers that are not there. Nothing was written then.
+            segments: at most one for each row.
+            feature_layers: as for `ModelRunner.forward`.
+            is_obsolete: asked before the attention of each layer, or before each forward that is launched as a whole.
+        Raises: ForwardAborted once `is_obsolete` returns True. CacheRangeError if a segment does not fit into its row
+            or two segments share a row. ValueError if a segment is malformed or a layer does not exist. After the
+            latter two, nothing has been written.
         """
         check_segments(segments, self._cache)
         logits, features = [], []
         for pieces in self._shares(segments):
             if is_obsolete is not None and self.graphs is not None and is_obsolete():
-                raise ForwardAborted("nobody wants this forward any more")
+                raise ForwardAborted("the result of this forward is not needed any more")
             output = self._forward(pieces, feature_layers, is_obsolete)
             logits.append(output.logits)
             if output.features is not None:
@@ -135,7 +137,7 @@ class PackedRunner(ABC):
         )
 
     def _shares(self, segments: Sequence[Segment]) -> Iterator[list[Piece]]:
-        """What runs together."""
+        """The pieces of each forward, one list after the other."""
         for pieces in plan_forwards(segments, self.rows):
             if self.attention_mode is AttentionMode.IN_STEPS and self.graphs is not None:
                 yield from self.graphs.shares(pieces, self.rows) or [pieces]
@@ -145,7 +147,7 @@ class PackedRunner(ABC):
     def _forward(
         self, pieces: Sequence[Piece], feature_layers: Sequence[int], is_obsolete: Callable[[], bool] | None
     ) -> ForwardOutput:
-        """Run some pieces together; features of padding may be there, too."""
+        """Run some pieces together. The features may include rows of padding."""
         if self.graphs is not None and self.attention_mode in (AttentionMode.FAST, AttentionMode.IN_STEPS):
             output = self.graphs.forward(pieces, self.rows, feature_layers)
             if output is not None:
@@ -157,10 +159,10 @@ class PackedRunner(ABC):
 
     @torch.inference_mode()
     def run(self, batch: PackedBatch, feature_layers: Sequence[int] = ()) -> ForwardOutput:
-        """One forward over what somebody packed.
+        """Run one packed batch.
 
         Returns: the logits that the batch wants; features of all its rows [R, F], padding included.
-        Raises: ValueError if the model has no such features. Effects: as the batch's attention says.
+        Raises: ValueError if the model has no such features. Effects: those of the batch's attention.
         """
         self._check_layers(feature_layers)
         taps = FeatureTaps(feature_layers)
@@ -169,11 +171,11 @@ class PackedRunner(ABC):
     @property
     @abstractmethod
     def step_linears(self) -> list[StepLinear]:
-        """The linears of one step, in the order in which they run."""
+        """The linears of one decoding step, in the order in which they run."""
 
     @abstractmethod
     def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
-        """Logits [len(batch.logit_rows), V]; writes keys and values, and shows the taps what enters each layer."""
+        """Compute logits [len(batch.logit_rows), V], write keys and values, and show each layer's input to the taps."""
 
     def _check_layers(self, feature_layers: Sequence[int]) -> None:
         unknown = [layer for layer in feature_layers if not 0 <= layer <= self._info.num_layers]
@@ -182,7 +184,10 @@ class PackedRunner(ABC):
 
 
 def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
-    """Raises: CacheRangeError if a segment does not fit its row or two share one; ValueError if one is malformed."""
+    """Refuse segments that cannot be forwarded together.
+
+    Raises: CacheRangeError if one does not fit into its row or two share a row; ValueError if one is malformed.
+    """
     for segment in segments:
         num_tokens, num_new = len(segment.token_ids), segment.num_new
         if not 1 <= num_new <= num_tokens or not 0 <= segment.num_logits <= num_new:
@@ -194,7 +199,10 @@ def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
 
 
 def make_cache(model: Any, config: ModelConfig, info: ModelInfo) -> RaggedCache:
-    """The cache that fits a model: rows hold the longest sequence and the longest proposal behind it."""
+    """Make the cache for a model. A row has room for the longest sequence and for the longest proposal behind it.
+
+    Raises: ConfigError if it does not fit into memory (see `RaggedCache.within`).
+    """
     text = model.config.get_text_config(decoder=True)
     num_heads = text.num_attention_heads
     return RaggedCache.within(

@@ -1,13 +1,13 @@
-"""A forward over a left-padded rectangle: what EqSpec, ExSpec and rollback run, through the same layers as ragged.
+"""A forward over a left-padded rectangle, as EqSpec, ExSpec and rollback run it, with the layers of the ragged path.
 
     columns    0 . . . . . width | width + T
     row 0      p p p c c c       | r n n n        positions of new tokens: 3 4 5 6
     row 1      c c c c c c       | r n . .                                 6 7 - -
 
-Positions restart at a row's first content token, so padding on the left changes nothing; behind a row's own new tokens
-there may be padding too, because proposals are of different sizes. Masks are made of the columns' numbers, never of
-token ids: a pad token may be any token, eos included. The root r of each segment is the target's last token of the
-round before: its keys and values are missing until this forward computes them.
+Positions start at 0 with a row's first content token, so padding on the left changes nothing. There may also be padding
+behind a row's new tokens, because proposals differ in size. Masks depend on column numbers only, never on token ids: a
+pad token may have any id, even that of eos. The root r of each segment is the last token of the round before; this
+forward computes its keys and values.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from starspec.models.packed import PackedRunner, check_segments
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.stats import BatchStats
 
-PAD_TOKEN_ID: Final = 0  # whatever it means: nothing attends it
+PAD_TOKEN_ID: Final = 0  # any id will do: no token attends to padding
 
 
 class PaddedRunner:
     """Runs the segments of each forward as one rectangle, over a cache of its own.
 
     Args:
-        runner: whose layers are run; its own cache stays empty.
-        stats: what bringing sequences together costs is added here. Forwards that want no logits are prompts, and
-            are not counted.
+        runner: provides the layers; its own cache stays empty.
+        stats: receives the cost of bringing sequences together. Forwards without logits are prefill and do not count.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, runner: PackedRunner, stats: BatchStats, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -55,7 +55,7 @@ class PaddedRunner:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
-        """As `BatchRunner.forward`. Effects: may also move keys and values of its rows into another rectangle."""
+        """As `BatchRunner.forward`. Effects: may also move keys and values of the rows into another rectangle."""
         check_segments(segments, self._cache)
         assert not any(segment.num_forwarded for segment in segments), "targets forward whole proposals"
         num_new = max(len(segment.token_ids) for segment in segments)
@@ -72,7 +72,10 @@ class PaddedRunner:
         return ForwardOutput(output.logits, output.features[_token_rows(segments, num_new)])
 
     def _count(self, movement: Movement, gather_s: float, pad_s: float) -> None:
-        """Positions and masks of a round that needs no realignment are a part of its forward, as a ragged one's are."""
+        """Add the cost of one round.
+
+        Without realignment, positions and masks count as a part of the forward, as they do on the ragged path.
+        """
         stats = self._stats
         if movement is Movement.REALIGNMENT:
             stats.realign_pad_s += pad_s
@@ -86,8 +89,8 @@ class RectangleAttention:
     """Attention of one forward over one rectangle.
 
     Args:
-        rectangle: its B sequences aligned, with T free columns.
-        mask: additive [B, 1, G T, width + T], G query heads a key head.
+        rectangle: B aligned sequences, with T free columns.
+        mask: additive [B, 1, G T, width + T], for G query heads that share a key head.
         num_heads: Hq.
     """
 
@@ -98,13 +101,13 @@ class RectangleAttention:
         self._num_heads = num_heads
 
     def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
-        """As `BatchAttention`; R = B T, a sequence's tokens behind each other. Effects: the T columns."""
+        """As `BatchAttention`, with R = B T: the tokens of each sequence are consecutive. Effects: the T columns."""
         stored = self._by_layer[layer]
         _, num_rows, num_kv_heads, _, head_dim = stored.shape
         group = self._num_heads // num_kv_heads
         new = keys_values.view(num_rows, -1, 2, num_kv_heads, head_dim)  # [B, T, 2, H, D]
         stored[:, :, :, self._width : self._num_columns] = new.permute(2, 0, 3, 1, 4)
-        # heads that share a key head are its query rows, so that no keys are repeated
+        # heads that share a key head become its query rows, so that no keys are repeated
         heads = query.view(num_rows, -1, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)  # [B, H, G, T, D]
         keys, values = stored[:, :, :, : self._num_columns]
         out = F.scaled_dot_product_attention(
@@ -115,10 +118,11 @@ class RectangleAttention:
 
 
 def pad_batch(segments: Sequence[Segment], rectangle: Rectangle, num_new: int, num_heads: int) -> PackedBatch:
-    """Pad the new tokens of all sequences to one number, and say what sees what.
+    """Pad the new tokens of all sequences to one number, and make positions and masks.
 
     Args:
-        rectangle: of these segments' rows, in their order, aligned.
+        segments: one for each sequence.
+        rectangle: the aligned rows of these segments, in their order.
         num_new: T, tokens of the longest segment.
         num_heads: Hq.
     """
@@ -162,5 +166,5 @@ def padded_mask(segments: Sequence[Segment], starts: Sequence[int], width: int, 
 
 
 def _token_rows(segments: Sequence[Segment], num_new: int) -> list[int]:
-    """The rows of a padded batch that are no padding."""
+    """The rows of a padded batch that hold tokens."""
     return [index * num_new + token for index, each in enumerate(segments) for token in range(len(each.token_ids))]

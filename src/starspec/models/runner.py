@@ -1,4 +1,4 @@
-"""What every model runner offers, be it real or synthetic, target or draft."""
+"""The interface of every model runner: real or synthetic, target or draft."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from starspec.cache.ragged import RaggedCache
 class Segment(NamedTuple):
     """New tokens of one cache row in one forward.
 
-    They sit behind the row's committed positions, `cache.lengths[row] ...`; token i attends those, its ancestors and
-    itself. `parents[i] < i` indexes into the segment; -1 hangs from the committed prefix; None is a chain.
-    A token's position is the row's length plus its depth below the prefix (0 for the first).
+    They lie behind the row's committed positions, from `cache.lengths[row]` on. Token i attends to the committed
+    positions, its ancestors and itself. `parents[i] < i` is an index into the segment; -1 means that the token follows
+    the committed prefix; None means a chain. A token's position is the row's length plus its depth below the prefix (0
+    for the first token).
 
-    The first `num_forwarded` tokens are not new: earlier forwards put their keys and values into those slots, and
-    they are here as ancestors only.
+    The first `num_forwarded` tokens are not new: earlier forwards wrote their keys and values into these slots, and
+    they are listed only as ancestors.
     """
 
     row: int
@@ -35,32 +36,32 @@ class Segment(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """What a forward gives."""
+    """The result of a forward."""
 
     logits: Tensor  # [sum of num_logits, V] in the model's dtype, in segment order
-    features: Tensor | None = None  # [sum of num_new, F]: the wanted layers of every new token side by side
+    features: Tensor | None = None  # [sum of num_new, F]: the wanted layers of every new token, side by side
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What others need to know of a loaded model."""
+    """Facts about a loaded model."""
 
     name: str
     vocab_size: int  # rows of the embedding
     max_model_len: int  # longest sequence in tokens, prompt and output
     num_parameters: int
-    num_weight_bytes: int  # bytes read by one decoding step
+    num_weight_bytes: int  # bytes that one decoding step reads
     eos_token_ids: tuple[int, ...]
-    num_layers: int = 0  # L; features can be had of 0..L, 0 being the embeddings
-    hidden_size: int = 0  # C: numbers of one layer's features; 0 = the model gives none
+    num_layers: int = 0  # L; features exist for 0..L, and 0 is the embeddings
+    hidden_size: int = 0  # C: numbers in one layer's features; 0 = the model has none
 
 
 class BatchRunner(Protocol):
-    """A causal LM over rows of a cache: the seam between a target's engine and its model.
+    """A causal LM over rows of a cache: the interface between a target's engine and its model.
 
-    `forward` writes keys and values of the new tokens behind each row's committed length and commits nothing: the
-    caller commits with `cache.commit` or rolls back by doing nothing. Behind `max_model_len` tokens a row has room for
-    a whole proposal (MAX_DRAFT_TOKENS).
+    `forward` writes the keys and values of the new tokens behind each row's committed length and commits nothing. The
+    caller commits with `cache.commit`; doing nothing is a rollback. Behind `max_model_len` tokens a row has room for a
+    whole proposal (MAX_DRAFT_TOKENS).
     """
 
     @property
@@ -73,17 +74,18 @@ class BatchRunner(Protocol):
         """Run the model over the new tokens of several rows.
 
         Args:
-            segments: of different rows. A target's have no `num_forwarded`: it forwards whole proposals.
-            feature_layers: hidden states that are wanted, as Hugging Face counts them: i is what enters layer i, L
-                what the final norm gives. They are copies of what is computed anyway.
-        Raises: CacheRangeError if a segment does not fit its row; ValueError if the model has no such features.
-        Effects: what lies behind each row's length; never `cache.lengths`.
+            segments: of different rows. Those of a target have `num_forwarded` 0, because a target forwards whole
+                proposals.
+            feature_layers: the hidden states that are wanted, numbered as in Hugging Face: i is the input of layer i,
+                and L is the output of the final norm. They are copies of values that are computed anyway.
+        Raises: CacheRangeError if a segment does not fit into its row; ValueError if the model has no such features.
+        Effects: the slots behind each row's length; never `cache.lengths`.
         """
         ...
 
 
 class ModelRunner(BatchRunner, Protocol):
-    """A causal LM over the ragged cache, with what a drafter needs beyond."""
+    """A causal LM over the ragged cache, with what a draft needs in addition."""
 
     @property
     def cache(self) -> RaggedCache: ...
@@ -98,21 +100,21 @@ class ModelRunner(BatchRunner, Protocol):
         """As `BatchRunner.forward`.
 
         Args:
-            is_obsolete: asked again and again while the forward runs; once it says yes the forward ends there.
-        Raises: ForwardAborted then.
+            is_obsolete: called repeatedly while the forward runs; once it returns True, the forward stops.
+        Raises: ForwardAborted if it stopped.
         """
         ...
 
 
 class LoadedRunner(ModelRunner, Protocol):
-    """What `load_runner` returns: it says what is known of its bits."""
+    """A runner as `load_runner` returns it, with what the numerics probe found."""
 
     @property
     def numerics_report(self) -> str:
-        """What is known of whether a token's bits depend on what it is batched with, in words."""
+        """A text that says whether a token's bits depend on what it is batched with."""
         ...
 
     @property
     def is_invariant(self) -> bool:
-        """Whether it was shown that they do not."""
+        """Whether the probe showed that they do not."""
         ...

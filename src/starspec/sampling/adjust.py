@@ -1,4 +1,4 @@
-"""What a request adds to the model's own logits: min_tokens, logit bias and penalties, in vLLM's order."""
+"""What a request changes in the model's logits: min_tokens, logit bias and penalties, in vLLM's order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from starspec.sampling.spec import SamplingSpec
 
 
 def adjust(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None) -> Tensor:
-    """Make the logits that the law draws from.
+    """Apply a request's min_tokens, logit bias and penalties to the logits of one position.
 
-    Token ids outside the vocabulary have no effect: a draft's vocabulary may be smaller than the target's.
+    Token ids outside the vocabulary have no effect, because a draft's vocabulary may be smaller than the target's.
 
     Args:
         logits: [V], any float dtype and device; not changed.
+        sampling: the request's sampling parameters.
         position: absolute index of the token to be drawn.
-        counts: of all tokens before `position`; None will do if the law has neither penalties nor min_tokens.
-    Returns: float64 [V] on the same device; not a copy if it needs none.
-    Raises: ValueError if the law needs counts and there are none.
+        counts: of all tokens before `position`; None is allowed if `sampling` has neither penalties nor min_tokens.
+    Returns: float64 [V] on the same device. It shares memory with `logits` if nothing changes and the dtype is float64.
+    Raises: ValueError if `sampling` needs counts and `counts` is None.
     """
     if not sampling.adjusts_logits:
         return logits.to(torch.float64)
@@ -41,7 +42,7 @@ def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:
 
 
 def _penalize_(adjusted: Tensor, sampling: SamplingSpec, counts: TokenCounts) -> None:
-    """Repetition over prompt and output, multiplicative; then frequency and presence over the output."""
+    """Apply the repetition penalty over prompt and output, then frequency and presence penalties over the output."""
     seen = counts.seen()
     inside = (seen.token_ids >= 0) & (seen.token_ids < len(adjusted))
     token_ids = seen.token_ids[inside].to(adjusted.device)
@@ -54,12 +55,12 @@ def _penalize_(adjusted: Tensor, sampling: SamplingSpec, counts: TokenCounts) ->
 
 
 def _indices(token_ids: Iterable[int], adjusted: Tensor) -> Tensor:
-    """Those of the ids that the vocabulary has, where `adjusted` lives."""
+    """The given ids that the vocabulary has, as an int64 tensor on the device of `adjusted`."""
     inside = [token_id for token_id in token_ids if 0 <= token_id < len(adjusted)]
     return torch.tensor(inside, dtype=torch.int64, device=adjusted.device)
 
 
 def _known(counts: TokenCounts | None) -> TokenCounts:
     if counts is None:
-        raise ValueError("this law depends on earlier tokens: it needs their counts")
+        raise ValueError("these sampling parameters depend on earlier tokens: pass the counts of those tokens")
     return counts

@@ -1,4 +1,4 @@
-"""Which tokens a sequence holds and how often: what penalties and min_tokens need to know."""
+"""How often each token occurs in a sequence: the input of penalties and min_tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class SeenTokens(NamedTuple):
     """The distinct tokens of prompt and output, in order of first appearance."""
 
     token_ids: Tensor  # [U] int64
-    num_output: Tensor  # [U] float64: occurrences in the output, 0 for a token of the prompt only
+    num_output: Tensor  # [U] float64: occurrences in the output; 0 for a token that only the prompt has
 
 
 class TokenCounts:
-    """Token counts of one sequence, and of what a verifier may yet add to it.
+    """Token counts of one sequence. An overlay (`with_path`) adds draft tokens to them without a copy.
 
     Args:
         prompt_ids: the prompt; its tokens count for the repetition penalty only.
-        output_ids: tokens emitted so far.
+        output_ids: the output tokens so far.
     """
 
     def __init__(self, prompt_ids: Sequence[int], output_ids: Iterable[int] = ()) -> None:
@@ -37,8 +37,11 @@ class TokenCounts:
         self.append(output_ids)
 
     def append(self, token_ids: Iterable[int]) -> None:
-        """Count committed output tokens. Not for an overlay; overlays made before are void after it."""
-        assert not self._path, "an overlay holds tokens that are not committed"
+        """Count committed output tokens.
+
+        Must not be called on an overlay. Overlays that were made earlier are invalid afterwards.
+        """
+        assert not self._path, "cannot append to an overlay: its path is not committed"
         for token_id in token_ids:
             slot = self._slots.setdefault(token_id, len(self._ids))
             if slot == len(self._ids):
@@ -47,13 +50,13 @@ class TokenCounts:
             self._num_output[slot] += 1.0
 
     def with_path(self, token_ids: Sequence[int]) -> TokenCounts:
-        """The counts as they would be after these output tokens: an overlay that shares everything else."""
+        """The counts after these further output tokens: an overlay that shares all other memory with this object."""
         overlay = copy(self)
         overlay._path = (*self._path, *token_ids)
         return overlay
 
     def seen(self) -> SeenTokens:
-        """All counts, as fresh tensors on the CPU."""
+        """All counts, as new tensors on the CPU."""
         path = Counter(self._path)
         fresh = [token_id for token_id in path if token_id not in self._slots]
         num_output = np.concatenate((np.array(self._num_output), np.array([path.pop(each) for each in fresh])))

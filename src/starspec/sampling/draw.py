@@ -1,14 +1,14 @@
-"""The target's draw: the next token as a pure function of logits, law, position and earlier tokens.
+"""The target's draw: the next token as a pure function of logits, sampling parameters, position and earlier tokens.
 
     logits -> adjust (min_tokens, logit bias, penalties) -> temperature -> top-k -> top-p -> min-p -> draw
 
-Greedy takes the argmax of the adjusted logits. Otherwise the draw is the Gumbel-max trick: the token with the largest
-scaled logit + Gumbel noise is distributed as the softmax of the scaled logits, and as the noise is a function of
-(seed, position, token), so is the token. All of it is float64, on one row (`next_tokens`: several alike). Of equals the
-lowest token id wins, always.
+Greedy decoding takes the argmax of the adjusted logits. Otherwise the draw uses the Gumbel-max trick: the token with
+the largest scaled logit + Gumbel noise is distributed as the softmax of the scaled logits. The noise is a function of
+(seed, position, token), and so is the drawn token. All arithmetic is float64 on one row; `next_tokens` does several
+similar rows at once. Of equal values the lowest token id always wins.
 
-Speed comes from leaving out what cannot win, never from approximating what can: `reference.py` says the same in
-loops, and the tests hold the two together.
+The code is fast because it skips tokens that cannot win; it never approximates those that can. `reference.py` computes
+the same in plain loops, and the tests compare both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from starspec.sampling.logit_blocks import LogitBlocks
 from starspec.sampling.noise import BLOCK, block_gumbel, block_noise, gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
 
-FEW_TOKENS = 4096  # to draw from, of which it is quicker to compute all noise than to look for blocks
+FEW_TOKENS = 4096  # up to this many tokens, computing all noise is faster than searching for blocks that can win
 
-MAX_ROWS_AT_ONCE = 64  # of a vocabulary of 150,000 a float64 tensor takes 80 MB then; about six live at once
+# for a vocabulary of 150,000 one float64 tensor then takes 80 MB, and about six are alive at once
+MAX_ROWS_AT_ONCE = 64
 
 
 def next_token(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None = None) -> int:
@@ -37,10 +38,11 @@ def next_token(logits: Tensor, sampling: SamplingSpec, position: int, counts: To
 
     Args:
         logits: [V], the model's own, any float dtype and device; not changed.
+        sampling: the request's sampling parameters.
         position: absolute index of the token to be drawn; the prompt's first token has index 0.
-        counts: of all tokens before `position`; None will do if the law has neither penalties nor min_tokens.
-    Returns: a token id. If the largest logit is infinite or NaN, so that there are no probabilities: the argmax.
-    Raises: ValueError if the law needs counts and there are none.
+        counts: of all tokens before `position`; None is allowed if `sampling` has neither penalties nor min_tokens.
+    Returns: a token id. If the largest logit is infinite or NaN there are no probabilities, and the argmax is returned.
+    Raises: ValueError if `sampling` needs counts and `counts` is None.
     """
     adjusted = adjust(logits, sampling, position, counts) if sampling.adjusts_logits else logits
     if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
@@ -58,14 +60,15 @@ def next_token(logits: Tensor, sampling: SamplingSpec, position: int, counts: To
 
 
 def next_tokens(logits: Tensor, samplings: Sequence[SamplingSpec], positions: Sequence[int]) -> list[int]:
-    """next_token of several rows at once, with exact noise for every token of each.
+    """`next_token` for several rows at once. It computes the exact noise of every token of every row.
 
-    Where launching a kernel costs more than what it computes that is quicker than one row after the other.
+    This is faster than one row after the other where a kernel launch costs more than the kernel's arithmetic.
 
     Args:
         logits: [B, V]; not changed.
-        laws: B, with a temperature, that neither adjust logits nor have a top-k or top-p.
-        positions: B.
+        samplings: B sampling parameters with a temperature above 0 that neither adjust logits nor have top-k or top-p.
+        positions: B absolute indices.
+    Returns: B token ids.
     """
     blocks = torch.arange(-(-logits.shape[1] // BLOCK), device=logits.device)
     drawn = list[int]()
@@ -78,8 +81,8 @@ def next_tokens(logits: Tensor, samplings: Sequence[SamplingSpec], positions: Se
         ]
         columns = torch.tensor(keys, device=logits.device).unsqueeze(1)
         noise = block_gumbel(block_noise(columns, blocks), columns, blocks).flatten(1)
-        told = [(sampling.temperature, sampling.floor) for sampling in samplings[rows]]
-        temperatures, floors = torch.tensor(told, dtype=torch.float64, device=logits.device).unsqueeze(2).unbind(1)
+        given = [(sampling.temperature, sampling.floor) for sampling in samplings[rows]]
+        temperatures, floors = torch.tensor(given, dtype=torch.float64, device=logits.device).unsqueeze(2).unbind(1)
         largest = values.amax(-1, keepdim=True)
         scaled = values.sub(largest).div_(temperatures)
         perturbed = noise[:, : logits.shape[1]].add(scaled).masked_fill_(scaled < floors, -inf)
@@ -88,7 +91,13 @@ def next_tokens(logits: Tensor, samplings: Sequence[SamplingSpec], positions: Se
 
 
 def draw(tokens: Support, seed: int, position: int) -> int:
-    """The token with the largest scaled logit + Gumbel noise."""
+    """The token with the largest scaled logit + Gumbel noise.
+
+    Args:
+        tokens: the tokens that may be drawn.
+        seed: the request's.
+        position: absolute index of the token to be drawn.
+    """
     key = stream_key(seed, position)
     if len(tokens.token_ids) <= FEW_TOKENS:
         return int(tokens.token_ids[gumbel(key, tokens.token_ids).add_(tokens.scaled).argmax()])
@@ -97,7 +106,7 @@ def draw(tokens: Support, seed: int, position: int) -> int:
 
 
 def _support(blocks: LogitBlocks, sampling: SamplingSpec) -> Support:
-    """`support` of a large vocabulary, for a law with top-k or top-p."""
+    """`support` for a large vocabulary and sampling parameters with top-k or top-p."""
     likely = blocks.top_k(sampling.top_k) if sampling.top_k else blocks.nucleus(sampling.top_p)
     if likely is None:
         return support(blocks.all(), sampling)

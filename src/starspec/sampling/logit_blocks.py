@@ -1,4 +1,4 @@
-"""Scaled logits of a whole vocabulary, in the blocks in which noise is made: of most blocks one number is enough."""
+"""Scaled logits of a whole vocabulary in the blocks in which noise is made. For most blocks one number is enough."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from starspec.sampling.argmax import widened
 from starspec.sampling.filters import MASS_BITS, Support, mass_of
 from starspec.sampling.noise import BLOCK, block_gumbel, block_noise
 
-FIRST_BLOCKS = 32  # that a draw looks into; for most laws that say one thing rather than another all that can win
-BOUND_SLACK = 1e-9  # a logarithm may fall by a last bit where its argument grows
-MAX_TOP_K = 512  # for more, looking at the largest of each block saves nothing
-LIKELY = -9.0  # scaled logit; a token has an eight-thousandth of the likeliest one's mass there
-MASS_SLACK = 1e-4  # of a sum of float32 exponentials, which is off by a tenth of that at most
+# blocks that a draw looks into first; unless the distribution is flat, these hold every possible winner
+FIRST_BLOCKS = 32
+BOUND_SLACK = 1e-9  # a library's logarithm can decrease by one last bit where its argument increases
+MAX_TOP_K = 512  # for a larger k, looking at the maximum of each block saves nothing
+LIKELY = -9.0  # a scaled logit; a token there has 1/8000 of the likeliest token's mass
+MASS_SLACK = 1e-4  # relative; a sum of float32 exponentials is off by at most a tenth of this
 
 
 class LogitBlocks:
-    """Answers what `support` and noise over all tokens would answer, from few of them where that is possible.
+    """Computes `support` and draws over a whole vocabulary, if possible by looking at few of its tokens.
 
     Args:
         logits: [V], any float dtype and device; not changed.
-        largest: of them, finite.
+        largest: the largest logit, finite.
         temperature: above 0.
     """
 
@@ -33,7 +34,8 @@ class LogitBlocks:
         self._logits, self._largest, self._temperature = logits, largest, temperature
         missing = -len(logits) % BLOCK
         self._values = (F.pad(logits, (0, missing), value=-inf) if missing else logits).view(-1, BLOCK)
-        self._tops = self._scale(widened(self._values).amax(1))  # [blocks] float64, the largest scaled logit of each
+        # [blocks] float64, the largest scaled logit of each block
+        self._tops = self._scale(widened(self._values).amax(1))
 
     def all(self) -> Tensor:
         """Scaled logits of all tokens, [V] float64."""
@@ -48,9 +50,11 @@ class LogitBlocks:
         return Support(token_ids, scaled.index_select(0, inside))
 
     def top_k(self, num: int) -> Support | None:
-        """The `num` largest and all that tie with the last of them; None if they must be looked for among all.
+        """The `num` largest tokens and all that tie with the last of them.
 
-        They are in the `num` blocks with the largest tops, but for ties.
+        Apart from ties, these tokens are in the `num` blocks with the largest maxima.
+
+        Returns: None if only a search of all tokens can tell.
         """
         if num > min(MAX_TOP_K, len(self._logits)):
             return None
@@ -59,10 +63,10 @@ class LogitBlocks:
         return self.down_to(floor) if isfinite(floor) else None
 
     def nucleus(self, top_p: float) -> Support | None:
-        """The fewest most likely tokens whose mass reaches `top_p`; None if it takes an exact sum to tell, or all.
+        """The fewest most likely tokens whose mass reaches `top_p`; None if only an exact sum over all tokens can tell.
 
-        A sum of float32 exponentials tells within bounds how much mass that is, and mostly both bounds are reached by
-        the same token.
+        A sum of float32 exponentials gives a lower and an upper bound of the required mass. Usually the same token
+        reaches both.
         """
         likely = self.down_to(LIKELY)
         order = likely.scaled.sort(descending=True, stable=True).indices
@@ -76,12 +80,12 @@ class LogitBlocks:
     def draw(self, key: int, floor: float = -inf) -> int:
         """The token with the largest scaled logit + Gumbel noise.
 
-        No token of a block has a larger logit than the block's largest, nor more noise than its least exponential
-        gives. So of nearly all blocks two numbers tell that none of their tokens can win.
+        No token of a block exceeds the block's largest logit, and none has more noise than the block's least
+        exponential gives. So for nearly all blocks these two numbers prove that no token of theirs can win.
 
         Args:
             key: the noise's `stream_key`.
-            floor: scaled logits below it rule a token out.
+            floor: tokens with scaled logits below it are excluded.
         """
         blocks = torch.arange(len(self._tops), device=self._tops.device)
         shared = block_noise(key, blocks)
@@ -100,7 +104,7 @@ class LogitBlocks:
         return best_of((bounds >= to_beat - BOUND_SLACK).nonzero().squeeze(1))[0]
 
     def _at(self, blocks: Tensor) -> Tensor:
-        """Scaled logits of these blocks, [C, BLOCK]; places beyond the last token have -inf."""
+        """Scaled logits of these blocks, [C, BLOCK]; -inf behind the last token of the vocabulary."""
         return self._scale(self._values.index_select(0, blocks))
 
     def _scale(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Log-probabilities for the client: the model's own, before any sampling parameter (vLLM's `raw_logprobs`)."""
+"""Log-probabilities for clients: the model's own, before any sampling parameter applies (vLLM's `raw_logprobs`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class TopLogprobs(NamedTuple):
-    """The log-probability of an emitted token and of the most likely ones beside it."""
+    """The log-probability of an emitted token and the most likely tokens at its position."""
 
     logprob: float
     top: list[tuple[int, float]]  # (token id, log-probability), most likely first, lowest id among equals
@@ -20,7 +20,8 @@ def top_logprobs(logits: Tensor, token_id: int, num_top: int) -> TopLogprobs:
 
     Args:
         logits: [V], any float dtype and device.
-        num_top: at least 0; no more than V are returned.
+        token_id: the emitted token.
+        num_top: at least 0; at most V are returned.
     """
     row = logits.to(torch.float64)
     norm = row.logsumexp(0)

@@ -1,6 +1,6 @@
 """The target's draw in the slowest and most obvious way: Python numbers, one loop for each rule.
 
-Nothing serves requests from here. The tests hold the fast modules to it, and it shares no code with them.
+No request is served from here. The tests compare the fast modules with it, and it shares no code with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starspec.sampling.spec import SamplingSpec
 
 
 def splitmix64(state: int, index: int) -> int:
-    """Output number `index` (0 is the first, -1 the one before) of the splitmix64 generator started at `state`."""
+    """Output `index` of the splitmix64 generator that starts at `state`; 0 is the first output, -1 the one before."""
     z = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -21,12 +21,15 @@ def splitmix64(state: int, index: int) -> int:
 
 
 def uniform(seed: int, position: int, token_id: int) -> float:
-    """A token's own uniform at one position, in (0, 1)."""
+    """The uniform of one token at one position, in (0, 1)."""
     return _uniform(_bits(seed, position, token_id))
 
 
 def gumbel(seed: int, position: int, token_id: int) -> float:
-    """The same as standard Gumbel noise: of 64 neighbours, the least exponential is drawn first, and whose it is."""
+    """Standard Gumbel noise of one token.
+
+    For a block of 64 neighbours, one output gives the least exponential and the token that has it.
+    """
     shared = _bits(seed, position, -1 - token_id // 64)
     exponential = -log1p(-_uniform(shared)) / 64
     if shared % 64 != token_id % 64:
@@ -61,7 +64,7 @@ def adjust(
 
 
 def support(adjusted: Sequence[float], sampling: SamplingSpec) -> dict[int, float]:
-    """Token id -> scaled logit of the tokens that temperature, top-k, top-p and min-p leave."""
+    """Token id -> scaled logit, for the tokens that temperature, top-k, top-p and min-p leave."""
     largest = max(adjusted)
     scaled = {token_id: (value - largest) / sampling.temperature for token_id, value in enumerate(adjusted)}
     likeliest_first = sorted(scaled, key=lambda token_id: (-scaled[token_id], token_id))
@@ -83,7 +86,7 @@ def support(adjusted: Sequence[float], sampling: SamplingSpec) -> dict[int, floa
 
 
 def probabilities(adjusted: Sequence[float], sampling: SamplingSpec) -> list[float]:
-    """The law of the next token: what a draw is distributed as. Temperature above 0."""
+    """The distribution of the next token: a draw follows it. The temperature must be above 0."""
     weights = {token_id: exp(value) for token_id, value in support(adjusted, sampling).items()}
     total = sum(weights.values())
     return [weights.get(token_id, 0.0) / total for token_id in range(len(adjusted))]
@@ -92,9 +95,9 @@ def probabilities(adjusted: Sequence[float], sampling: SamplingSpec) -> list[flo
 def next_token(
     logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
 ) -> int:
-    """The token after prompt and output."""
+    """The token that follows prompt and output."""
     adjusted = adjust(logits, sampling, prompt_ids, output_ids)
-    if sampling.temperature == 0 or max(adjusted) == -inf:  # or nothing may be drawn
+    if sampling.temperature == 0 or max(adjusted) == -inf:  # the second: no token may be drawn
         return adjusted.index(max(adjusted))
     position = len(prompt_ids) + len(output_ids)
     perturbed = {

@@ -1,4 +1,4 @@
-"""The law of one request's tokens: everything besides the logits that decides the target's next token."""
+"""The sampling parameters of one request: everything but the logits that decides the target's next token."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from math import inf, log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSpec:
-    """Sampling parameters as the target's draw sees them. Crosses the wire: the hub guesses with the same law.
+    """Sampling parameters as the target's draw uses them.
 
-    Raises: ValueError if a value is out of its range.
+    The wire carries them to the hub, which drafts with the same parameters.
+
+    Raises: ValueError if a value is out of range.
     """
 
     temperature: float = 1.0  # >= 0; 0 is greedy
@@ -52,25 +54,25 @@ class SamplingSpec:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether earlier tokens change the law."""
+        """Whether earlier tokens change the distribution of the next one."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether it draws from other logits than the model's."""
+        """Whether tokens are drawn from logits that differ from the model's."""
         return bool(self.needs_counts or self.logit_bias or self.min_tokens)
 
     @property
     def has_filters(self) -> bool:
-        """Whether it rules out tokens that have a probability."""
+        """Whether top-k, top-p or min-p may exclude tokens."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def floor(self) -> float:
-        """Scaled logits below it are ruled out by min-p; -inf if it is off."""
+        """The scaled logit below which min-p excludes a token; -inf if min-p is off."""
         return log(self.min_p) if self.min_p > 0.0 else -inf
 
     @property
     def is_plain_argmax(self) -> bool:
-        """Whether the next token is the argmax of the raw logits, whatever came before."""
+        """Whether the next token is the argmax of the model's own logits, whatever the earlier tokens are."""
         return self.is_greedy and not self.adjusts_logits

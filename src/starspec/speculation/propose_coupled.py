@@ -1,8 +1,9 @@
-"""The draft's guess at the target's draw: the target's own rule (`sampling.py`), over the likeliest tokens only.
+"""Proposals for coupled verification: predict the target's draw with the target's own rule, over the likeliest tokens.
 
-The target takes the largest of its own scaled logits + noise, and the noise is known. What is not known is by how much
-its logits differ from the draft's. If each differs by Gumbel noise of scale 1, the draw is distributed as the softmax
-of the draft's perturbed logits; without temperature that is EAGLE-2's confidence, the softmax of the logits.
+The target takes the token with the largest scaled logit + noise (`sampling/draw.py`), and the noise is known. Unknown
+is how far its logits differ from the draft's. If each differs by Gumbel noise of scale 1, the target's draw is
+distributed as the softmax of the draft's perturbed logits. Without temperature this is EAGLE-2's confidence, the
+softmax of the logits.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from starspec.sampling.noise import gumbel, stream_key
 from starspec.sampling.spec import SamplingSpec
 
 NUM_CANDIDATES: Final = 64
-RULED_OUT: Final = 1.0  # logits by which a guess that the law rules out is less likely than its logit says
-TIE_BREAK: Final = 1e-6  # by so much the likeliest guess is ahead
+RULED_OUT: Final = 1.0  # logits subtracted from a guess that the sampling parameters exclude
+TIE_BREAK: Final = 1e-6  # logits by which the likeliest guess is put ahead
 HOTTEST: Final = 1e6  # temperature
 
 Proposed = tuple[int, float]
-"""A token id and the log of how likely the target says it."""
+"""A token id, and the log-probability that the target draws it."""
 
 
 def propose_token(
@@ -37,10 +38,12 @@ def propose_token(
     counts: TokenCounts | None = None,
     num_candidates: int = NUM_CANDIDATES,
 ) -> int:
-    """Guess what a target with similar logits draws at `position`.
+    """Predict what a target with similar logits draws at `position`.
 
-    Args: as next_token; no more than `num_candidates` >= 1 tokens are considered.
-    Returns, raises: as next_token.
+    Args:
+        logits, sampling, position, counts: as for `next_token`.
+        num_candidates: at least 1; only this many of the likeliest tokens are considered.
+    Returns, raises: as `next_token`.
     """
     adjusted = adjust(logits, sampling, position, counts)
     if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
@@ -58,16 +61,19 @@ def propose_tokens(
     num_tokens: int,
     num_candidates: int = NUM_CANDIDATES,
 ) -> list[list[Proposed]]:
-    """The likeliest of what a target with similar logits draws after each of several nodes of one depth.
+    """The likeliest draws of a target with similar logits, after each of several nodes of one depth.
 
     Args:
         logits: [B, V], any float dtype and device; not changed.
-        counts: B; of all tokens before `position` on the way to each node.
-    Returns: of each row at most `num_tokens`, likeliest first; one at least. The first token is that of
-        propose_token.
-    Raises: as next_token.
+        sampling: the request's sampling parameters.
+        position: absolute index of the token to be drawn, the same for all nodes.
+        counts: B; of all tokens before `position` on the path of each node.
+        num_tokens: tokens for each node, at most.
+        num_candidates: only this many of the likeliest tokens are considered.
+    Returns: for each row at least one and at most `num_tokens` tokens, likeliest first. The first is `propose_token`'s.
+    Raises: as `next_token`.
     """
-    if sampling.temperature > HOTTEST:  # all but uniform, and no number is large enough to tell by how much
+    if sampling.temperature > HOTTEST:  # almost uniform: floats cannot tell the candidates apart
         return [
             [(propose_token(row, sampling, position, seen, num_candidates), 0.0)]
             for row, seen in zip(logits, counts, strict=True)
@@ -95,16 +101,16 @@ def likely_support(adjusted: Tensor, largest: float, sampling: SamplingSpec, num
 
 
 def _adjusted(logits: Tensor, sampling: SamplingSpec, position: int, counts: Sequence[TokenCounts | None]) -> Tensor:
-    """[B, V]: what the law draws from; the logits themselves if it changes none."""
+    """[B, V]: the logits that tokens are drawn from; the given logits themselves if nothing changes them."""
     if not sampling.adjusts_logits:
         return logits
     return torch.stack([adjust(row, sampling, position, seen) for row, seen in zip(logits, counts, strict=True)])
 
 
 def _candidates(adjusted: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The `num` largest of each row [B, V]: values [B, C] float64 and token ids [B, C], ids ascending.
+    """The `num` largest of each row of [B, V]: values [B, C] float64 and token ids [B, C], ids ascending.
 
-    Both on the CPU: so few numbers are worked on there before an accelerator has launched the first kernel.
+    Both are on the CPU, which has finished with so few numbers before an accelerator has launched its first kernel.
     """
     top = adjusted.topk(min(num, adjusted.shape[-1]), dim=-1)
     token_ids, order = top.indices.cpu().sort(dim=-1)
@@ -112,12 +118,12 @@ def _candidates(adjusted: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 def _perturbed(values: Tensor, token_ids: Tensor, sampling: SamplingSpec, position: int) -> Tensor:
-    """Logits + temperature * noise [B, C], relative to a row's largest logit; -inf for what cannot be said."""
+    """Logits + temperature * noise [B, C], relative to the row's largest logit; -inf for excluded tokens."""
     scaled = values.sub(values.amax(dim=-1, keepdim=True)).div_(sampling.temperature)
     perturbed = gumbel(stream_key(sampling.seed, position), token_ids).add_(scaled).mul_(sampling.temperature)
     if not sampling.has_filters:
         return perturbed
-    # What the law rules out here it may let pass at the target, whose logits differ: less likely, but not impossible.
+    # The target's logits differ, so it may keep a token that is excluded here: less likely, not impossible.
     inside = torch.stack([_inside(row, sampling) for row in scaled])
     best = perturbed.masked_fill(~inside, -torch.inf).argmax(dim=-1, keepdim=True)
     perturbed = torch.where(inside, perturbed, perturbed - RULED_OUT)
@@ -125,7 +131,7 @@ def _perturbed(values: Tensor, token_ids: Tensor, sampling: SamplingSpec, positi
 
 
 def _inside(scaled: Tensor, sampling: SamplingSpec) -> Tensor:
-    """Which candidates [C] the law lets pass."""
+    """Which candidates [C] top-k, top-p and min-p keep."""
     inside = torch.zeros_like(scaled, dtype=torch.bool)
     known = scaled.isfinite().nonzero().squeeze(1)
     if len(known):

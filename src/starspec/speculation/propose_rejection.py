@@ -1,8 +1,8 @@
-"""How a draft draws the children of a node from its own law, and says what it drew: for rejection sampling.
+"""Proposals for rejection sampling: draw the children of a node from the draft's own distribution, and record it.
 
-The dice below a node are a function of the request's seed and of the tokens that lead there. So a hub that drafts a
-node again draws the same children, and no two nodes share dice: which nodes are proposed depends on what was drawn
-below others, and must not depend on what was drawn below them.
+The random numbers below a node are a function of the request's seed and of the tokens that lead to the node. So a hub
+that drafts a node again draws the same children, and no two nodes share random numbers. This independence matters: what
+was drawn below one node influences which other nodes are proposed, and must not influence what is drawn below them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.propose_coupled import HOTTEST, likely_support
 from starspec.speculation.tree import MAX_SUPPORT, Drawing, DrawnCandidates
 
-DRAFT_STREAM = 0x44726166  # not the target's: a draft that knew its dice would no longer be tested by them
+# differs from the target's streams: a draft that knew the target's random numbers would pass their test unfairly
+DRAFT_STREAM = 0x44726166
 
 _SEEDS = 2**63 - 1
 
 
 class DrawnChildren(NamedTuple):
-    """Children of one node."""
+    """The children of one node."""
 
     draft: DrawnCandidates
-    log_confidences: list[float]  # of each candidate: which ones to grow first, no more
+    log_confidences: list[float]  # of each candidate; they only decide which ones grow first
 
 
 def dice_after(seed: int, token_ids: Iterable[int]) -> int:
-    """The seed of the dice after some more tokens: dice_after(dice_after(seed, a), b) is dice_after(seed, a + b)."""
+    """The seed of the random numbers after more tokens.
+
+    dice_after(dice_after(seed, a), b) equals dice_after(seed, a + b).
+    """
     for token_id in token_ids:
         seed = stream_key(seed, token_id) & _SEEDS
     return seed
@@ -42,14 +46,17 @@ def dice_after(seed: int, token_ids: Iterable[int]) -> int:
 def draw_children(
     logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None, *, num_tokens: int, dice: int
 ) -> DrawnChildren:
-    """Draw children without replacement from the draft's own law of the token at `position`.
+    """Draw children without replacement from the draft's own distribution of the token at `position`.
 
-    That law is the request's own over the draft's logits, cut to its MAX_SUPPORT likeliest tokens and renormalised
-    before anything is drawn: any law is as exact, and this one fits into a message.
+    That distribution applies the request's sampling parameters to the draft's logits. It is cut to its MAX_SUPPORT
+    likeliest tokens and renormalised before anything is drawn. Rejection sampling is exact for any draft distribution,
+    and this one fits into a message.
 
-    Args: as propose_token; at most `num_tokens` children.
+    Args:
+        logits, sampling, position, counts: as for `propose_token`.
+        num_tokens: children, at most.
         dice: `dice_after` the tokens before `position`.
-    Raises: as next_token.
+    Raises: as `next_token`.
     """
     adjusted = adjust(logits, sampling, position, counts)
     if not isfinite(largest := float(adjusted.max())):
@@ -60,7 +67,7 @@ def draw_children(
         token_ids, probs = tokens.token_ids[probs > 0], probs[probs > 0]
     perturbed = _perturbed(token_ids, probs, dice, position)
     best = perturbed.topk(min(num_tokens, len(perturbed))).indices
-    # as in `proposing`: the target's logits are taken to differ by Gumbel noise of scale 1
+    # As in `propose_coupled.py`: the target's logits are assumed to differ by Gumbel noise of scale 1.
     log_confidences = perturbed.mul(min(sampling.temperature, HOTTEST)).log_softmax(0)[best]
     candidates = tuple(token_ids[best].tolist())
     draft = DrawnCandidates(candidates, tuple(token_ids.tolist()), tuple(probs.tolist()), Drawing.WITHOUT_REPLACEMENT)
@@ -68,5 +75,5 @@ def draw_children(
 
 
 def _perturbed(token_ids: Tensor, probs: Tensor, seed: int, position: int) -> Tensor:
-    """Gumbel top-k: the largest of these, in order, are distributed as tokens drawn one after the other."""
+    """Gumbel top-k: the largest of these, in order, are distributed like tokens drawn without replacement."""
     return probs.log() + gumbel(stream_key(seed ^ DRAFT_STREAM, position), token_ids)

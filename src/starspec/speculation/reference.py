@@ -1,6 +1,6 @@
 """Proposals and verification in the slowest and most obvious way: Python numbers, one loop for each rule.
 
-Nothing serves requests from here. The tests hold the fast modules to it, and it shares no code with them.
+No request is served from here. The tests compare the fast modules with it, and it shares no code with them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ def propose_tokens(
     num_tokens: int,
     num_candidates: int,
 ) -> list[tuple[int, float]]:
-    """Tokens and how likely a target says them whose logits differ from these by Gumbel noise; the likeliest first."""
+    """Tokens and the probability of each that a target draws it, likeliest first.
+
+    The target's logits differ from these by Gumbel noise.
+    """
     adjusted = adjust(logits, sampling, prompt_ids, output_ids)
     order = sorted(range(len(adjusted)), key=lambda token_id: (-adjusted[token_id], token_id))
     known = {token_id: adjusted[token_id] for token_id in order if adjusted[token_id] > -inf}
-    if not known:  # nothing may be said
+    if not known:  # no token may be drawn
         return [(order[0], 1.0)]
     if sampling.temperature > 0:
         position = len(prompt_ids) + len(output_ids)
@@ -51,7 +54,7 @@ def verify_tree(
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
 ) -> list[int]:
-    """The tokens that the target emits for one tree; row 0 of the logits is the root's, row i + 1 node i's."""
+    """The tokens that the target emits for one tree. Row 0 of the logits belongs to the root, row i + 1 to node i."""
     emitted: list[int] = []
     node = ROOT
     while True:

@@ -1,4 +1,4 @@
-"""The draft tree: what a hub proposes and a target verifies. A chain is a tree."""
+"""The draft tree that a hub proposes and a target verifies. A chain is a tree."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-ROOT = -1  # parent of a node that hangs from the last committed token
-MAX_SUPPORT = 64  # tokens to which a draft's law gives a probability
+ROOT = -1  # the parent of a node that follows the last committed token
+MAX_SUPPORT = 64  # tokens with a probability in a draft's distribution, at most
 
 
 class Drawing(Enum):
-    """How a draft drew its candidates. A rule is right for one way only."""
+    """How a draft drew its candidates. The acceptance rule must match it."""
 
     WITH_REPLACEMENT = "with replacement"
     WITHOUT_REPLACEMENT = "without replacement"
@@ -20,51 +20,53 @@ class Drawing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DrawnCandidates:
-    """The candidates below one node and the law that they come from. Exactly sparse: other tokens have probability 0.
+    """The candidates that a draft drew below one node, and the distribution that it drew them from.
 
-    Candidates that no dice chose have no DrawnCandidates: see `DraftTree`.
+    The distribution is exactly sparse: tokens that are not listed have probability 0. Candidates that were chosen
+    without random numbers have no `DrawnCandidates`: see `DraftTree`.
 
-    Raises: ValueError if it is no law, or if these candidates cannot have been drawn from it that way.
+    Raises: ValueError if the numbers are not a distribution, or if these candidates cannot have been drawn from it so.
     """
 
-    candidates: tuple[int, ...]  # in the order in which they were drawn, all of them
-    token_ids: tuple[int, ...]  # different
+    candidates: tuple[int, ...]  # all that were drawn, in the order of drawing
+    token_ids: tuple[int, ...]  # distinct
     probs: tuple[float, ...]  # of `token_ids`, positive, with sum 1 up to rounding
     drawing: Drawing
 
     def __post_init__(self) -> None:
         if min((*self.token_ids, *self.candidates), default=0) < 0:
-            raise ValueError("token ids are not negative")
+            raise ValueError("a token id must not be negative")
         if len(self.token_ids) != len(self.probs) or len(set(self.token_ids)) != len(self.token_ids):
-            raise ValueError(f"{len(self.probs)} probabilities of {len(set(self.token_ids))} different tokens")
+            raise ValueError(f"{len(self.probs)} probabilities for {len(set(self.token_ids))} distinct tokens")
         if not all(0.0 < prob <= 1.0 + 1e-6 for prob in self.probs) or abs(sum(self.probs) - 1.0) > 1e-6:
-            raise ValueError(f"probabilities must be positive with sum 1, not {sum(self.probs)}")
+            raise ValueError(f"probabilities must be positive with sum 1, got sum {sum(self.probs)}")
         if not set(self.candidates) <= set(self.token_ids):
-            raise ValueError("a candidate has no probability: it cannot have been drawn")
+            raise ValueError("a candidate has no probability, so it cannot have been drawn")
         is_repeated = len(set(self.candidates)) < len(self.candidates)
         if is_repeated and self.drawing is not Drawing.WITH_REPLACEMENT:
-            raise ValueError("a candidate came twice: that is drawing with replacement")
+            raise ValueError("a candidate occurs twice, which is possible only with replacement")
 
 
 @dataclass(frozen=True)
 class DraftTree:
     """Draft tokens with their parents, in topological order.
 
-    Node i carries `token_ids[i]` and hangs from node `parents[i] < i`, or from the last committed token
-    (`ROOT`). Siblings carry different tokens.
+    Node i carries `token_ids[i]` and is a child of node `parents[i] < i`, or of the last committed token (`ROOT`).
+    Siblings carry different tokens.
 
         committed ── 0 ── 1 ── 3        token_ids = (t0, t1, t2, t3)
                      └─── 2             parents   = (ROOT, 0, 0, 1)
 
-    Children are guesses, unless `drafts` says that they were drawn, and from what; a candidate need not have a node.
+    The children of a node are predictions of the target's draw, unless `drafts` has an entry for the node. The entry
+    says that they were drawn, and from which distribution; a drawn candidate need not have a node.
 
-    Raises: ValueError if the parents are no forest in topological order, if siblings share a token, or if a node has
-        a child that was not among the candidates drawn below it.
+    Raises: ValueError if the parents are not a forest in topological order, if siblings share a token, or if a node is
+        not among the candidates that were drawn below its parent.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
-    drafts: Mapping[int, DrawnCandidates] = field(default_factory=dict, hash=False)  # by parent
+    drafts: Mapping[int, DrawnCandidates] = field(default_factory=dict, hash=False)  # parent -> what was drawn below it
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -80,12 +82,12 @@ class DraftTree:
 
     @classmethod
     def chain(cls, token_ids: list[int] | tuple[int, ...]) -> DraftTree:
-        """The tree with one path."""
+        """A tree with a single path."""
         return cls(tuple(token_ids), tuple(range(ROOT, len(token_ids) - 1)))
 
     @property
     def num_draft_tokens(self) -> int:
-        """Nodes of the tree; never counts the committed root."""
+        """Nodes of the tree, without the committed root."""
         return len(self.token_ids)
 
     @property
@@ -107,9 +109,10 @@ class DraftTree:
         return {edge: node for node, edge in enumerate(edges)}
 
     def after(self, token_ids: Sequence[int]) -> DraftTree:
-        """What the tree says of the text that goes on with these tokens.
+        """The part of the tree that is left if the text continues with these tokens.
 
-        Returns: empty if it says nothing. Laws are kept: how a node is reached says nothing of what was drawn below it.
+        Returns: an empty tree if the tree has no such path. Drawn candidates are kept, because the path to a node does
+            not change what was drawn below it.
         """
         node = ROOT
         for token_id in token_ids:

@@ -1,25 +1,28 @@
-"""Verification: which draft tokens are right. One of the three files to read first.
+"""Verification: which draft tokens the target accepts. One of the three files to read first.
 
-Why this is lossless. At every position the target's next token is a pure function of its own logits, the request's
-law and seed, and the position (`sampling.next_token`): greedy or sampled, there is nothing left to chance. So there
-is one sequence of tokens that the target would say alone. A draft tree is a guess at it. The walk starts at the last
-committed token, draws *the target's own* token there, and asks whether a child carries it:
+Why this is lossless. The target's next token is a pure function of its own logits, the request's sampling parameters
+with their seed, and the position (`sampling/draw.py`). This holds for greedy decoding and for sampling: the seed fixes
+all randomness. So there is exactly one sequence that the target would emit without drafts. A draft tree is a prediction
+of it. The verifier walks through the tree from the last committed token. At each node it draws *the target's own* token
+and looks for a child with that token:
 
-        committed ── 0 "the" ── 1 "cat" ── 3 "sat"      draws: "the"   -> go to node 0
-                             └─ 2 "dog"                        "dog"   -> go to node 2
-                                                               "barks" -> no child: stop
+    committed ── 0 "the" ── 1 "cat" ── 3 "sat"      draws: "the"   -> go to node 0
+                         └─ 2 "dog"                        "dog"   -> go to node 2
+                                                           "barks" -> no child: stop
 
-It emits every token it drew ("the", "dog", "barks"), never a token that it was given. The draft only decides how far
-the walk comes: the logits of node 2 are the target's own after "... the dog", which is what it would have computed
-alone. So whatever the draft says - stale, random, malicious - no emitted token changes, and a tree needs no rule that
-a chain does not. This is acceptance by common random numbers (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+It emits every token that it drew ("the", "dog", "barks"). No emitted token comes from the draft; the draft only decides
+how far one forward gets. The logits of node 2 are the target's own after "... the dog", the same as in plain decoding.
+So a draft that is stale, random or malicious cannot change an emitted token, and a tree needs no rule beyond the
+chain's. This is acceptance by common random numbers (Daliri, Musco, Suresh 2024, arXiv 2408.07978), here called
+*coupled*.
 
-Children that a draft drew from probabilities, which come with the tree, are tested by them instead (`rejection.py`):
-the same walk, where each token is still distributed as the target's. A tree has such children only if the target asked
-for rejection sampling.
+An acceptance rule is a function from a node's logits to the token after it; the walk is the same for all rules. Two
+exist. The coupled rule applies where a draft predicted the children. The rejection rule (`rejection.py`) applies where
+a draft drew them from probabilities that the tree carries. Its tokens follow the target's distribution, but differ from
+plain decoding with the same seed. A tree has drawn children only if the target asked for rejection sampling.
 
-What is asked of the caller: logits of a node depend on its ancestors and the committed tokens alone (`cache/` and
-`models/` see to that), and the emitted tokens are cut at eos, stop and max_tokens afterwards (`target/`).
+The caller guarantees two things. The logits of a node depend only on its ancestors and the committed tokens (`cache/`
+and `models/` see to it). The emitted tokens are cut at eos, stop and max_tokens afterwards (`engine/`).
 """
 
 from __future__ import annotations
@@ -42,34 +45,38 @@ from starspec.speculation.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What the target said to one tree."""
+    """The target's answer to one tree."""
 
-    accepted_nodes: tuple[int, ...]  # the walked path, ancestors first
-    token_ids: tuple[int, ...]  # their tokens, then the target's own last one: one more than nodes
+    accepted_nodes: tuple[int, ...]  # the accepted path, ancestors first
+    token_ids: tuple[int, ...]  # the accepted tokens, then one more that the target drew itself
 
     @property
     def num_accepted(self) -> int:
-        """Accepted tokens; excludes the target's own last one."""
+        """Accepted draft tokens, without the target's own last token."""
         return len(self.accepted_nodes)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of the tree's forward that decided the tokens, one each: the root's is 0, that of node i is i + 1."""
+        """The logits rows that decided the tokens, one each: row 0 for the root, row i + 1 for node i."""
         return (0, *(node + 1 for node in self.accepted_nodes))
 
 
 def verify_tree(
     tree: DraftTree, logits: Tensor, sampling: SamplingSpec, prefix_len: int, counts: TokenCounts | None = None
 ) -> VerifyResult:
-    """Walk one tree with the target's draws. Decides once for each emitted token, however large the tree is.
+    """Verify one tree by walking through it with the target's draws.
+
+    It makes one decision for each emitted token, however large the tree is.
 
     Args:
-        logits: [N + 1, V], the target's: row 0 after the committed tokens, row i + 1 after node i.
-        prefix_len: number of committed tokens, so that the first draw is at this position.
-        counts: of the committed tokens; as for next_token. Not changed.
-    Raises: ValueError if a token of the tree's drafts is outside of the target's vocabulary.
+        tree: the proposal.
+        logits: [N + 1, V], the target's own: row 0 after the committed tokens, row i + 1 after node i.
+        sampling: the request's sampling parameters.
+        prefix_len: number of committed tokens, which is the position of the first draw.
+        counts: of the committed tokens, as for `next_token`; not changed.
+    Raises: ValueError if a drawn draft token is outside the target's vocabulary.
     """
-    assert logits.shape[0] == tree.num_draft_tokens + 1, "one row of logits for the root and for each node"
+    assert logits.shape[0] == tree.num_draft_tokens + 1, "need one row of logits for the root and one for each node"
 
     def target_token(node: int, path: list[int]) -> int:
         seen = counts.with_path(path) if counts else None
@@ -90,32 +97,34 @@ def verify_trees(
     prefix_lens: Sequence[int],
     counts: Sequence[TokenCounts | None],
 ) -> list[VerifyResult]:
-    """verify_tree for the B trees of one forward, with one argmax over all rows that a plain argmax decides.
+    """`verify_tree` for the B trees of one forward, with one argmax over the rows of all greedy requests.
 
-    On accelerators all rows of simple laws are drawn at once, too: some dozen launches for each token would cost as
-    much as a draft layer.
+    On accelerators, all rows with simple sampling parameters are also drawn at once: a dozen kernel launches for each
+    token would cost as much as a draft step.
 
     Args:
-        logits: [sum of (N_b + 1), V], the trees' rows one after the other.
-        laws, prefix_lens, counts: B of each.
+        trees: B proposals.
+        logits: [sum of (N_b + 1), V], the rows of the trees one after the other.
+        samplings, prefix_lens, counts: B of each, as for `verify_tree`.
+    Returns: B results.
     """
     parts = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
     cases = [_Case(*each) for each in zip(trees, parts, samplings, prefix_lens, strict=True)]
     argmaxes = iter(_argmaxes([case.logits for case in cases if case.sampling.is_plain_argmax]))
     draws = iter(_draws([case for case in cases if case.is_drawn_at_once]))
-    verdicts = []
+    results = []
     for case, seen in zip(cases, counts, strict=True):
         if case.sampling.is_plain_argmax:
-            verdicts.append(_walk_all(case.tree, next(argmaxes)))
+            results.append(_walk_all(case.tree, next(argmaxes)))
         elif case.is_drawn_at_once:
-            verdicts.append(_walk_all(case.tree, next(draws)))
+            results.append(_walk_all(case.tree, next(draws)))
         else:
-            verdicts.append(verify_tree(*case, seen))
-    return verdicts
+            results.append(verify_tree(*case, seen))
+    return results
 
 
 class _Case(NamedTuple):
-    """One of the trees of a forward."""
+    """One tree of a forward."""
 
     tree: DraftTree
     logits: Tensor  # [N + 1, V]
@@ -124,7 +133,7 @@ class _Case(NamedTuple):
 
     @property
     def is_drawn_at_once(self) -> bool:
-        """Whether the target's token is drawn after every node, wherever the walk goes."""
+        """Whether the target's token is drawn after every node in one go, wherever the walk leads."""
         sampling = self.sampling
         has_simple_sampling = not (
             sampling.is_greedy or sampling.adjusts_logits or sampling.top_k > 0 or sampling.top_p < 1.0
@@ -133,7 +142,7 @@ class _Case(NamedTuple):
 
 
 def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> VerifyResult:
-    """Follow the target through the tree. `target_token(node, path)` draws at a node; `path` leads to it."""
+    """Follow the target through the tree. `target_token(node, path)` draws the token after a node and its path."""
     node, nodes, path = ROOT, list[int](), list[int]()
     while True:
         token = target_token(node, path)
@@ -146,12 +155,12 @@ def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> Ver
 
 
 def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> VerifyResult:
-    """Walk where the target's token is known after the root and after each node."""
+    """Walk through a tree if the target's token after the root and after each node is known."""
     return _walk(tree, lambda node, _path: token_ids[node + 1])
 
 
 def _draws(cases: Sequence[_Case]) -> list[list[int]]:
-    """What the target draws after the root and after each node of every tree."""
+    """The target's draws after the root and after each node of every tree."""
     if not cases:
         return []
     samplings = [case.sampling for case in cases for _ in range(len(case.logits))]
@@ -161,7 +170,7 @@ def _draws(cases: Sequence[_Case]) -> list[list[int]]:
 
 
 def _argmaxes(parts: Sequence[Tensor]) -> list[list[int]]:
-    """The argmax of every row of every part [T_b, V], lowest index among equals."""
+    """The argmax of every row of every part [T_b, V]; of equal logits the lowest index wins."""
     if not parts:
         return []
     indices = iter(argmaxes(torch.cat(list(parts))))

@@ -1,1 +1,1 @@
-"""Attention over the ragged cache."""
+"""Attention over the ragged cache: which tokens attend together, to which slots, by which kernel calls."""

@@ -1,4 +1,4 @@
-"""Planned attention calls with their views of queries, cache and output, a class for each form."""
+"""Planned attention calls bound to their tensors (queries, cache, output) and run: one class for each form."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class BoundCall(ABC):
     """A call with its views of queries, cache and output.
 
     Args:
-        query: what is attended with, as the form takes it.
+        call: as planned.
+        query: the queries, in the shape of the form.
         keys, values: of each layer.
-        out: where what comes of it goes.
+        out: where the result goes.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class BoundCall(ABC):
         self._query, self._keys, self._values, self._out = query, keys, values, out
 
     def attend(self, layer: int, scaling: float) -> None:
-        """Effects: the call's part of the output."""
+        """Run the call for one layer. Effects: the call's part of the output."""
         keys, values = self._read(layer)
         is_causal = self._mask is None
         found = F.scaled_dot_product_attention(
@@ -44,16 +45,16 @@ class BoundCall(ABC):
 
     @abstractmethod
     def _without_padding(self, found: Tensor) -> Tensor:
-        """What attention gave, without what is there for the kernel's sake alone; shaped as the output."""
+        """The kernel's result without padding, in the shape of the output."""
 
 
 class ByToken(BoundCall):
-    """Queries [T, H, M, D]."""
+    """One batch entry for each token. Queries [T, H, M, D]."""
 
     def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
         """Args: queries: [H, R, M, D]; out: [R, H, G, D]; of all packed rows."""
         part = queries[:, call.first : call.last].transpose(0, 1)
-        # one entry on its own would be computed by all threads together, several by one thread each
+        # the kernel would compute a single entry with all threads, but several entries with one thread each
         num_copies = 2 if part.shape[:2] == (1, 1) else len(part)
         keys, values = cache.windows(call.row, call.num_slots, num_copies)
         super().__init__(call, part.expand(num_copies, -1, -1, -1), keys, values, out[call.first : call.last])
@@ -63,12 +64,12 @@ class ByToken(BoundCall):
 
 
 class ByRun(BoundCall):
-    """Queries [1, H, T M, D]."""
+    """One batch entry for each key head. Queries [1, H, T M, D]."""
 
     def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
         """Args: as `ByToken`."""
         part = queries[:, call.first : call.last]
-        num_copies = 2 if len(part) == 1 else 1  # as by token
+        num_copies = 2 if len(part) == 1 else 1  # as in `ByToken`
         keys, values = cache.windows(call.row, call.num_slots, num_copies)
         query = part.flatten(1, 2).expand(num_copies, -1, -1, -1)
         super().__init__(call, query, keys, values, out[call.first : call.last].transpose(0, 1))
@@ -79,7 +80,7 @@ class ByRun(BoundCall):
 
 
 class ByChunk(BoundCall):
-    """Queries [H, G, T, D]; only small products need the padding."""
+    """Prefill. Queries [H, G, T, D], without padding: only small products need it."""
 
     def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
         """Args: as `ByToken`."""
@@ -95,7 +96,7 @@ class ByChunk(BoundCall):
 
 
 class ByRows(BoundCall):
-    """Queries [N, H, T M, D]."""
+    """Runs of several cache rows. Queries [N, H, T M, D]."""
 
     def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
         """Args: as `ByToken`."""
@@ -120,18 +121,18 @@ class ByRows(BoundCall):
 
 
 class ByBranches(BoundCall):
-    """Queries [N, H, T M, D]."""
+    """Branches of one tree. Queries [N, H, T M, D]."""
 
     def __init__(self, call: AttentionCall, cache: RaggedCache, queries: Tensor, out: Tensor) -> None:
         """Args: as `ByToken`."""
         num_branches, prefix_len = len(call.branches), call.branches[0].prefix_len
         part = torch.unflatten(queries[:, call.first : call.last], 1, (num_branches, -1)).transpose(0, 1)
-        num_copies = max(2, num_branches)  # as by token
+        num_copies = max(2, num_branches)  # as in `ByToken`
         out = torch.unflatten(out[call.first : call.last], 0, (num_branches, -1)).transpose(1, 2)  # [N, H, T, G, D]
         super().__init__(call, part.flatten(2, 3).expand(num_copies, -1, -1, -1), (), (), out)
         self._padded = part.shape
         self._stored = cache.of_row(call.row)  # [2, H, slots, D] a layer
-        # zeros behind the paths: what is hidden is multiplied by 0, and 0 * NaN is NaN
+        # zeros behind the paths, because masked values are multiplied by 0, and 0 * NaN is NaN
         _, num_kv_heads, _, head_dim = cache.keys[0].shape
         self._copies = queries.new_zeros(2, num_branches, num_kv_heads, call.num_slots, head_dim)
         self._prefix = self._copies[:, :, :, :prefix_len]

@@ -1,24 +1,26 @@
 """Which tokens of a segment attend together, and which slots they read.
 
-A prompt is one call. All other tokens (decoding, verifying) are read in one of five ways, chosen for a whole runner:
+A prefill is one call. All other tokens (decoding, verification) attend in one of five modes, the same for a whole
+runner:
 
-* `FAST`: a segment is one run, and in a tree a mask picks the ancestors. Nothing is promised about bits.
-* `IN_STEPS`: as if decoded, in forwards of fixed shapes (`step_batch.py`). What is planned here is the rest: prompts.
-* `TOGETHER`, `BY_RUN`, `BY_TOKEN`: a token has the bits that it has when it is decoded. Mostly they depend on how many
-  keys are summed over. So by run and by token, one in slot p always reads the first `ceil((p + 1) / 64) * 64` slots,
-  masked:
+* `FAST`: a segment is one run, and in a tree a mask selects the ancestors. The bits may depend on the batch.
+* `IN_STEPS`: as if decoded one by one, in forwards of fixed shapes (`models/graphs/step_batch.py`). Only prefills are
+  planned here.
+* `TOGETHER`, `BY_RUN`, `BY_TOKEN`: every token gets the bits that it has when it is decoded alone. These mostly depend
+  on how many keys are summed. So by run and by token, a token in slot p always reads the first `ceil((p + 1) / 64) *
+  64` slots, masked:
 
       slots   0 ........ 63 | 64 ....... 127        a chain of 4 behind 62 committed slots is two runs:
       chain           62 63 | 64 65                 tokens 62, 63 read one block, tokens 64, 65 read two
 
-  The first branch of a tree is a chain. A node beside it has its ancestors in other slots than it would have if it
-  were decoded, and kernels that sum over slots round differently then. So branch after branch is laid behind the
-  prefix while its tokens attend; or, together, each behind a copy of the prefix.
+  The first branch of a tree is a chain. A node of another branch has its ancestors in other slots than when it is
+  decoded, and a kernel that sums over slots then rounds differently. So one branch after the other is laid out behind
+  the prefix while its tokens attend. In the mode `TOGETHER`, each branch is instead put behind a copy of the prefix.
 
-Fast and together, runs of several cache rows with as many tokens are one call (`joined`), if that is cheaper than what
-they then read in vain, and so are branches with as many tokens.
+In the modes `FAST` and `TOGETHER`, runs of several cache rows with equally many tokens are joined into one call
+(`joined`) if this costs less than the masked slots that they then read. So are branches with equally many tokens.
 
-`models/numerics/probe.py` finds out which reading keeps its word on this machine.
+`models/numerics/probe.py` finds out which mode preserves bits on this machine.
 """
 
 from __future__ import annotations
@@ -36,23 +38,23 @@ from starspec.models.attention.call import MIN_QUERY_ROWS, AttentionCall, Branch
 from starspec.models.attention.mask import is_chain, visible_slots
 from starspec.models.loading.device import is_accelerator
 
-# Torch's CPU kernel cuts longer runs into blocks of so many, or of a multiple of it. What is left over must not be
-# fewer than MIN_QUERY_ROWS.
+# Torch's CPU kernel cuts longer runs into blocks of this size, or of a multiple of it. The rest must not be smaller
+# than MIN_QUERY_ROWS.
 MAX_QUERY_ROWS: Final = 32
-CALL_SLOTS: Final = 512  # on a CPU, a token reads so many slots in the time that another call takes
-MAX_TOGETHER: Final = 8  # sequences, or branches, of a call there: as many as the probe tries
-MAX_COPIED_SLOTS: Final = 8192  # for branches of a call: copies of so many are a few MB, and lie in the caches
+CALL_SLOTS: Final = 512  # on a CPU, one more call takes the time in which a token reads this many slots
+MAX_TOGETHER: Final = 8  # sequences or branches of one call on a CPU: as many as the probe tries
+MAX_COPIED_SLOTS: Final = 8192  # copied slots of a call by branches: a few MB, which fit into the processor's caches
 HIDDEN: Final = float("-inf")
 
 
 class AttentionMode(Enum):
-    """How tokens that are no prompt read the cache."""
+    """How tokens outside of prefills attend to the cache."""
 
-    FAST = auto()  # a segment at once
-    IN_STEPS = auto()  # as if decoded; every token a batch entry with a copy of what it reads (`step_batch.py`)
-    TOGETHER = auto()  # as if decoded; tokens of a branch at once, and those of several cache rows
-    BY_RUN = auto()  # as if decoded; tokens of a branch that read as many slots together
-    BY_TOKEN = auto()  # as if decoded; every token a batch entry
+    FAST = auto()  # a whole segment at once
+    IN_STEPS = auto()  # as if decoded; every token is a batch entry with a copy of what it reads
+    TOGETHER = auto()  # as if decoded; the tokens of a branch at once, and those of several cache rows
+    BY_RUN = auto()  # as if decoded; those tokens of a branch together that read equally many slots
+    BY_TOKEN = auto()  # as if decoded; every token is a batch entry
 
 
 def plan_calls(
@@ -70,13 +72,15 @@ def plan_calls(
     """The calls of one segment, or of a part of it.
 
     Args:
+        row: of the cache.
         first: where the part starts in the packed batch.
         prefix_len: committed slots of the row.
         parents: of the whole segment, None for a chain.
-        new_tokens: the part of the segment that this forward computes; what comes before it is in the cache.
-        is_prompt: a chain that is read as prompts are; else `mode` says how.
-        group: G, query heads a key head.
-        like: gives the dtype of the masks and the device of the paths; on accelerators whole blocks are read.
+        new_tokens: the part of the segment that this forward computes; everything before it is in the cache.
+        is_prompt: a chain that is prefilled; otherwise `mode` applies.
+        mode: how the tokens attend.
+        group: G, query heads for each key head.
+        like: has the dtype of the masks and the device of the paths; on accelerators whole blocks are read.
     """
     if is_prompt:
         return [_call_by_chunk(row, first, prefix_len, new_tokens, like)]
@@ -93,20 +97,21 @@ def plan_calls(
         positions = torch.tensor([prefix_len + len(paths[token]) - 1 for token in run]).unsqueeze(1)
         visible = torch.arange(_num_slots(int(positions[-1]))) <= positions
         form, branches = in_order, tuple[Branch, ...]()
-        if path[-1] != len(path) - 1:  # else it lies in order as it is
+        if path[-1] != len(path) - 1:  # otherwise it is in order already
             form, branches = beside, (Branch(prefix_len, new_tokens.stop, torch.tensor(path).to(like.device)),)
         calls.append(_call(row, first + run[0] - new_tokens.start, visible, form, group, like, branches))
     return calls
 
 
 def joined(calls: Sequence[AttentionCall], *, are_calls_dear: bool) -> list[AttentionCall]:
-    """The calls of a forward, those of neighbours that are runs, or branches of one row, of as many tokens as one.
+    """Join the calls of neighbouring runs, or of branches of one row, that have equally many tokens.
 
-    For readings whose bits do not depend on masked slots behind a token's own, or for which none are promised.
+    For modes whose bits do not depend on masked slots behind a token's own, or that do not preserve bits.
 
     Args:
-        are_calls_dear: they cost more than whatever they read, as on accelerators; else cache rows that lie side by
-            side and are about as long are read together, and nothing is copied.
+        calls: in the order of the packed batch.
+        are_calls_dear: whether a call costs more than whatever it reads, as on accelerators. If not, only runs of
+            neighbouring cache rows of similar length are joined, and nothing is copied.
     """
     found = list[list[AttentionCall]]()
     for call in calls:
@@ -118,7 +123,7 @@ def joined(calls: Sequence[AttentionCall], *, are_calls_dear: bool) -> list[Atte
 
 
 def _fits(call: AttentionCall, group: Sequence[AttentionCall], *, are_calls_dear: bool) -> bool:
-    """Whether a call is to be one with those before it."""
+    """Whether a call joins those before it."""
     before = group[-1]
     num_tokens = call.last - call.first
     if call.form is not before.form or num_tokens != before.last - before.first:
@@ -138,7 +143,7 @@ def _fits(call: AttentionCall, group: Sequence[AttentionCall], *, are_calls_dear
 
 
 def _as_one(runs: Sequence[AttentionCall]) -> AttentionCall:
-    """Runs or branches of as many tokens, each behind the one before in the packed batch."""
+    """Join runs or branches with equally many tokens that are consecutive in the packed batch."""
     num_slots = max(run.num_slots for run in runs)
     masks = []
     for run in runs:
@@ -151,12 +156,12 @@ def _as_one(runs: Sequence[AttentionCall]) -> AttentionCall:
 
 
 def _num_slots(position: int) -> int:
-    """Slots that the token of a position reads: whole blocks."""
+    """Slots that the token at a position reads: whole blocks."""
     return (position // KEY_BLOCK + 1) * KEY_BLOCK
 
 
 def _paths(num_tokens: int, parents: Sequence[int] | None) -> list[Sequence[int]]:
-    """Of each token: its ancestors behind the prefix, and itself."""
+    """For each token: its ancestors behind the prefix, and itself."""
     if parents is None or is_chain(parents):
         return [range(token + 1) for token in range(num_tokens)]
     paths: list[Sequence[int]] = []
@@ -168,7 +173,7 @@ def _paths(num_tokens: int, parents: Sequence[int] | None) -> list[Sequence[int]
 def _runs(
     new_tokens: range, prefix_len: int, paths: Sequence[Sequence[int]], mode: AttentionMode, rows_per_token: int
 ) -> Iterator[Sequence[int]]:
-    """Tokens that follow each other, each the child of the one before, cut where the reading wants it.
+    """Runs of consecutive tokens, each the child of the one before, cut as the mode requires.
 
     Args:
         rows_per_token: M, query rows.
@@ -189,9 +194,10 @@ def _runs(
 
 
 def _run_len(num_tokens: int, position: int, mode: AttentionMode, rows_per_token: int) -> int:
-    """How many of the tokens from a position on are one run."""
+    """How many of the tokens from `position` on form one run."""
     if mode is AttentionMode.TOGETHER:
-        # the last token apart costs a call, and runs of several rows then do not lie side by side; M is seldom so
+        # to separate the last token costs a call, and runs of several rows are then not neighbours; few values of M
+        # need it
         is_rest_small = 0 < num_tokens * rows_per_token % MAX_QUERY_ROWS < MIN_QUERY_ROWS
         return num_tokens - (is_rest_small and num_tokens > 1)
     to_block_end = KEY_BLOCK - position % KEY_BLOCK
@@ -202,7 +208,7 @@ def _run_len(num_tokens: int, position: int, mode: AttentionMode, rows_per_token
 def _call(
     row: int, first: int, visible: Tensor, form: Form, group: int, like: Tensor, branches: tuple[Branch, ...] = ()
 ) -> AttentionCall:
-    """Args: visible: [T, S], what each token of the run sees of the slots that it reads."""
+    """Args: visible: [T, S], which slots each token of the run sees."""
     num_tokens, num_slots = visible.shape
     mask = _additive(visible, like)
     if form is not Form.BY_TOKEN:
@@ -215,18 +221,21 @@ def _call(
 def _call_by_chunk(row: int, first: int, prefix_len: int, new_tokens: range, like: Tensor) -> AttentionCall:
     num_slots = prefix_len + new_tokens.stop
     mask = None
-    if num_slots > len(new_tokens):  # torch aligns `is_causal` with slot 0, so it fits an empty prefix only
+    if num_slots > len(new_tokens):  # torch aligns `is_causal` with slot 0, so it is right for an empty prefix only
         visible = _in_blocks(visible_slots(num_slots - len(new_tokens), len(new_tokens), None), like.device)
         mask, num_slots = _additive(visible, like), visible.shape[1]
     return AttentionCall((row,), first, first + len(new_tokens), num_slots, Form.BY_CHUNK, mask)
 
 
 def _in_blocks(visible: Tensor, device: torch.device) -> Tensor:
-    """[T, S], on accelerators of whole blocks: kernels there want such masks, and torch copies others into them."""
+    """[T, S], padded to whole blocks on accelerators.
+
+    Kernels there require such masks, and torch would copy others into them.
+    """
     num_more = _num_slots(visible.shape[1] - 1) - visible.shape[1]
     return F.pad(visible, (0, num_more)) if is_accelerator(device) else visible
 
 
 def _additive(visible: Tensor, like: Tensor) -> Tensor:
-    """0 where visible, -inf where not."""
+    """0 where visible, -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, HIDDEN)

@@ -1,7 +1,8 @@
-"""Attention over the ragged cache: no row can touch another row's bits, if a forward's calls are planned for that.
+"""Attention over the ragged cache.
 
-Which tokens attend together is planned once a forward (`models/attention/plan.py`), as calls of several forms
-(`models/attention/call.py`, `models/attention/bound_calls.py`).
+Which tokens attend together is planned once for each forward (`models/attention/plan.py`), as calls of several forms
+(`models/attention/call.py`), which are then bound to tensors (`models/attention/bound_calls.py`). The plan can ensure
+that no row influences another row's bits.
 """
 
 from __future__ import annotations
@@ -20,30 +21,32 @@ from starspec.models.attention.call import AttentionCall, num_query_rows
 
 
 class BatchAttention(Protocol):
-    """Attention of one forward, for all its layers: where new keys and values go, and which of them a row sees."""
+    """Attention of one forward, for all its layers: where new keys and values go, and which slots each token sees."""
 
     def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
         """Write the new keys and values of one layer, then attend.
 
         Args:
+            layer: index.
             query: [R, Hq, D], rotated.
-            keys_values: [R, 2, H, D], keys rotated; what is there for padding changes nothing that is read.
-        Returns: [R, Hq D], valid until the next layer; anything but NaN for padding.
+            keys_values: [R, 2, H, D], keys rotated; those of padding change nothing that a token reads.
+            scaling: factor of the scores.
+        Returns: [R, Hq D], valid until the next layer; for padding anything but NaN.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Interruptible:
-    """Attention of a forward that ends before its next layer once nobody wants what comes of it."""
+    """Attention of a forward that stops before its next layer once its result is not needed any more."""
 
     attention: BatchAttention
     is_obsolete: Callable[[], bool]
 
     def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
-        """As `BatchAttention`. Raises: ForwardAborted."""
+        """As `BatchAttention`. Raises: ForwardAborted if the result is not needed."""
         if self.is_obsolete():
-            raise ForwardAborted("nobody wants this forward any more")
+            raise ForwardAborted("the result of this forward is not needed any more")
         return self.attention(layer, query, keys_values, scaling)
 
 
@@ -52,17 +55,19 @@ class Placement:
     """Where the keys and values of consecutive packed rows go."""
 
     row: int
-    slot: int  # of the first
+    slot: int  # of the first row
     num_tokens: int
 
 
 class RaggedAttention:
-    """Attention of one forward, for all its layers: what they share, views of every layer included, is made once.
+    """Attention of one forward, for all its layers.
+
+    Everything that the layers share, including views of the cache, is made once.
 
     Args:
-        cache: where the new keys and values go and all of them are read.
-        placements: of the packed rows in order; rows after the last are padding.
-        calls: which packed rows attend what; rows that no call covers are padding.
+        cache: receives the new keys and values, and provides all others.
+        placements: of the packed rows in order; rows after the last placement are padding.
+        calls: which packed rows attend to what; rows in no call are padding.
         num_rows: R, packed rows.
         num_heads: Hq.
     """
@@ -80,7 +85,7 @@ class RaggedAttention:
         group = num_heads // num_kv_heads
         self._num_tokens = sum(each.num_tokens for each in placements)
         self._write = _writer(cache, placements)
-        # Key heads first: then tokens and heads of one call are query rows as they lie.
+        # Key heads come first, so that the tokens and heads of one call are contiguous query rows.
         shape = (num_kv_heads, num_rows, num_query_rows(group), head_dim)
         queries = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
         self._query = queries[:, :, :group].transpose(0, 1)  # [R, H, G, D]
@@ -93,16 +98,18 @@ class RaggedAttention:
         """Write the new keys and values of one layer, then attend.
 
         Args:
+            layer: index.
             query: [R, Hq, D], rotated.
-            keys_values: [R, 2, H, D], keys rotated; what is there for padding is not written.
+            keys_values: [R, 2, H, D], keys rotated; those of padding are not written.
+            scaling: factor of the scores.
         Returns: [R, Hq D], valid until the next layer; zeros for padding.
         """
         self._write(layer, keys_values[: self._num_tokens])
-        # Into a buffer whose rows lie as they always do: strides that follow the batch would choose the kernel.
+        # Into a buffer with a fixed layout: strides that follow the batch would change which kernel runs.
         self._query.copy_(query.view(self._query.shape))
         as_written = {row: slots[layer].clone() for row, slots in self._trees.items()}
         for call in self._calls:
-            if call.laid_out is not None:  # into the slots in which it would have been decoded
+            if call.laid_out is not None:  # put it into the slots that it would have if it were decoded
                 [row] = call.rows
                 slots = self._trees[row][layer][: len(call.laid_out.path)]
                 torch.index_select(as_written[row], 0, call.laid_out.path, out=slots)
@@ -113,7 +120,7 @@ class RaggedAttention:
 
 
 def _tree_slots(cache: RaggedCache, calls: Sequence[AttentionCall]) -> dict[int, tuple[Tensor, ...]]:
-    """Of each row with a branch that is laid out: the slots of its whole tree, one [T, 2, H, D] a layer."""
+    """For each row with a branch that is laid out: the slots of its whole tree, one [T, 2, H, D] a layer."""
     branches = {call.row: branch for call in calls if (branch := call.laid_out) is not None}
     return {
         row: cache.places(row, branch.prefix_len, branch.prefix_len + branch.num_tokens)
@@ -122,8 +129,8 @@ def _tree_slots(cache: RaggedCache, calls: Sequence[AttentionCall]) -> dict[int,
 
 
 def _writer(cache: RaggedCache, placements: Sequence[Placement]) -> Callable[[int, Tensor], object]:
-    """What puts new keys and values [T, 2, H, D] of a layer where the placements say."""
-    if len(placements) == 1:  # one sequence: a copy is cheaper than indices
+    """A function that puts a layer's new keys and values [T, 2, H, D] where the placements say."""
+    if len(placements) == 1:  # for one sequence a copy is cheaper than index_put
         only = placements[0]
         places = cache.places(only.row, only.slot, only.slot + only.num_tokens)
         return lambda layer, keys_values: places[layer].copy_(keys_values)
@@ -132,7 +139,7 @@ def _writer(cache: RaggedCache, placements: Sequence[Placement]) -> Callable[[in
 
 
 def _indices(placements: Sequence[Placement], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[T] row and [T] slot of each packed row that is no padding."""
+    """[T] row and [T] slot of each packed row that is not padding."""
     rows = [each.row for each in placements for _ in range(each.num_tokens)]
     slots = [each.slot + token for each in placements for token in range(each.num_tokens)]
     return (

@@ -1,4 +1,4 @@
-"""Rotary position embedding over all heads of a forward at once."""
+"""Rotary position embedding for all heads of a forward at once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from starspec.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-BATCH_DEPENDENT: Final = ("dynamic", "longrope")  # frequencies that follow the longest position of the batch
+BATCH_DEPENDENT: Final = ("dynamic", "longrope")  # types whose frequencies depend on the longest position of the batch
 
 
 class Rotation:
-    """Rotary embedding of one forward, over every head of the fused linear at once; values turn by 0.
+    """The rotary embedding of one forward, for every head of the fused linear at once; values rotate by 0.
 
-    The halves of D are the coordinates of a pair, as transformers lays them out:
+    The two halves of D are the coordinates of pairs, in the layout of transformers:
 
         low'  = low cos - high sin
         high' = high cos + low sin
@@ -34,11 +34,11 @@ class Rotation:
         self._sin_low, self._sin_high = sin.chunk(2, dim=-1)
         self._out = torch.empty_like(cos)
         self._out_low, self._out_high = self._out.chunk(2, dim=-1)
-        self.queries = self._out[:, :num_queries]  # [R, Hq, D] of what was turned last
+        self.queries = self._out[:, :num_queries]  # [R, Hq, D], the result of the last `turn`
         self.keys_values = self._out[:, num_queries:].view(num_tokens, 2, (num_heads - num_queries) // 2, head_dim)
 
     def turn(self, x: Tensor) -> None:
-        """Effects: `queries` and `keys_values` are those of x [R, Hq + 2 H, D], turned."""
+        """Rotate x [R, Hq + 2 H, D]. Effects: `queries` and `keys_values` hold the result."""
         low, high = x.chunk(2, dim=-1)
         torch.mul(x, self._cos, out=self._out)
         self._out_low.addcmul_(high, self._sin_low, value=-1)
@@ -48,7 +48,10 @@ class Rotation:
 def rotary_table(config: PreTrainedConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[2, num_positions, D]: cosines and sines as the Llama family's modules compute them.
 
-    Args: config: one that `check_rotary` lets pass.
+    Args:
+        config: one that `check_rotary` accepts.
+        num_positions: S.
+        dtype, device: of the table.
     """
     frequencies, scaling = _frequencies(config)
     positions = torch.arange(num_positions, device=device).unsqueeze(-1)
@@ -58,7 +61,7 @@ def rotary_table(config: PreTrainedConfig, num_positions: int, dtype: torch.dtyp
 
 
 def _frequencies(config: PreTrainedConfig) -> tuple[Tensor, float]:
-    """[D / 2] radians a position, and what cosines and sines are multiplied by."""
+    """[D / 2] radians for each position, and the factor of cosines and sines."""
     kind = config.rope_parameters["rope_type"]
     if kind != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (a second to import)
@@ -71,8 +74,8 @@ def _frequencies(config: PreTrainedConfig) -> tuple[Tensor, float]:
 
 
 def check_rotary(config: PreTrainedConfig) -> None:
-    """Raises: ModelError if rotary frequencies depend on the longest position in the batch."""
+    """Raises: ModelError if the rotary frequencies depend on the longest position in the batch."""
     parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     kind = parameters.get("rope_type", "default")
     if kind in BATCH_DEPENDENT:
-        raise ModelError(f"rotary type '{kind}' makes a sequence depend on its batch, so starspec does not support it")
+        raise ModelError(f"rotary type '{kind}' is not supported: it makes a sequence depend on its batch")

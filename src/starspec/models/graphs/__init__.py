@@ -1,1 +1,1 @@
-"""Forwards of fixed shapes, as CUDA graphs."""
+"""Small forwards in fixed shapes, recorded once as CUDA graphs and replayed."""

@@ -1,8 +1,8 @@
-"""CUDA graphs of small forwards: some hundred kernels launched as one.
+"""CUDA graphs of small forwards: several hundred kernels launched at once.
 
-A decoding step of a small model is bound by its launches, not by its bytes: SmolLM2 on an H200 took 12 ms a step, of
-which its weights need 0.06. So the first forward of each shape (`step_batch.py`) is recorded, and the others replay it.
-Recording takes some tens of milliseconds.
+A decoding step of a small model is limited by kernel launches, not by bytes: SmolLM2 on an H200 took 12 ms a step,
+while reading its weights takes 0.06 ms. So the first forward of each shape (`models/graphs/step_batch.py`) is recorded,
+and later ones replay it. Recording takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starspec.models.loading.transformers_calls import first_line
 from starspec.models.runner import ForwardOutput
 
 MAX_GRAPHS: Final = 256  # forwards of further shapes are launched kernel by kernel
-NUM_WARM_UPS: Final = 2  # runs before a recording, in which libraries allocate and choose kernels
+NUM_WARM_UPS: Final = 2  # runs before a recording, in which libraries allocate memory and choose kernels
 
 log = structlog.get_logger()
 
@@ -32,13 +32,13 @@ Step = Callable[[], ForwardOutput]
 
 
 class Recorder(Protocol):
-    """Makes a step that does again what another one did."""
+    """Makes a step that repeats what the given step did."""
 
     def __call__(self, step: Step) -> Step: ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share memory for what a step needs only while it runs."""
+    """Records CUDA graphs that share the memory that a step needs only while it runs."""
 
     _at_work: ClassVar[threading.Lock] = threading.Lock()  # torch records one graph at a time in a process
 
@@ -47,10 +47,13 @@ class CudaRecorder:
         self._pool: Any = None
 
     def __call__(self, step: Step) -> Step:
-        """Returns: a step that launches what `step` did, and gives the same tensors each time, overwritten."""
+        """Record a step.
+
+        Returns: a step that launches the same kernels. Each time, it overwrites and returns the same tensors.
+        """
         with self._at_work, torch.cuda.device(self._device):
             before = torch.cuda.current_stream()
-            # of this device: torch would take one of the device that was recorded on first
+            # on this device; by default torch takes a stream of the device that was first recorded on
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             try:
                 stream.wait_stream(before)
@@ -63,7 +66,7 @@ class CudaRecorder:
                     output = step()
                 self._pool = graph.pool()
             finally:
-                torch.cuda.set_stream(before)  # a recording that fails leaves its own
+                torch.cuda.set_stream(before)  # a failed recording leaves its own stream set
 
         def replay() -> ForwardOutput:
             with torch.cuda.device(self._device):
@@ -74,22 +77,23 @@ class CudaRecorder:
 
 
 class _Recorded(NamedTuple):
-    """A step of one shape that gives the features of some layers."""
+    """A recorded step of one shape that gives the features of certain layers."""
 
     batch: StepBatch
     replay: Step
 
 
 class StepGraphs:
-    """Small forwards of a runner, in fixed shapes that are recorded once and replayed.
+    """Runs small forwards of a runner in fixed shapes, which are recorded once and replayed.
 
-    What cannot be recorded is launched kernel by kernel: a shape for which there is no memory, and every further one
-    once something else has failed.
+    If there is no memory to record a shape, its forwards are launched kernel by kernel. After any other failure,
+    nothing more is recorded.
 
     Args:
-        run: the runner's forward over a packed batch, a method; the runner is not kept alive by it.
+        run: the runner's method that runs a packed batch; held weakly, so that it does not keep the runner alive.
+        cache: the keys and values.
         num_heads: Hq, query heads of a layer.
-        record: how steps are recorded.
+        record: records steps; None = CUDA graphs.
     """
 
     def __init__(self, run: Run, cache: RaggedCache, num_heads: int, record: Recorder | None = None) -> None:
@@ -105,16 +109,17 @@ class StepGraphs:
 
     @property
     def num_graphs(self) -> int:
-        """Shapes recorded so far."""
+        """Shapes that have been recorded so far."""
         return len(self._recorded)
 
     def shares(self, pieces: Sequence[Piece], rows: RowRange) -> list[list[Piece]]:
-        """Share the pieces of a forward out to steps, in order.
+        """Distribute the pieces of a forward over steps, in order.
 
         Args:
-            rows: packed rows that a step may have, with a most.
-        Returns: [] if they are a prompt's; else shares that `step_shape` has a shape for, but for trees of more than
-            MAX_TREE_LEN tokens, which no target has.
+            pieces: what the forward computes.
+            rows: the row counts that a step may have, with an upper limit.
+        Returns: [] for a prefill; otherwise pieces grouped so that `step_shape` has a shape for each group. The
+            exception is a tree of more than MAX_TREE_LEN tokens, which no target has.
         """
         shares: list[list[Piece]] = []
         for piece in pieces:
@@ -127,7 +132,7 @@ class StepGraphs:
         return shares
 
     def _parts(self, piece: Piece, rows: RowRange) -> list[Piece]:
-        """A piece, cut where it is too large for a step."""
+        """A piece, cut if it is too large for a step."""
         is_beyond = len(piece.segment.token_ids) > MAX_TREE_LEN and not is_chain(piece.segment.parents)
         if piece.num_tokens == 1 or is_beyond or step_shape([piece], self._cache, rows) is not None:
             return [piece]
@@ -139,8 +144,12 @@ class StepGraphs:
     def forward(self, pieces: Sequence[Piece], rows: RowRange, feature_layers: Sequence[int]) -> ForwardOutput | None:
         """Run one step. Effects: as a forward of the runner.
 
-        Returns: the logits that the pieces want, and features of all their tokens; None if there is no shape for them,
-            or if no bits are promised and it cannot be recorded. Nothing was done then that counts.
+        Args:
+            pieces: what the forward computes.
+            rows: the row counts that it may have.
+            feature_layers: as for the runner's forward.
+        Returns: the logits that the pieces want, and features of all their tokens. None if there is no shape for them,
+            or if bits are not preserved and the step cannot be recorded; then nothing was computed.
         Raises: as the runner's forward.
         """
         shape = step_shape(pieces, self._cache, rows)
@@ -151,7 +160,7 @@ class StepGraphs:
         if recorded is None:
             if rows.highest is None:
                 return None
-            batch = StepBatch(shape, self._cache, self._num_heads)  # its bits are those of the steps that are recorded
+            batch = StepBatch(shape, self._cache, self._num_heads)  # the same bits as a recorded step
             recorded = _Recorded(batch, self._step(batch, layers))
         recorded.batch.fill(pieces)
         return _of_pieces(recorded.replay(), pieces, shape.num_tokens)
@@ -159,7 +168,7 @@ class StepGraphs:
     def _step(self, batch: StepBatch, layers: tuple[int, ...]) -> Step:
         def step() -> ForwardOutput:
             run = self._run()
-            assert run is not None, "a runner that is gone asks for nothing"
+            assert run is not None, "the runner was deleted while a step of it ran"
             batch.prepare()
             return run(batch.packed, layers)
 
@@ -173,18 +182,18 @@ class StepGraphs:
             batch.fill(pieces)
             recorded = self._recorded[shape, layers] = _Recorded(batch, self._record(self._step(batch, layers)))
         except torch.OutOfMemoryError:
-            log.warning("there is no memory for a CUDA graph of this shape", shape=shape)
+            log.warning("not enough memory for a CUDA graph of this shape", shape=shape)
             self._too_large.add(shape)
             return None
-        except RuntimeError as error:  # some kernel of this model, or of this machine, cannot be recorded
-            log.warning("no more CUDA graphs: a step cannot be recorded", shape=shape, error=first_line(error))
+        except RuntimeError as error:  # a kernel of this model or this machine cannot be recorded
+            log.warning("a step cannot be recorded: no more CUDA graphs", shape=shape, error=first_line(error))
             self._max_graphs = 0
             return None
         return recorded
 
 
 def _of_pieces(output: ForwardOutput, pieces: Sequence[Piece], num_tokens: int) -> ForwardOutput:
-    """What the pieces asked for, copied: the next forward of this shape overwrites it."""
+    """Copy what the pieces asked for, because the next forward of this shape overwrites the output."""
     num_logits = sum(wanted_logits(piece) for piece in pieces)
     features = output.features
     if features is not None:

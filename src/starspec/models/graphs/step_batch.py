@@ -1,14 +1,14 @@
-"""Forwards of fixed shapes, for kernels that are launched as one: all that differs lies in tensors that stay in place.
+"""Forwards of fixed shapes that can be recorded as CUDA graphs: all that varies is in tensors that stay in place.
 
 N sequences have T tokens each. Every token is a batch entry of attention, over a copy of the S slots that it reads: the
-prefix, and behind it the token's own path, in order. So it reads what it would read if it were decoded, whatever the
-tree beside it, and a copy costs little where reading is not what takes the time.
+prefix, then the token's own path in order. So it reads exactly what it would read if it were decoded, whatever the rest
+of the tree is. The copy costs little where reading is not the bottleneck.
 
-    cache row     p p p a b c d        a, b: a chain; c, d hang from a        path of d: a d
-    read for d    p p p a d . . .      the rest is hidden
+    cache row     p p p a b c d        a, b: a chain; c, d are children of a        path of d: a d
+    read for d    p p p a d . . .      the rest is masked
 
-What is shorter is filled up by repeating itself: a segment its last token, a forward its last segment. So padding
-writes into a slot what is written there anyway, and needs no room of its own:
+A forward that is smaller than its shape is filled up by repetition: a segment repeats its last token, a forward its
+last segment. So padding writes to a slot the same values that are written there anyway, and needs no room of its own:
 
     segments      a b c │ e            N = 2, T = 4           a b c c
                                                               e e e e
@@ -30,19 +30,19 @@ from starspec.models.batch import PackedBatch, Piece, RowRange
 
 NUMS_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 NUMS_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 192, 256)  # 65: 64 drafts and their root
-MIN_SLOTS: Final = 256  # fewer are read in the same time
-MAX_PACKED_ROWS: Final = 256  # of a forward; wider ones are work enough to hide their launches
-MAX_READ_BYTES: Final = 1 << 29  # of keys and values that all tokens of a step read of one layer, as they are copied
-MAX_TREE_LEN: Final = 128  # tokens, those that were forwarded before included
+MIN_SLOTS: Final = 256  # to read fewer takes the same time
+MAX_PACKED_ROWS: Final = 256  # of a forward; a wider one has enough work to hide its launches
+MAX_READ_BYTES: Final = 1 << 29  # copied keys and values that all tokens of a step read in one layer
+MAX_TREE_LEN: Final = 128  # tokens of a tree, including those of earlier forwards
 
 
 class StepShape(NamedTuple):
-    """What is the same in all forwards of one kind."""
+    """What all forwards of one kind have in common."""
 
     num_rows: int  # N
     num_tokens: int  # T
     num_slots: int  # S
-    num_logits: int  # rows that the LM head reads: none, about one a sequence, or all
+    num_logits: int  # rows of the LM head: none, about one for each sequence, or all
 
     @property
     def num_packed_rows(self) -> int:
@@ -50,10 +50,13 @@ class StepShape(NamedTuple):
 
 
 def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> StepShape | None:
-    """The shape that a forward gets; None if it is too large, or of a prompt that is to have a width of its own.
+    """The shape of a forward; None if it is too large, or a prefill that must have a width of its own.
 
     Args:
-        rows: packed rows that it may have. Where there is a most, bits are promised, and a single token has a shape.
+        pieces: what the forward computes.
+        cache: the keys and values.
+        rows: the row counts that the forward may have. If there is an upper limit, bits are preserved, and a single
+            token always has a shape.
     """
     for piece in pieces:
         if len(piece.segment.token_ids) > MAX_TREE_LEN and not is_chain(piece.segment.parents):
@@ -64,7 +67,7 @@ def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> S
     num_rows, num_tokens = len(pieces), max(piece.num_tokens for piece in pieces)
     wide = _at_least(num_rows, NUMS_ROWS)
     long = _at_least(max(num_tokens, -(-rows.lowest // wide)), NUMS_TOKENS)
-    if wide * long > most:  # as it is, then
+    if wide * long > most:  # then without rounding up
         wide, long = num_rows, max(num_tokens, -(-rows.lowest // num_rows))
     num_slots = max(cache.lengths[piece.segment.row] + piece.last for piece in pieces)
     in_powers = min(max(MIN_SLOTS, 1 << (num_slots - 1).bit_length()), cache.keys[0].shape[2])
@@ -78,21 +81,23 @@ def step_shape(pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange) -> S
 
 
 def num_slot_bytes(cache: RaggedCache) -> int:
-    """Of one slot of one layer: a key and a value of each head."""
+    """Bytes of one slot of one layer: a key and a value of each head."""
     keys = cache.keys[0]
     return 2 * keys.shape[1] * keys.shape[3] * keys.element_size()
 
 
 def wanted_logits(piece: Piece) -> int:
-    """Of the last tokens of its segment, those that are in this piece."""
+    """How many of the tokens whose logits the segment wants are in this piece."""
     first_logit = len(piece.segment.token_ids) - piece.segment.num_logits
     return max(0, piece.last - max(piece.first, first_logit))
 
 
 class StepBatch:
-    """The tensors of one shape, and the forward that reads them.
+    """The tensors of one shape, and the packed batch that uses them.
 
     Args:
+        shape: of the forwards.
+        cache: the keys and values.
         num_heads: Hq, query heads of a layer.
     """
 
@@ -110,7 +115,7 @@ class StepBatch:
         )
 
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Take in a forward of this shape. Effects: all that `packed` reads, once `prepare` has run."""
+        """Take in a forward of this shape. Effects: the tensors that `packed` uses, complete once `prepare` has run."""
         num_rows, num_tokens = self._shape.num_rows, self._shape.num_tokens
         columns = token_ids, positions, rows, slots, prefix_lens, path_lens, logit_rows = _lists(7)
         paths = self._in_order.repeat(self._shape.num_packed_rows, 1)
@@ -134,16 +139,18 @@ class StepBatch:
         self._paths.copy_(paths)
 
     def prepare(self) -> None:
-        """Say what each token reads, without asking the device for anything. Part of each forward."""
+        """Compute which slots each token reads, without waiting for the device. Part of each recorded forward."""
         self._attention.see(self._prefix_lens, self._paths.long(), self._path_lens)
 
 
 class StepAttention:
-    """`BatchAttention` of forwards of one shape.
+    """`BatchAttention` for forwards of one shape.
 
     Args:
+        shape: of the forwards.
+        cache: the keys and values.
         num_heads: Hq.
-        rows, slots: [R] where new keys and values go.
+        rows, slots: [R], where new keys and values go.
     """
 
     def __init__(self, shape: StepShape, cache: RaggedCache, num_heads: int, rows: Tensor, slots: Tensor) -> None:
@@ -156,12 +163,12 @@ class StepAttention:
         self._mask = torch.zeros(num_packed, 1, 1, shape.num_slots, dtype=cache.dtype, device=cache.device)
 
     def see(self, prefix_lens: Tensor, paths: Tensor, path_lens: Tensor) -> None:
-        """Say which slots each token reads, and in which order.
+        """Set which slots each token reads, and in which order.
 
         Args:
             prefix_lens: [R].
-            paths: [R, MAX_TREE_LEN] slots behind the prefix, ancestors first; those of a longer chain follow in order.
-            path_lens: [R]; what is behind them in `paths` means nothing.
+            paths: [R, MAX_TREE_LEN] slots behind the prefix, ancestors first; a longer chain continues in order.
+            path_lens: [R]; entries of `paths` behind them are ignored.
         """
         prefix_lens = prefix_lens.unsqueeze(1)
         behind = self._all_slots - prefix_lens  # [R, S]
@@ -183,7 +190,7 @@ class StepAttention:
 
 
 def _write_paths(paths: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Effects: the beginning of each row of `paths`, int16 on the CPU: the ancestors of that token, and itself."""
+    """Effects: each row of `paths` (int16, on the CPU) begins with the token's ancestors and the token itself."""
     for row, token in zip(paths.numpy(), tokens, strict=True):
         path = [token]
         while parents[path[-1]] >= 0:
@@ -192,7 +199,7 @@ def _write_paths(paths: Tensor, tokens: Sequence[int], parents: Sequence[int]) -
 
 
 def _at_least(number: int, steps: Sequence[int]) -> int:
-    """The first step that is large enough, or the number itself if none is."""
+    """The first of the steps that is not smaller than `number`, or `number` itself if all are smaller."""
     place = bisect_left(steps, number)
     return steps[place] if place < len(steps) else number
 

@@ -1,1 +1,1 @@
-"""EAGLE heads: their files, their layouts, their one decoder layer."""
+"""EAGLE heads: reading and writing their checkpoints, and running them."""

@@ -1,4 +1,4 @@
-"""EAGLE heads on disk: reads the published dialects, writes that of `speculators`."""
+"""Reading EAGLE heads from disk, in any of the published dialects."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def read_head(
     """Read a head of any dialect.
 
     Args:
-        head: its folder, or a hub id.
-        target: the model that it is to draft for; None = not known, and then the head must list its layers.
-        feature_layers: indices into Hugging Face's `hidden_states` to read instead of those that the head names.
-    Returns: the tensors in the type they are stored in, on the CPU.
-    Effects: downloads a hub id unless it is cached.
+        head: its folder, or a Hub id.
+        target: the model that it drafts for; None = not known, in which case the head must list its layers.
+        feature_layers: indices into Hugging Face's `hidden_states` that replace those of the head's config.
+    Returns: the tensors in their stored dtype, on the CPU.
+    Effects: downloads a Hub id unless it is cached.
     Raises: ModelError in one sentence if the head is missing, corrupt, not supported or does not fit the target.
     """
     return _open(str(head), target, feature_layers)[0]
 
 
 def read_feature_layers(head: str | Path, *, target: TargetShape | None = None) -> FeatureLayers:
-    """Which layers `read_head` takes a head to read, why, and those of the other reading of its list.
+    """Which layers `read_head` assumes that a head takes as input, why, and the other interpretation of its list.
 
     Raises: as `read_head`.
     """
@@ -88,8 +88,8 @@ def _draft_vocab_size(config: HeadConfig, offsets: Tensor | None) -> int:
     size = config.integer("draft_vocab_size", vocab_size if offsets is None else offsets.numel())
     if offsets is None and size != vocab_size:
         raise ModelError(
-            f"'{config.head}' is incomplete: tensor d2t is missing, which says what its {size} tokens are among the "
-            f"target's {vocab_size}"
+            f"'{config.head}' is incomplete: tensor d2t is missing, which maps its {size} tokens to the "
+            f"target's {vocab_size} tokens"
         )
     if offsets is not None and offsets.numel() != size:
         raise ModelError(
@@ -101,12 +101,12 @@ def _draft_vocab_size(config: HeadConfig, offsets: Tensor | None) -> int:
 def _check_num_features(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
     weight = tensors.get("fc.weight")
     if weight is None or weight.dim() != 2:
-        return  # and `check_tensors` says so
+        return  # `check_tensors` reports it
     width = weight.shape[1] - (spec.hidden_size if spec.method == "eagle" else 0)
     num_layers, rest = divmod(width, spec.target_hidden_size)
     if rest == 0 and num_layers != len(spec.feature_layers):
         raise ModelError(
-            f"'{head}' is made to read {num_layers} of the target's hidden states, not {list(spec.feature_layers)}"
+            f"'{head}' takes {num_layers} of the target's hidden states as input, not {list(spec.feature_layers)}"
         )
 
 
@@ -115,7 +115,7 @@ def _check_target(head: str, spec: HeadSpec, target: TargetShape | None) -> None
         return
     if spec.target_hidden_size != target.hidden_size:
         raise ModelError(
-            f"'{head}' does not fit its target: it reads features of size {spec.target_hidden_size}, and the target's "
+            f"'{head}' does not fit its target: it takes features of size {spec.target_hidden_size}, and the target's "
             f"are of size {target.hidden_size}"
         )
     if spec.vocab_size != target.vocab_size:
@@ -126,7 +126,7 @@ def _check_target(head: str, spec: HeadSpec, target: TargetShape | None) -> None
 
 
 def _in_order(spec: HeadSpec, tensors: dict[str, Tensor], token_ids: Tensor) -> HeadWeights:
-    """The same head with its tokens in the target's order; None as ids if it has them all."""
+    """The same head with its tokens in the target's order. The ids are None if the head has all target tokens."""
     token_ids, order = token_ids.sort()
     if "lm_head.weight" in tensors and not torch.equal(order, torch.arange(len(order))):
         tensors["lm_head.weight"] = tensors["lm_head.weight"][order]

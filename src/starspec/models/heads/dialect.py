@@ -1,11 +1,11 @@
-"""What the config.json of an EAGLE head says, whichever of the dialects it is written in.
+"""The config.json of an EAGLE head, in any of its dialects.
 
     speculators   {"speculators_model_type": "eagle3", "transformer_layer_config": {...}, ...}
     SpecForge     a flat Llama config of a "LlamaForCausalLMEagle3"; SGLang runs these
     vLLM          a flat Llama config of an "Eagle3LlamaForCausalLM", or {"model_type": "eagle", "model": {...}}
-    SafeAILab     a flat config of the target's class with one layer; the tensors tell EAGLE-1 from EAGLE-3
+    SafeAILab     a flat config of the target's class with one layer; the tensors distinguish EAGLE-1 and EAGLE-3
 
-What a config leaves out is what transformers' Llama has there: these files are written as the difference to it.
+Values that a config leaves out are those of transformers' LlamaConfig: these files contain only the differences to it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ UNSUPPORTED_FLAGS: Final = {
     "mlp_bias": "its MLP has biases",
     "quantization_config": "its weights are stored quantized",
 }
-ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not follow the batch
+ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the batch
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """A head's config.json, with its dialect found out and what is not supported refused."""
+    """A head's config.json with its dialect determined. Whatever is not supported has been refused.
 
-    head: str  # for errors
+    Raises: ModelError if the head has something that is not supported.
+    """
+
+    head: str  # for error messages
     dialect: Dialect
     method: Method
     top: Mapping[str, Any]
@@ -67,19 +70,22 @@ class HeadConfig:
             if self.said(flag):
                 raise ModelError(f"'{self.head}' is not supported: {why} ({flag})")
         if self.said("use_aux_hidden_state") is False:
-            raise ModelError(f"'{self.head}' is not supported: it reads no layers of the target (use_aux_hidden_state)")
+            raise ModelError(f"'{self.head}' is not supported: it takes no layers of its target (use_aux_hidden_state)")
         if (act := self.layer.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise ModelError(f"'{self.head}' is not supported: its hidden_act is {act}, not silu")
         if (num_layers := self.integer("num_hidden_layers", 1)) != 1:
             raise ModelError(f"'{self.head}' is not supported: it has {num_layers} layers, and only one is supported")
 
     def said(self, key: str) -> Any:
-        """What the config says, at its top, in its `eagle_config` or of its layer; None where it does not."""
+        """The value of a key: at the top of the config, in its `eagle_config`, or in its layer's config.
+
+        Returns: None if the key is in none of them.
+        """
         places = (self.top, self.top.get("eagle_config"), self.layer)
         return next((each[key] for each in places if isinstance(each, Mapping) and each.get(key) is not None), None)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A count that must be positive. Raises: ModelError if it is not, or is missing without a default."""
+        """A count. Raises: ModelError if it is not positive, or if it is missing and there is no default."""
         value = self.said(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -87,7 +93,7 @@ class HeadConfig:
         return value
 
     def number(self, key: str, default: float, within: Mapping[str, Any] | None = None) -> float:
-        """A positive number, from the part `within` of the config. Raises: ModelError if it is none."""
+        """A number from the part `within` of the config. Raises: ModelError if it is not a positive number."""
         value = (self.layer if within is None else within).get(key)
         value = default if value is None else value
         if not is_positive(value):
@@ -96,25 +102,25 @@ class HeadConfig:
 
     @property
     def target_name(self) -> str | None:
-        """The model that the head was trained for, where its dialect names it."""
+        """The model that the head was trained for, if its dialect names it."""
         speculators = self.top.get("speculators_config")
         verifier = speculators.get("verifier") if isinstance(speculators, Mapping) else None
         name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
         return name if isinstance(name, str) and name else None
 
     def rope(self) -> tuple[float, dict[str, object] | None]:
-        """Theta, and the scaling as Hugging Face's rope parameters; None = plain.
+        """The theta, and the scaling as Hugging Face's rope parameters; None = no scaling.
 
-        Raises: ModelError if they are of a kind that is not supported, incomplete or no numbers.
+        Raises: ModelError if the settings are of a type that is not supported, incomplete, or not numbers.
         """
         settings = [self.layer.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
         if not all(isinstance(each, Mapping) for each in settings):
-            raise ModelError(f"the config.json of '{self.head}' has rotary settings that are no JSON object")
+            raise ModelError(f"the config.json of '{self.head}' has rotary settings that are not a JSON object")
         parameters, scaling = map(dict, settings)
         theta = self.number("rope_theta", 10000.0, {**self.layer, **parameters})
         parameters.pop("rope_theta", None)
         scaling = parameters or scaling
-        if "type" in scaling:  # as older files call it
+        if "type" in scaling:  # the key in older files
             scaling.setdefault("rope_type", scaling.pop("type"))
         kind = str(scaling.get("rope_type", "default"))
         if kind not in ROPE_TYPES:
@@ -123,24 +129,28 @@ class HeadConfig:
         shares = [scaling.pop("partial_rotary_factor", None), self.layer.get("partial_rotary_factor")]
         share = next((each for each in shares if each is not None), 1.0)
         if share != 1.0:
-            raise ModelError(f"'{self.head}' is not supported: it turns only a part of each head ({share!r} of it)")
+            raise ModelError(f"'{self.head}' is not supported: it rotates only a part of each head ({share!r} of it)")
         return theta, None if kind == "default" else scaling
 
 
 def names_a_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head; that of SafeAILab's EAGLE-1 is like any small Llama's."""
+    """Whether a config.json is a head's.
+
+    A SafeAILab EAGLE-1 config cannot be told from a small Llama's, so the answer for it is no.
+    """
     if "speculators_model_type" in config or "draft_vocab_size" in config or config.get("model_type") == "eagle":
         return True
     return ARCHITECTURES.get(_architecture(config), (None, None))[1] is not None
 
 
 def head_config(head: str, config: Mapping[str, Any], tensor_names: Collection[str]) -> HeadConfig:
-    """Find out a head's dialect and method.
+    """Determine a head's dialect and method.
 
     Args:
+        head: name for error messages.
         config: its config.json.
         tensor_names: its tensors, under the names of `HeadWeights`.
-    Raises: ModelError if it is no EAGLE head, or one of a kind that is not supported.
+    Raises: ModelError if it is not an EAGLE head, or is of a kind that is not supported.
     """
     if "speculators_model_type" in config:
         return _speculators_config(head, config)
@@ -148,7 +158,7 @@ def head_config(head: str, config: Mapping[str, Any], tensor_names: Collection[s
     flat: Mapping[str, Any] = wrapped if isinstance(wrapped, Mapping) else config
     dialect, method = _dialect(head, flat)
     if "fc.weight" not in tensor_names and method is None:
-        raise ModelError(f"'{head}' is no EAGLE head: it has no tensor fc.weight")
+        raise ModelError(f"'{head}' is not an EAGLE head: it has no tensor fc.weight")
     if method is None:
         method = "eagle3" if "layers.0.hidden_norm.weight" in tensor_names else "eagle"
     return HeadConfig(head, dialect, method, flat, flat)
@@ -161,7 +171,7 @@ def _speculators_config(head: str, config: Mapping[str, Any]) -> HeadConfig:
     if kind not in SPECULATORS_TYPES:
         raise ModelError(f"'{head}' is of the unknown kind '{kind}'{nearest(kind, list(SPECULATORS_TYPES))}")
     if not isinstance(layer, Mapping):
-        raise ModelError(f"the config.json of '{head}' has a transformer_layer_config that is no JSON object")
+        raise ModelError(f"the config.json of '{head}' has a transformer_layer_config that is not a JSON object")
     return HeadConfig(head, "speculators", SPECULATORS_TYPES[kind], config, layer)
 
 

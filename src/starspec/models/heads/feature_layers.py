@@ -1,10 +1,10 @@
-"""Which layers of the target a head reads: its dialect's numbers as indices into Hugging Face's `hidden_states`.
+"""Which layers of the target a head takes as input, as indices into Hugging Face's `hidden_states`.
 
-    hidden_states[0] = embeddings   hidden_states[i] = what enters layer i   hidden_states[L] = after the final norm
+    hidden_states[0] = embeddings   hidden_states[i] = input of layer i   hidden_states[L] = output of the final norm
 
-A checkpoint's list of layers is read in two ways. vLLM and speculators mean what *enters* a layer, which is the index
-itself; SGLang and SpecForge mean what *leaves* it, which is the next index. All agree on the layers of a head that has
-no list. Which reading fits, only the acceptance shows, so both are given.
+There are two interpretations of a checkpoint's list of layers. vLLM and speculators mean the *input* of a layer, which
+is the index itself. SGLang and SpecForge mean the *output* of a layer, which is the next index. All agree on the layers
+of a head without a list. Only the acceptance rate shows which interpretation is right, so both are given.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ LAYER_LIST = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True, slots=True)
 class FeatureLayers:
-    """The layers that a head is taken to read, and those that it reads if its list is meant the other way."""
+    """The layers that a head is assumed to take as input, and those of the other interpretation of its list."""
 
     layers: tuple[int, ...]
     reason: str
-    other: tuple[int, ...] | None  # None: there is one way to read it
+    other: tuple[int, ...] | None  # None: there is only one interpretation
 
 
 def resolve_layers(
     config: HeadConfig, target: TargetShape | None, given: tuple[int, ...] | None = None
 ) -> FeatureLayers:
-    """The layers that a head reads.
+    """The layers that a head takes as input.
 
     Args:
-        target: None = not known, which will do if the head has a list.
-        given: layers that the operator names; they win.
+        config: of the head.
+        target: its target; None = not known, which is possible if the head has a list.
+        given: layers that the operator names; they take precedence.
     Raises: ModelError if the layers are not layers of the target, or cannot be known without it.
     """
     found = FeatureLayers(given, "as given", None) if given is not None else _read(config, target)
@@ -51,22 +52,22 @@ def _read(config: HeadConfig, target: TargetShape | None) -> FeatureLayers:
     if listed is not None and (config.method == "eagle3" or config.dialect == "speculators"):
         return _listed(config, listed)
     if target is None:
-        raise ModelError(f"'{config.head}' does not list the layers that it reads ({LAYER_LIST}): name its target")
+        raise ModelError(f"'{config.head}' does not list its target's layers ({LAYER_LIST}): name its target")
     num_layers = target.num_layers
     if config.method == "eagle":
-        return FeatureLayers((num_layers,), "EAGLE-1 reads the last hidden state", None)
+        return FeatureLayers((num_layers,), "EAGLE-1 takes the last hidden state", None)
     layers = eagle3_layers(num_layers)
     return FeatureLayers(layers, "its config.json lists none, so EAGLE-3's own", _one_later(layers))
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
-    """The three of EAGLE-3's own code; not increasing for a target of a few layers."""
+    """The three layers of EAGLE-3's own code. They are not increasing if the target has few layers."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 def _listed(config: HeadConfig, listed: object) -> FeatureLayers:
     if not isinstance(listed, list) or not listed or not all(type(each) is int for each in listed):
-        raise ModelError(f"the config.json of '{config.head}' has {LAYER_LIST} {listed!r}, which is no list of layers")
+        raise ModelError(f"the config.json of '{config.head}' has {LAYER_LIST} {listed!r}, not a list of layers")
     entering = tuple(listed)
     if config.method == "eagle":
         return FeatureLayers(entering, "as its config.json lists them", None)
@@ -81,8 +82,8 @@ def _one_later(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 def _check(config: HeadConfig, target: TargetShape | None, layers: tuple[int, ...]) -> None:
     if config.method == "eagle" and len(layers) != 1:
-        raise ModelError(f"'{config.head}' is an EAGLE-1 head, which reads one hidden state, not {list(layers)}")
-    named = f"'{config.head}' reads the hidden states {list(layers)}"
+        raise ModelError(f"'{config.head}' is an EAGLE-1 head, which takes one hidden state, not {list(layers)}")
+    named = f"'{config.head}' takes the hidden states {list(layers)} as input"
     if not layers or any(later <= layer for layer, later in pairwise(layers)):
         raise ModelError(f"{named}, which should be increasing")
     if layers[0] < 0 or (target is not None and layers[-1] > target.num_layers):

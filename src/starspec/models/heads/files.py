@@ -1,4 +1,4 @@
-"""The files of an EAGLE head: config.json, and model.safetensors or pytorch_model.bin."""
+"""Reading the files of an EAGLE head: config.json, and model.safetensors or pytorch_model.bin."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_files(head: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config and the tensors of a head, as they are stored.
 
     Args:
-        head: a folder, or a hub id.
-    Effects: downloads a hub id unless it is cached (see `locate`).
+        head: a folder, or a Hub id.
+    Effects: downloads a Hub id unless it is cached (see `locate`).
     Raises: ModelError if a file is missing or cannot be read. No code of the checkpoint is run.
     """
     if Path(head).expanduser().is_file():
@@ -34,13 +34,13 @@ def read_files(head: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _read_config(head: str, folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
-        raise ModelError(f"'{head}' is no EAGLE head: it has no config.json")
+        raise ModelError(f"'{head}' is not an EAGLE head: it has no config.json")
     try:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"the config.json of '{head}' cannot be read: {first_line(error)}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"the config.json of '{head}' is no JSON object")
+        raise ModelError(f"the config.json of '{head}' is not a JSON object")
     return config
 
 
@@ -61,7 +61,7 @@ def _read_tensors(head: str, folder: Path) -> dict[str, Tensor]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    loaded = torch.load(file, map_location="cpu", weights_only=True)  # of all pickles only those of plain tensors
+    loaded = torch.load(file, map_location="cpu", weights_only=True)  # accepts only pickles of plain tensors
     if not isinstance(loaded, dict) or not all(isinstance(each, Tensor) for each in loaded.values()):
-        raise ValueError("it holds something else than named tensors")
+        raise ValueError("it holds something other than named tensors")
     return loaded

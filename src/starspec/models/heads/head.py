@@ -1,11 +1,11 @@
-"""An EAGLE head at work: one decoder layer that reads the target's features, over a ragged cache of its own.
+"""A running EAGLE head: one decoder layer that takes the target's features as input, over a ragged cache of its own.
 
     features of position i ─ fuse ─┐
     (or its own hidden state,      ├─ layer ─ hidden state of slot i ─ LM head ─ logits of token i + 2
-     while i is only guessed)      │
+     while i is only drafted)      │
     embedding of token i + 1 ──────┘
 
-Sources: EAGLE (Li et al., 2024), EAGLE-3 (Li et al., 2025, section 3). Nothing here decides a token.
+Sources: EAGLE (Li et al., 2024), EAGLE-3 (Li et al., 2025, section 3). Nothing here decides which tokens are emitted.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.transformers_calls import as_model_error
 from starspec.models.runner import ModelInfo, Segment
 
-ANY_ROWS = RowRange(lowest=1, highest=None)  # a draft's last bits decide nothing
+ANY_ROWS = RowRange(lowest=1, highest=None)  # a draft's last bits influence no emitted token
 
 
 class HeadOutput(NamedTuple):
-    """What a head's forward gives, for the tokens whose logits were asked for, in segment order."""
+    """The output of a head's forward for the tokens whose logits were asked for, in segment order."""
 
     logits: Tensor  # [sum of num_logits, Vd]
-    hidden: Tensor  # [sum of num_logits, C]: what their children read in the place of features
+    hidden: Tensor  # [sum of num_logits, C]: the input of their children, in place of features
 
 
 class EagleHead:
-    """Runs a head; `Segment.token_ids` are those whose embeddings are read, so one position ahead of the features.
+    """Runs a head.
+
+    `Segment.token_ids` are the tokens whose embeddings are its input: one position ahead of the features.
 
     Args:
-        weights: as read from a checkpoint, with embedding and LM head (its own or the target's).
+        weights: from a checkpoint, with embedding and LM head (its own or the target's).
         config: rows of the cache, their length, dtype and device.
-        name: what others are told.
+        name: for error messages and statistics.
         pack: makes a packed linear from a weight and a bias.
         pack_logits: the same for the LM head.
     """
@@ -87,7 +89,7 @@ class EagleHead:
 
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
-        """Features [T, F] of the target to what the layer reads in the place of hidden states [T, C]."""
+        """Turn the target's features [T, F] into the layer's input in place of hidden states, [T, C]."""
         features = features.to(self.cache.device, self.cache.dtype)
         return self._fuse(features) if self.spec.method == "eagle3" else features
 
@@ -96,9 +98,10 @@ class EagleHead:
         """Run the head over new tokens of several rows.
 
         Args:
-            hidden: [sum of num_new, C] in segment order: fused features where the target has spoken, else the
+            segments: of different rows.
+            hidden: [sum of num_new, C] in segment order: fused features where the target has verified, otherwise the
                 parent's hidden state.
-        Raises: CacheRangeError if a segment does not fit its row. Effects: slots behind each row's length.
+        Raises: CacheRangeError if a segment does not fit into its row. Effects: slots behind each row's length.
         """
         for segment in segments:
             self.cache.check_fits(segment.row, len(segment.token_ids))
@@ -118,7 +121,7 @@ class EagleHead:
         rotation = self._shape.rotation(self._rotary, batch.positions)
         attended = self._shape.attend(0, self._layer, self._layer.qkv(joined), rotation, batch.attention)
         if batch.num_logits == 0:
-            return self._no_output  # keys and values are written; nobody reads the rest
+            return self._no_output  # keys and values are written; nothing else is wanted
         if batch.num_logits < len(embedded):
             attended, residual = attended[batch.logit_rows], residual[batch.logit_rows]
         mixed = self._layer.output(attended).add_(residual)
@@ -127,7 +130,7 @@ class EagleHead:
         return HeadOutput(self._head(said if self._final_norm is None else self._final_norm(said)), said)
 
     def _joined(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual [R, C] and what queries, keys and values are made of: [R, 2 C] for EAGLE-3, else [R, C]."""
+        """The residual [R, C], and the input of the query-key-value linear: [R, 2 C] for EAGLE-3, else [R, C]."""
         if self._hidden_norm is None:
             fused = self._fuse(torch.cat((embedded, hidden), dim=-1))
             return fused, self._layer.input_norm(fused) if self.spec.has_input_norm else fused
@@ -143,7 +146,7 @@ def _layer(tensors: dict[str, Tensor], spec: HeadSpec, pack: Packer) -> FusedLay
     mlp_norm = _norm(tensors, "layers.0.post_attention_layernorm.weight", spec)
     assert mlp_norm is not None
     return FusedLayer(
-        # the published EAGLE-1 heads have none; it is not called then
+        # the published EAGLE-1 heads have no such norm; it is not called then
         input_norm=_norm(tensors, "layers.0.input_layernorm.weight", spec) or mlp_norm,
         qkv=pack(torch.cat([weight(f"self_attn.{each}_proj") for each in "qkv"]), None),
         query_norm=None,
@@ -165,7 +168,8 @@ def _rotary(name: str, spec: HeadSpec, cache: RaggedCache) -> Tensor:
             hidden_size=spec.hidden_size,
             num_attention_heads=spec.num_attention_heads,
             head_dim=spec.head_dim,
-            max_position_embeddings=spec.max_position_embeddings,  # scaling depends on it, and not on a run's length
+            # scaling depends on it, not on the length of this run
+            max_position_embeddings=spec.max_position_embeddings,
             rope_parameters={"rope_type": "default", **(spec.rope_scaling or {}), "rope_theta": spec.rope_theta},
         )
         return rotary_table(config, cache.keys[0].shape[2], cache.dtype, cache.device)

@@ -1,4 +1,4 @@
-"""From a head's folder and its target's to a head at work: what the checkpoint leaves out is read from the target."""
+"""From a head's folder and its target's to a running head. What the checkpoint leaves out is read from the target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LM_HEADS: Final = ("lm_head.weight", "embed_out.weight")
 
 @dataclass(frozen=True, slots=True)
 class TargetTensors:
-    """What a head borrows: the target's embedding and LM head, [V, C] each, without the rest of its weights."""
+    """What a head borrows: the target's embedding and LM head, [V, C] each, without loading its other weights."""
 
     shape: TargetShape
     folder: Path
@@ -36,7 +36,10 @@ class TargetTensors:
 
     @classmethod
     def of(cls, target: str) -> TargetTensors:
-        """Raises: ModelError if there is no such model, or it is none that has features."""
+        """The tensors of a target.
+
+        Raises: ModelError if there is no such model, or if it has no features.
+        """
         if is_synthetic(target):
             raise ModelError(f"'{target}' has no hidden states, so no EAGLE head can draft for it")
         folder = locate(target)
@@ -63,7 +66,7 @@ class TargetTensors:
                     return found
         except UNREADABLE as error:
             raise ModelError(f"the weights in '{self.folder}' cannot be read: {first_line(error)}") from error
-        raise ModelError(f"the weights in '{self.folder}' have no {' or '.join(names)}, which an EAGLE head borrows")
+        raise ModelError(f"the weights in '{self.folder}' have no {' or '.join(names)}, which the EAGLE head needs")
 
 
 def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] | None = None) -> EagleHead:
@@ -71,19 +74,20 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
 
     Args:
         config: the head's folder and how it runs; its cache holds `num_rows` sequences.
-        target: Hugging Face folder, hub id or .gguf of the model that it drafts for.
-        feature_layers: hidden states to read instead of those that the head names.
-    Raises: ModelError if either is missing, corrupt, not supported, or they do not fit.
-    Effects: sets torch's threads if the config does.
+        target: Hugging Face folder, Hub id or .gguf of the model that it drafts for.
+        feature_layers: hidden states that replace those of the head's config.
+    Raises: ModelError if either is missing, corrupt or not supported, or if they do not fit.
+    Effects: sets torch's number of threads if the config gives it.
     """
-    if config.dtype == "float16":  # hidden states can exceed it, and a NaN would stay in the cache for the next tag
+    # hidden states can overflow it, and a NaN would stay in the cache row for the next tag
+    if config.dtype == "float16":
         config = replace(config, dtype="bfloat16")
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     tensors = TargetTensors.of(target)
     weights = with_borrowed(read_head(config.model, target=tensors.shape, feature_layers=feature_layers), tensors)
-    # Two, as a layer may have as many outputs as the draft vocabulary has tokens. Inputs are embeddings and hidden
-    # states side by side: one scale would round the smaller ones away.
+    # Two packers, because a layer may have as many outputs as the draft vocabulary has tokens. Inputs are not rounded:
+    # they are embeddings and hidden states side by side, and one scale would round the smaller ones to 0.
     limit = RowLimit()
     pack = make_packer(config, None, limit, rounds_inputs=False)
     pack_logits = make_packer(config, weights.spec.draft_vocab_size, limit, rounds_inputs=False)
@@ -91,7 +95,7 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
 
 
 def with_borrowed(weights: HeadWeights, target: TargetTensors) -> HeadWeights:
-    """The head with embedding and LM head: its own, or the target's where its checkpoint has none."""
+    """The head with embedding and LM head: its own, or the target's if its checkpoint has none."""
     own = dict(weights.tensors)
     if "embed_tokens.weight" not in own:
         own["embed_tokens.weight"] = target.embedding()

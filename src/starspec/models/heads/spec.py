@@ -1,12 +1,13 @@
-"""What an EAGLE head is made of, whichever dialect its checkpoint is written in.
+"""The shape and tensors of an EAGLE head, independent of the dialect of its checkpoint.
 
-EAGLE (Li et al., 2024) drafts with one decoder layer that reads the target's own hidden states, its *features*:
+EAGLE (Li et al., 2024) drafts with one decoder layer that takes the target's own hidden states, its *features*, as
+input:
 
-    slot i      reads the target's feature of position i and the embedding of token i + 1
-                says  token i + 2, and what stands for the feature of position i + 1 while that one is only guessed
+    slot i      input: the target's feature of position i, and the embedding of token i + 1
+                output: token i + 2, and a substitute for the feature of position i + 1 while that is only drafted
 
-EAGLE-1/2 reads the target's last hidden state and speaks through the target's LM head. EAGLE-3 reads three layers,
-joined by `fc`, and has a smaller vocabulary: its token i is the target's token `draft_token_ids[i]`.
+EAGLE-1/2 takes the target's last hidden state and uses the target's LM head. EAGLE-3 takes three layers, joined by
+`fc`, and has a smaller vocabulary: its token i is the target's token `draft_token_ids[i]`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """The shape of a head, in the words of Hugging Face configs."""
+    """The shape of a head, with the names of Hugging Face configs."""
 
-    method: Literal["eagle", "eagle3"]  # "eagle" is EAGLE-1 and EAGLE-2: they differ in the tree alone
+    method: Literal["eagle", "eagle3"]  # "eagle" is EAGLE-1 and EAGLE-2, which differ only in the tree
     hidden_size: int  # C
     target_hidden_size: int  # of one feature layer
     intermediate_size: int
@@ -30,25 +31,25 @@ class HeadSpec:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int  # rows of the target's embedding
-    draft_vocab_size: int  # rows of the head's LM head; vocab_size if it speaks the target's vocabulary
+    draft_vocab_size: int  # rows of the head's LM head; vocab_size if it has the target's vocabulary
     feature_layers: tuple[int, ...]  # indices into the target's Hugging Face `hidden_states`: 0 = embeddings
     max_position_embeddings: int
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, object] | None = field(default=None, hash=False)  # rope_parameters; None = no scaling
     rms_norm_eps: float = 1e-5
     norm_before_residual: bool = False  # eagle3: the residual is the normed feature
-    has_input_norm: bool = False  # eagle: layer 0 norms its input (the published ones do not)
+    has_input_norm: bool = False  # eagle: the layer norms its input (the published heads do not)
     target_name: str | None = None  # the model that it was trained for, as its checkpoint names it
 
     @property
     def feature_size(self) -> int:
-        """Numbers of one position's features: those of all layers side by side."""
+        """Size of one position's features: all layers side by side."""
         return self.target_hidden_size * len(self.feature_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetShape:
-    """What a head must fit: the shape of its target."""
+    """The shape of a target, which a head must fit."""
 
     num_layers: int  # L
     hidden_size: int
@@ -57,14 +58,14 @@ class TargetShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """A head as read: its shape, and its tensors under the names that `speculators` gives them.
+    """A head's shape, and its tensors under the names of `speculators`.
 
         fc.weight [C, F or 2 C], fc.bias          layers.0.hidden_norm.weight, layers.0.input_layernorm.weight (eagle3)
         layers.0.self_attn.{q,k,v,o}_proj.weight  layers.0.mlp.{gate,up,down}_proj.weight
         layers.0.post_attention_layernorm.weight  norm.weight (eagle3)
         lm_head.weight [Vd, C]                    embed_tokens.weight [V, C]
 
-    What a checkpoint leaves out of the last two is the target's; of its LM head the rows `draft_token_ids`.
+    If a checkpoint leaves out one of the last two, the target's is used; of its LM head, the rows `draft_token_ids`.
     """
 
     spec: HeadSpec

@@ -1,4 +1,8 @@
-"""The tensors of an EAGLE head: the names they go by in each dialect, and the shapes they must have."""
+"""The tensors of an EAGLE head: their names in each dialect, their shapes, and its reduced vocabulary.
+
+d2t [Vd] int64   offsets: the head's token i is the target's token i + d2t[i]
+t2d [V] bool     whether the head has a token of the target
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from starspec.models.loading.tensors import check_finite
 
 OPTIONAL: Final = ("fc.bias", "lm_head.weight", "embed_tokens.weight")
 PREFIXES: Final = {"model.": "", "midlayer.": "layers.0.", "transformer.": "layers.0.", "fusion_fc.": "fc."}
-IGNORED: Final = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")  # copies, or computed
+# copies of the target's tensors, or computed
+IGNORED: Final = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 # a part of a tensor's name -> why a head that has it is not supported
 UNSUPPORTED: Final = {
@@ -37,7 +42,7 @@ UNSUPPORTED: Final = {
 
 
 def canonical_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of any dialect under the names of `HeadWeights`; copies of the target's own are left out."""
+    """The tensors of any dialect under the names of `HeadWeights`, without copies of the target's own."""
     return {_canonical(name): tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
 
 
@@ -49,7 +54,7 @@ def _canonical(name: str) -> str:
 
 
 def tensor_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that a head of this shape can have; those in `OPTIONAL` may be missing."""
+    """Name -> shape of every tensor that a head of this spec can have; those in `OPTIONAL` may be missing."""
     size, inner = spec.hidden_size, spec.intermediate_size
     is_eagle3 = spec.method == "eagle3"
     layer_input = 2 * size if is_eagle3 else size
@@ -75,7 +80,10 @@ def tensor_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
-    """Raises: ModelError naming the first tensor that is missing, unknown, not finite, of the wrong shape or type."""
+    """Refuse tensors that do not fit the spec.
+
+    Raises: ModelError that names the first tensor that is missing, unknown, not finite, or of the wrong shape or type.
+    """
     if spec.num_attention_heads % spec.num_key_value_heads or spec.head_dim % 2:
         raise ModelError(
             f"'{head}' is corrupt: its config.json says {spec.num_attention_heads} attention heads over "
@@ -83,8 +91,8 @@ def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> N
         )
     if spec.method == "eagle" and spec.hidden_size != spec.target_hidden_size:
         raise ModelError(
-            f"'{head}' is not supported: an EAGLE-1 head drafts from its own features as from the target's, but it is "
-            f"{spec.hidden_size} wide and they are {spec.target_hidden_size}"
+            f"'{head}' is not supported: an EAGLE-1 head uses features of the target's size, but its hidden size is "
+            f"{spec.hidden_size} and the target's is {spec.target_hidden_size}"
         )
     expected = tensor_shapes(spec)
     for name in sorted(tensors):
@@ -106,32 +114,32 @@ def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> N
 
 
 def _check_borrowed(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> None:
-    """What a head leaves out is the target's, which must be as wide."""
+    """Refuse a head that would borrow a tensor from a target of another hidden size."""
     if spec.hidden_size == spec.target_hidden_size:
         return
     for name in ("lm_head.weight", "embed_tokens.weight"):
         if name not in tensors:
             raise ModelError(
-                f"'{head}' is incomplete: {name} is missing, and that of the target cannot stand in for it, "
-                f"because the head is {spec.hidden_size} wide and the target {spec.target_hidden_size}"
+                f"'{head}' is incomplete: {name} is missing, and the target's cannot replace it, "
+                f"because the head's hidden size is {spec.hidden_size} and the target's is {spec.target_hidden_size}"
             )
 
 
 def _why_unknown(name: str) -> str:
     known = (why for part, why in UNSUPPORTED.items() if part in name)
-    why = next(known, "starspec does not know what it is for")
+    why = next(known, "starspec does not know this tensor")
     if name.startswith("layers.") and not name.startswith("layers.0."):
         why = "it has more than one layer"
     return f"{why} (tensor {name})"
 
 
 def offsets_of(token_ids: Tensor) -> Tensor:
-    """`d2t` of a head whose token i is the target's `token_ids[i]`."""
+    """The `d2t` of a head whose token i is the target's `token_ids[i]`."""
     return token_ids - torch.arange(len(token_ids))
 
 
 def is_said(token_ids: Tensor, vocab_size: int) -> Tensor:
-    """`t2d` of a head whose tokens are the target's `token_ids`."""
+    """The `t2d` of a head whose tokens are the target's `token_ids`."""
     said = torch.zeros(vocab_size, dtype=torch.bool)
     said[token_ids] = True
     return said
@@ -141,9 +149,11 @@ def token_ids_of(head: str, offsets: Tensor, said: Tensor | None, vocab_size: in
     """The target's id of each token of a head, in the order of the head's tokens.
 
     Args:
+        head: name for error messages.
         offsets: `d2t` as stored.
-        said: `t2d` as stored, if it is.
-    Raises: ModelError if an id is not the target's, comes twice, or is not what `t2d` says.
+        said: `t2d` as stored, or None.
+        vocab_size: of the target.
+    Raises: ModelError if an id is outside the target's vocabulary, occurs twice, or contradicts `t2d`.
     """
     if offsets.dim() != 1 or offsets.is_floating_point() or offsets.dtype == torch.bool:
         raise ModelError(f"'{head}' is corrupt: d2t should be a list of integers, but is {_describe(offsets)}")

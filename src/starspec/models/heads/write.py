@@ -1,4 +1,4 @@
-"""Writing an EAGLE head in the layout of `speculators`: its config.json and the names of its tensors."""
+"""Writing an EAGLE head in the layout of `speculators`: its config.json, its tensors and their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starspec.models.heads.spec import HeadSpec, HeadWeights
 from starspec.models.heads.tensors import check_tensors, is_said, offsets_of, token_ids_of
 
 VERSION: Final = "0.9.0"
-PROPOSED_TOKENS: Final = 5  # what a written head suggests to other engines
+PROPOSED_TOKENS: Final = 5  # the speculation length that a written head suggests to other engines
 EAGLE1_NAMES: Final = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 
 
@@ -25,9 +25,11 @@ def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str
     """Write a head in the layout of `speculators`, in bfloat16.
 
     Args:
-        provenance: how it came about; must be JSON.
-    Effects: config.json, model.safetensors and provenance.json in the folder, which is made if it is not there;
-        each file appears whole or not at all, config.json last. Other files of the folder stay.
+        folder: where; it is made if it does not exist.
+        weights: the head.
+        provenance: how it was made; must be JSON.
+    Effects: config.json, model.safetensors and provenance.json in the folder. Each file appears complete or not at all,
+        config.json last. Other files in the folder stay.
     Raises: ModelError if the tensors do not fit the spec.
     """
     spec, token_ids = weights.spec, weights.draft_token_ids
@@ -35,7 +37,7 @@ def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str
     assert spec.draft_vocab_size == (spec.vocab_size if token_ids is None else len(token_ids))
     tensors = {stored_name(spec, name): _stored(tensor) for name, tensor in weights.tensors.items()}
     if token_ids is not None:
-        # there and back: what a reader would refuse is not written
+        # convert there and back, so that nothing is written that a reader would refuse
         token_ids = token_ids_of(str(folder), offsets_of(token_ids.cpu()), None, spec.vocab_size)
         assert bool((token_ids.diff() > 0).all()), "draft_token_ids must be increasing"
         tensors |= {"d2t": offsets_of(token_ids), "t2d": is_said(token_ids, spec.vocab_size)}
@@ -44,7 +46,7 @@ def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str
 
 
 def stored_name(spec: HeadSpec, name: str) -> str:
-    """What `speculators` calls a tensor of `HeadWeights`."""
+    """The name of a tensor of `HeadWeights` in `speculators`."""
     if spec.method == "eagle":
         for ours, theirs in EAGLE1_NAMES.items():
             if name.startswith(ours):
@@ -56,7 +58,8 @@ def speculators_config(spec: HeadSpec, *, has_bias: bool) -> dict[str, Any]:
     """The config.json of a head.
 
     Args:
-        has_bias: whether `fc` has one.
+        spec: the head's shape.
+        has_bias: whether `fc` has a bias.
     """
     is_eagle3 = spec.method == "eagle3"
     if is_eagle3:
@@ -121,15 +124,18 @@ def _layer_config(spec: HeadSpec) -> dict[str, Any]:
 
 def _stored(tensor: Tensor) -> Tensor:
     contiguous = torch.contiguous_format
-    return tensor.detach().to("cpu", torch.bfloat16, memory_format=contiguous, copy=True)  # tied tensors go apart
+    # copies, so that tied tensors are stored separately
+    return tensor.detach().to("cpu", torch.bfloat16, memory_format=contiguous, copy=True)
 
 
 def write_files(folder: Path, tensors: Mapping[str, Tensor], jsons: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a head, config.json last: whoever finds that finds a whole head.
+    """Write a head's files, config.json last: whoever finds that file finds a complete head.
 
     Args:
-        jsons: file name -> what it holds.
-    Effects: makes the folder; replaces files of the same name in it, each at once, and leaves the others.
+        folder: where.
+        tensors: by name.
+        jsons: file name -> content.
+    Effects: makes the folder; replaces each file of the same name in one step, and leaves other files.
     """
     contents = {"model.safetensors": save(dict(tensors), metadata={"format": "pt"})}
     for name in sorted(jsons, key=lambda name: name == "config.json"):

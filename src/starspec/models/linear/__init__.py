@@ -1,1 +1,1 @@
-"""Linear layers over packed and quantized weights."""
+"""Linear layers in the form that is fastest on this machine: dense, quantized, or both."""

@@ -1,10 +1,11 @@
-"""Dense linears on CPU with their weights laid out once for oneDNN: what Inductor's freezing does, without Inductor.
+"""Dense linears on a CPU with weights laid out once for oneDNN, as Inductor's freezing does it.
 
-Measured for 1-16 rows: 1.4x to 2x faster than `F.linear` in bfloat16, 2x to 4x in float32. And a row's result does
-not depend on how many rows it is computed with, from 2 rows up, in both (`models/numerics/probe.py` proves it at load).
+Measured for 1-16 rows, this is 1.4x to 2x faster than `F.linear` in bfloat16, and 2x to 4x in float32. In both, from 2
+rows on, the result of a row does not depend on how many rows are computed together (`models/numerics/probe.py` proves
+it at load).
 
-On a processor without bf16 arithmetic, bfloat16 multiplied as float32 takes 1.2x as long as `F.linear` for 2 rows, 0.9x
-for 3, 0.6x for 5, 0.3x for 16 and 0.14x for 256 (AMD Zen 3, 2 cores, weights of 14 million numbers).
+On a processor without bf16 arithmetic, bfloat16 that is multiplied as float32 takes 1.2x the time of `F.linear` for 2
+rows, 0.9x for 3, 0.6x for 5, 0.3x for 16 and 0.14x for 256 (AMD Zen 3, 2 cores, weights of 14 million numbers).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch import Tensor
 class PrepackedLinear:
     """x [..., K] -> x W^T + b [..., N] with W reordered for oneDNN.
 
-    Where the processor has no arithmetic for the weight's dtype it is kept and multiplied as float32: twice the bytes
-    for one row, but further rows cost little, while converting at each use costs every row the same again. Sums are
-    float32 either way, and results are rounded to the dtype that came in.
+    If the processor has no arithmetic for the weight's dtype, the weight is kept and multiplied as float32. This takes
+    twice the bytes for one row, but further rows cost little; converting at each use would cost every row the same
+    again. Sums are float32 in both cases, and results are rounded to the dtype of the input.
 
     Args:
-        weight: [N, K] on CPU; it is copied, and may be freed after.
+        weight: [N, K] on a CPU; copied, so it may be freed afterwards.
         bias: [N], or None.
     """
 
@@ -39,7 +40,7 @@ class PrepackedLinear:
 
 
 class PlainLinear:
-    """x [..., K] -> x W^T + b [..., N] by `F.linear`: on other devices, and where oneDNN lacks the dtype."""
+    """x [..., K] -> x W^T + b [..., N] by `F.linear`, for other devices and where oneDNN lacks the dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight.detach()
@@ -57,18 +58,18 @@ def pack_dense(weight: Tensor, bias: Tensor | None) -> PrepackedLinear | PlainLi
 
 
 def is_dense(linear: object) -> bool:
-    """Whether its weights are those that it was made of."""
+    """Whether a linear still has the weights that it was made from, unquantized."""
     return isinstance(linear, PrepackedLinear | PlainLinear)
 
 
 def can_prepack(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies this weight on this machine, be it as float32."""
+    """Whether oneDNN can multiply this weight on this machine, possibly as float32."""
     is_exact_in_float32 = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
     return weight.device.type == "cpu" and is_exact_in_float32 and torch._C._has_mkldnn
 
 
 def is_native(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has kernels for this dtype on this machine's processor."""
+    """Whether oneDNN has kernels for this dtype on this processor."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype == torch.float16:
@@ -77,5 +78,5 @@ def is_native(dtype: torch.dtype) -> bool:
 
 
 def num_dense_bytes(weight: Tensor, bias: Tensor | None) -> int:
-    """Bytes that a step reads of a dense linear."""
+    """Bytes that a decoding step reads of a dense linear."""
     return sum(each.numel() * each.element_size() for each in (weight, bias) if each is not None)

@@ -1,4 +1,4 @@
-"""What a linear layer is to a runner: a callable that knows how many bytes it reads."""
+"""A linear layer as runners use it: a callable that knows how many bytes it reads."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 
 class PackedLinear(Protocol):
-    """x [M, K] -> x W^T + b [M, N], with the weight in whatever layout is fastest."""
+    """x [M, K] -> x W^T + b [M, N], with the weight in the fastest layout."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights read by one call."""
+        """Bytes of weights that one call reads."""
         ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 Packer = Callable[[Tensor, Tensor | None], PackedLinear]
-"""weight [N, K], bias [N] or None -> the packed linear; the originals may be freed after."""
+"""weight [N, K], bias [N] or None -> the packed linear. The originals may be freed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLinear:
-    """A linear where a decoding step meets it."""
+    """One linear of a decoding step, as the step calls it."""
 
     call: Callable[[Tensor], Tensor]  # [R, in_features] -> [R, N]
     in_features: int
@@ -34,5 +34,5 @@ class StepLinear:
 
 
 def plus(out: Tensor, bias: Tensor | None) -> Tensor:
-    """out [M, N] + bias [N], if there is one. Effects: `out` may be the sum."""
+    """out [M, N] + bias [N], if there is a bias. Effects: `out` may hold the sum."""
     return out if bias is None else out.add_(bias)

@@ -1,4 +1,4 @@
-"""Which form each linear of a model takes: the one place where a config's quantization becomes layers."""
+"""Which form each linear of a model gets: the only place that turns a config's quantization into linears."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def make_packer(
 ) -> Packer:
     """The packer that a config asks for.
 
-    Weights whose shape a quantized kernel does not take stay dense. With `numerics="fast"` a quantized linear has
-    another form beside it for many rows; else one form serves any number, so that a row's bits do not depend on it.
+    A weight whose shape the quantized kernel cannot handle stays dense. With `numerics="fast"`, a quantized linear has
+    a second form for many rows. Otherwise one form serves any number of rows, so that a row's bits do not depend on it.
 
     Args:
-        vocab_size: outputs of the layer that gives the logits, by which it is recognised; None = it is not among those
-            that are packed.
-        limit: of rows that quantized weights on CPU serve; None = one of these linears' own.
-        rounds_inputs: whether the form for many rows may, which is no good where parts of an input are much larger
-            than others.
+        config: of the model.
+        vocab_size: outputs of the layer that gives the logits, by which that layer is recognised; None = it is not
+            packed by this packer.
+        limit: how many rows count as few for quantized weights on a CPU; None = measured on this packer's linears.
+        rounds_inputs: whether the form for many rows may round its inputs. It must not where parts of an input are much
+            larger than others.
     """
     tried = limit or RowLimit()
 
@@ -57,16 +58,16 @@ def make_packer(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A quantized form of a linear."""
+    """The quantized forms of a linear."""
 
     for_few: Packer  # for few rows
     fits: Callable[[Tensor], bool]  # whether its kernel takes a weight [N, K]
-    for_many: Packer = pack_dense  # for many
-    limit: RowLimit | None = None  # how many are few; None = it is tried
+    for_many: Packer = pack_dense  # for many rows
+    limit: RowLimit | None = None  # how many rows are few; None = measured
 
 
 def pack_for_many_rows(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """The fastest linear on CPU for the prompts and batches of a draft."""
+    """The fastest linear on a CPU for the prefills and batches of a draft."""
     return DynamicInt8Linear(weight, bias) if can_multiply_int8(weight) else pack_dense(weight, bias)
 
 
@@ -83,6 +84,6 @@ KINDS: Final[Mapping[tuple[str, str], _Kind]] = {
 
 
 def _kind(quantization: str, weight: Tensor) -> _Kind | None:
-    """None if nothing is to be quantized, or this weight cannot be."""
+    """The quantized forms for a weight; None if nothing is to be quantized, or if this weight cannot be."""
     kind = KINDS.get((weight.device.type, quantization))
     return kind if kind is not None and kind.fits(weight) else None

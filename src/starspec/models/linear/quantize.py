@@ -1,4 +1,4 @@
-"""Rounding weights: int8 by row, int4 by groups of 32. Pure functions; `weight_only.py` multiplies with them."""
+"""Rounding weights: int8 by row, int4 by groups of 32. Pure functions; `quantized_cpu.py` multiplies with the codes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-INT4_GROUP = 32  # weights that share a scale and a zero: 5 bits a weight in all
+INT4_GROUP = 32  # weights that share a scale and a zero: 5 bits a weight in total
 INT4_LEVELS = 16
 INT8_MAX = 127
-SHRINKS = (1.0, 0.92, 0.84, 0.76)  # of a group's range, tried in turn: clipping an outlier can serve the others
-CHUNK_ELEMENTS = 1 << 19  # rounded at once: the intermediates stay in the processor's cache
-TINY = 1e-12  # stands for the scale of a group whose weights are all equal
+# factors for a group's range, tried in turn: clipping an outlier can help the other weights
+SHRINKS = (1.0, 0.92, 0.84, 0.76)
+CHUNK_ELEMENTS = 1 << 19  # elements that are rounded at once, so that intermediates stay in the processor's cache
+TINY = 1e-12  # replaces the scale of a group whose weights are all equal
 
 
 class Int8Rows(NamedTuple):
@@ -23,7 +24,7 @@ class Int8Rows(NamedTuple):
     scales: Tensor  # [N] in the weight's dtype
 
     def dequantized(self) -> Tensor:
-        """The weight that the codes stand for, [N, K] float32."""
+        """The weight that the codes represent, [N, K] float32."""
         return self.codes.float() * self.scales.float().unsqueeze(1)
 
 
@@ -35,7 +36,7 @@ class Int4Groups(NamedTuple):
     zeros: Tensor  # [N, K / 32] in the weight's dtype
 
     def dequantized(self) -> Tensor:
-        """The weight that the codes stand for, [N, K] float32."""
+        """The weight that the codes represent, [N, K] float32."""
         centred = _in_groups(self.codes.float()) - INT4_LEVELS / 2
         return (centred * self.scales.float().unsqueeze(-1) + self.zeros.float().unsqueeze(-1)).flatten(1)
 
@@ -45,7 +46,7 @@ def quantize_int8(weight: Tensor, largest: int = INT8_MAX) -> Int8Rows:
 
     Args:
         weight: [N, K].
-        largest: code.
+        largest: the largest code.
     """
     parts = [_quantize_int8_rows(rows, largest) for rows in _in_parts(weight.detach())]
     return Int8Rows(*(torch.cat(part) for part in zip(*parts, strict=True)))
@@ -59,7 +60,7 @@ def _quantize_int8_rows(weight: Tensor, largest: int) -> Int8Rows:
 
 
 def quantize_int4(weight: Tensor) -> Int4Groups:
-    """Asymmetric 4-bit codes by group, the best of a few ranges after a least-squares fit of scale and zero.
+    """Asymmetric 4-bit codes by group: the best of several ranges, after a least-squares fit of scale and zero.
 
     Args:
         weight: [N, K], K a multiple of 32.
@@ -69,18 +70,18 @@ def quantize_int4(weight: Tensor) -> Int4Groups:
 
 
 def _in_parts(weight: Tensor) -> Sequence[Tensor]:
-    """Some rows of a weight [N, K] at a time."""
+    """Split a weight [N, K] into blocks of rows."""
     return torch.split(weight, max(1, CHUNK_ELEMENTS // weight.shape[1]))
 
 
 def _quantize_int4_rows(weight: Tensor) -> Int4Groups:
-    # [32, groups]: sums over a group are then sums of whole vectors
+    # [32, groups], so that a sum over a group is a sum of whole vectors
     groups = weight.reshape(-1, INT4_GROUP).t().float().contiguous()
     low, high, mean = groups.amin(0), groups.amax(0), groups.mean(0)
     best = _fit(groups, low, high, mean, SHRINKS[0])
     for shrink in SHRINKS[1:]:
         best = best.or_better(_fit(groups, low, high, mean, shrink))
-    # rounded before the codes are chosen, so that they make up for it
+    # rounded before the codes are chosen, so that the codes compensate for it
     scale, zero = best.scale.to(weight.dtype), best.zero.to(weight.dtype)
     codes = _codes(groups, scale.float(), zero.float())
     by_row = (weight.shape[0], -1)
@@ -100,11 +101,12 @@ class _Fit(NamedTuple):
 
 
 def _fit(groups: Tensor, low: Tensor, high: Tensor, mean: Tensor, shrink: float) -> _Fit:
-    """The least-squares scale and zero for the codes of a range shrunk about its middle.
+    """The least-squares scale and zero for the codes of a range that is shrunk around its middle.
 
     Args:
         groups: [32, groups].
         low, high, mean: of each group, [groups].
+        shrink: factor for the range.
     """
     middle, reach = (low + high) / 2, (high - low) / 2 * shrink
     scale = (2 * reach / (INT4_LEVELS - 1)).clamp_min_(TINY)
@@ -118,10 +120,10 @@ def _fit(groups: Tensor, low: Tensor, high: Tensor, mean: Tensor, shrink: float)
 
 
 def _codes(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Of groups [32, groups], the nearest levels, float32.
+    """The nearest levels of groups [32, groups], float32.
 
-    One multiplication and addition each: bfloat16 weights have their zero 4,000 levels away at most, so that float32
-    tells them apart.
+    One multiplication and one addition each. A bfloat16 weight's zero is at most 4,000 levels away, so float32 can tell
+    the levels apart.
     """
     inverse = scale.reciprocal()
     return torch.addcmul(INT4_LEVELS / 2 - zero * inverse, groups, inverse).round_().clamp_(0, INT4_LEVELS - 1)

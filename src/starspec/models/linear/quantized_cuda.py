@@ -7,9 +7,9 @@ Microseconds of the four products of a layer of Qwen2.5 7B on an H200 (`benchmar
     int4, groups of 64     99   110   135   210
     int8                  105   738   739   740
 
-So quantized weights are for the narrowest forwards alone: two rows of int8 are not compiled, and read a bfloat16 copy
-that they make. The gain is in the large linears; of the one with 17 million weights int4 takes what bfloat16 takes, and
-int8 twice as long.
+So quantized weights help only forwards of one or two rows: the int8 product for two rows is not compiled, and reads a
+bfloat16 copy that it makes. Only large linears gain. For the one with 17 million weights, int4 takes the same time as
+bfloat16, and int8 twice as long.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from starspec.models.linear.quantize import quantize_int8
 from starspec.models.loading.transformers_calls import first_line
 
 INT4_GROUP: Final = 64
-MAX_INT4_ROWS: Final = 2  # above, dense weights are faster
+MAX_INT4_ROWS: Final = 2  # for more rows dense weights are faster
 MAX_INT8_ROWS: Final = 1
 MAX_SHAPES: Final = 64
-KERNEL_DTYPE: Final = torch.bfloat16  # whatever the model's
-INT4_BITS: Final = 4 + 32 / INT4_GROUP  # a weight; scale and zero of a group are 16 bits each
+KERNEL_DTYPE: Final = torch.bfloat16  # whatever the model's dtype
+INT4_BITS: Final = 4 + 32 / INT4_GROUP  # for each weight; scale and zero of a group take 16 bits each
 
 
 def fits_int4(weight: Tensor) -> bool:
-    """Whether the int4 kernel takes a weight [N, K]."""
+    """Whether the int4 kernel can handle a weight [N, K]."""
     return weight.shape[1] % INT4_GROUP == 0
 
 
 class TorchaoInt4Linear:
-    """x [M, K] -> x W^T + b [M, N] with int4 codes by groups of 64.
+    """x [M, K] -> x W^T + b [M, N] with int4 weight codes by groups of 64.
 
     Args:
         weight: [N, K] on a CUDA device, K a multiple of 64.
         bias: [N], or None.
-    Raises: ConfigError if torchao is not installed or does not take this weight.
+    Raises: ConfigError if torchao is not installed or cannot handle this weight.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         out_features, in_features = weight.shape
-        # on the meta device no second copy of the weight is allocated first
+        # on the meta device, so that no second copy of the weight is allocated first
         linear = nn.Linear(in_features, out_features, bias=bias is not None, device="meta", dtype=KERNEL_DTYPE)
         linear.weight = nn.Parameter(weight.detach().to(KERNEL_DTYPE), requires_grad=False)
         if bias is not None:
@@ -67,17 +67,20 @@ class TorchaoInt4Linear:
 
 
 class CompiledInt8Linear:
-    """x [M, K] -> x W^T + b [M, N] with int8 codes by row; one row by a compiled kernel that reads codes alone.
+    """x [M, K] -> x W^T + b [M, N] with int8 weight codes by row.
+
+    One row uses a compiled kernel that reads only the codes.
 
     Args:
         weight: [N, K].
         bias: [N], or None.
+    Raises: ConfigError if torch cannot compile the kernel.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._codes, self._scales = quantize_int8(weight)
         self._bias = bias
-        if weight.is_cuda:  # now, not in a forward that somebody waits for
+        if weight.is_cuda:  # compile now, because no request should wait for it
             self._compile(weight.new_zeros(1, weight.shape[1]))
         self.num_bytes = self._codes.numel() + num_dense_bytes(self._scales, bias)
 
@@ -103,10 +106,13 @@ def _product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> T
 
 @lru_cache(maxsize=1)
 def product_of_a_row() -> Callable[..., Tensor]:
-    """Compiled once for each shape; were M not static, it would not become a matrix-vector product."""
+    """The product of one row with int8 codes, compiled once for each shape.
+
+    M is static: otherwise torch would not compile a matrix-vector product.
+    """
     import torch._dynamo.config as dynamo  # noqa: PLC0415 (a second)
 
-    # of the shapes beyond, torch would go on without compiling; a model has five or so
+    # beyond this limit torch would run further shapes uncompiled; a model has about five
     dynamo.recompile_limit = max(MAX_SHAPES, dynamo.recompile_limit)
     found: Callable[..., Tensor] = torch.compile(_product, dynamic=False)
     return found

@@ -1,4 +1,4 @@
-"""Packed linears in the place of the plain ones of transformers' modules."""
+"""Packed linears in place of the plain linears of transformers' modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starspec.models.linear.interface import Packer
 def swap_linears(model: nn.Module, pack: Packer) -> None:
     """Replace every plain linear of a model by its packed form.
 
-    Effects: the model's modules; weights that nothing else holds are freed.
+    Effects: the model's modules; the memory of replaced weights is freed if nothing else refers to it.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -24,7 +24,7 @@ def swap_linears(model: nn.Module, pack: Packer) -> None:
 
 
 class SwappedLinear(nn.Module):
-    """A linear module whose product is computed by a packed linear."""
+    """A linear module whose product a packed linear computes."""
 
     def __init__(self, linear: Any, pack: Packer) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class SwappedLinear(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights read by one call."""
+        """Bytes of weights that one call reads."""
         return self._packed.num_bytes
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,11 +47,11 @@ class SwappedLinear(nn.Module):
 
 
 def num_step_bytes(model: nn.Module) -> int:
-    """Bytes of weights that one decoding step reads: everything but the rows of the embedding that it skips."""
+    """Bytes of weights that one decoding step reads: all but the embedding rows that it does not look up."""
     linears = [each for each in model.modules() if type(each) is nn.Linear]
     swapped = [each for each in model.modules() if isinstance(each, SwappedLinear)]
     embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
-    # a tied weight belongs to the linear: it is counted there and the embedding is not
+    # a tied weight counts with the linear, not with the embedding
     known = {id(parameter) for each in (*linears, *embeddings) for parameter in each.parameters()}
     others = [each for each in model.parameters() if id(each) not in known]
     return (

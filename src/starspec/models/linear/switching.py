@@ -1,7 +1,7 @@
-"""Linears in two forms, one for few rows and one for many, for drafts.
+"""Linears with two forms, one for few rows and one for many, for drafts.
 
-How many are few depends on the processor, and is tried on it while the model is loaded: as many as the narrow forms are
-quicker for than the wide ones.
+How many rows count as few depends on the processor. It is measured while the model is loaded: the most rows for which
+the form for few is about as fast as the other one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from torch import Tensor
 
 from starspec.models.linear.interface import PackedLinear
 
-SAMPLE_BYTES: Final = 96 << 20  # of narrow weights that one pass reads: more than the caches of most processors hold
+# weights of the forms for few that one pass reads: more than the caches of most processors hold
+SAMPLE_BYTES: Final = 96 << 20
 TRIED: Final = (1, 2, 4, 8, 12)
-UNTRIED: Final = 4  # where there is too little to try it on: kernels take rows by fours
+UNTRIED: Final = 4  # the limit where the model is too small to measure: kernels process rows in fours
 NUM_PASSES: Final = 3
-ABOUT: Final = 1.05  # a difference that is worth reading more bytes
+ABOUT: Final = 1.05  # a larger ratio of times is worth reading more bytes
 
 log = structlog.get_logger()
 
 
 class SwitchingLinear:
-    """Two forms of one linear: one for few rows, one for many. Costs the memory of both.
+    """One linear in two forms: one for few rows, one for many. It takes the memory of both.
 
-    A row's result depends on how many others are computed with it: for drafts, never for a target.
+    A row's result depends on how many rows are computed with it, so this is for drafts, never for a target.
 
     Args:
-        limit: rows that the narrow form is used for.
+        for_few: the form for few rows.
+        for_many: the form for more rows.
+        limit: how many rows count as few.
         in_features: K.
         dtype: of inputs.
     """
@@ -45,7 +48,7 @@ class SwitchingLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Of one decoding step."""
+        """Bytes that one decoding step reads."""
         return self._form(1).num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,7 +59,12 @@ class SwitchingLinear:
 
 
 class RowLimit:
-    """How many rows are few, the same for all linears of a model: tried once there are enough of them."""
+    """How many rows count as few, for all linears of a model. It is measured once there are enough of them.
+
+    Args:
+        rows: the limit until it is measured.
+        clock: seconds, monotonic.
+    """
 
     def __init__(self, rows: int = UNTRIED, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rows = rows
@@ -65,7 +73,7 @@ class RowLimit:
         self._num_bytes = 0
 
     def try_on(self, linear: SwitchingLinear) -> None:
-        """Take one more into the sample. Effects: `rows`, as soon as the sample is large enough."""
+        """Add a linear to the sample. Effects: measures `rows` as soon as the sample is large enough."""
         if self._num_bytes >= SAMPLE_BYTES:
             return
         self._sample.append(linear)
@@ -73,14 +81,15 @@ class RowLimit:
         if self._num_bytes >= SAMPLE_BYTES:
             self.rows = most_rows_for_few(self._sample, self._clock)
             self._sample = []
-            log.info("quantized weights tried", rows=self.rows)
+            log.info("quantized weights are used for up to this many rows", rows=self.rows)
 
 
 @torch.inference_mode()
 def most_rows_for_few(linears: Sequence[SwitchingLinear], clock: Callable[[], float] = time.perf_counter) -> int:
-    """The largest of the row counts tried up to which the narrow forms are about as quick, 0 if they never are.
+    """The most rows of those tried for which the form for few is about as fast as the form for many; 0 if it never is.
 
-    The forms take turns, and the quickest of NUM_PASSES counts, so that a busy moment of the machine decides little.
+    The two forms take turns, and the fastest of NUM_PASSES counts, so that a busy moment of the machine has little
+    influence.
     """
     most = 0
     for num_rows in TRIED:

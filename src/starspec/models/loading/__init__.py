@@ -1,1 +1,1 @@
-"""From a folder, a hub id or a GGUF file to a model that can be run."""
+"""From a model's name to a runner: locating, checking and reading checkpoints and tokenizers."""

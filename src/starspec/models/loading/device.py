@@ -1,4 +1,4 @@
-"""The device that a model is to run on: is it there, what has to be set for it, what is dear there."""
+"""The device that a model runs on: whether it exists, and which process settings it needs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from starspec.errors import ConfigError
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether a launch costs more there than what a small one computes."""
+    """Whether launching a kernel costs more on this device than a small kernel computes."""
     return device.type != "cpu"
 
 
 def take_device(name: str) -> torch.device:
-    """The device of this name.
+    """The device with this name.
 
-    cuDNN's attention is switched off for this process. It makes a plan for each shape that it has not met, tens of
-    milliseconds of the host's time, and keeps it; in ragged forwards the numbers of rows and slots change all the time.
+    On CUDA, cuDNN's attention is switched off for this process. It plans for each new shape, which takes tens of
+    milliseconds on the host, and ragged forwards have new numbers of rows and slots all the time.
 
-    Raises: ConfigError if its name is unknown or it is not there.
+    Raises: ConfigError if the name is unknown or the device does not exist.
     """
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):

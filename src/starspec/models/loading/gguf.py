@@ -1,4 +1,8 @@
-"""Reading .gguf files: converted once, through transformers, to a Hugging Face folder in the local cache."""
+"""Converting .gguf files: once, through transformers, to a Hugging Face folder in the local cache.
+
+transformers ignores three things in a .gguf file: that it is one of several parts, its rotary scaling, and the tokens
+that end a turn. They are read here (`GgufFacts`).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,19 @@ from numpy.typing import NDArray
 from starspec.models.loading.cached_folder import Advance, cache_folder, made_once, progress_steps
 from starspec.models.loading.transformers_calls import as_model_error
 
-FORMAT = 2  # of converted folders: those of another are not taken
+FORMAT = 2  # of converted folders; folders of another format are not used
 TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def converted_folder(gguf: Path) -> Path:
-    """The Hugging Face folder of a .gguf file, converted the first time it is asked for.
+    """The Hugging Face folder of a .gguf file. The first call converts the file.
 
-    The file is known by its path, size and time of change: hashing gigabytes at each start would cost seconds.
+    The file is identified by path, size and modification time, because hashing gigabytes at each start would cost
+    seconds.
 
     Effects: a folder in the cache; a progress bar on stderr while it converts.
-    Raises: ModelError if the file cannot be read or is of an architecture that transformers cannot convert.
+    Raises: ModelError if the file cannot be read, or if transformers cannot convert its architecture.
     """
     path = gguf.resolve()
     stat = path.stat()
@@ -45,14 +50,16 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
     """Write a .gguf file's tokenizer and weights, dequantized to bfloat16, as a Hugging Face folder.
 
     Args:
-        advance: is told each of the three steps.
-    Raises: ModelError if transformers cannot read the file, or only a part of what it says.
+        gguf: the file.
+        folder: an existing folder.
+        advance: called at the beginning of each of the three steps.
+    Raises: ModelError if transformers cannot read the file, or reads only a part of it.
     """
     import torch  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
 
     source = str(gguf.parent)
-    # transformers' own bars go to the stderr of the moment; ours keeps the real one
+    # transformers draws its bars on whatever sys.stderr is; our bar keeps the real one
     with as_model_error(f"'{gguf.name}' cannot be converted"), contextlib.redirect_stderr(io.StringIO()):
         facts = read_facts(gguf)
         advance("reading the tokenizer")
@@ -65,7 +72,7 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-        if loaded["missing_keys"]:  # transformers would go on with random numbers in their place
+        if loaded["missing_keys"]:  # transformers would use random numbers instead
             raise ValueError(f"it is incomplete: {min(loaded['missing_keys'])} is missing")
         advance("writing the folder")
         apply(facts, model)
@@ -75,14 +82,14 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """Of one file."""
+    """What a .gguf file says and transformers ignores."""
 
     turn_ends: tuple[int, ...]
-    freq_factors: NDArray[np.float32] | None  # [D / 2] by which Llama 3.1 and later divide the rotary frequencies
+    freq_factors: NDArray[np.float32] | None  # [D / 2]: Llama 3.1 and later divide the rotary frequencies by these
 
 
 def read_facts(gguf: Path) -> GgufFacts:
-    """Raises: ValueError if the file is one of several, or scales its rotary embedding in a way that is not read."""
+    """Raises: ValueError if the file is one of several parts, or has a rotary scaling that is not supported."""
     from gguf import GGUFReader  # noqa: PLC0415 (a converted model needs none of this)
 
     reader = GGUFReader(gguf)
@@ -95,16 +102,16 @@ def read_facts(gguf: Path) -> GgufFacts:
         raise ValueError(f"it is one of {num_parts} parts: merge them first (llama-gguf-split --merge)")
     scaling = value(f"{value('general.architecture')}.rope.scaling.type")
     if scaling not in (None, "none"):
-        raise ValueError(f"its rotary scaling '{scaling}' is not read; give the original checkpoint")
+        raise ValueError(f"its rotary scaling '{scaling}' is not supported; give the original checkpoint")
     factors = next((np.array(each.data) for each in reader.tensors if each.name == "rope_freqs.weight"), None)
     turn_ends = sorted({each for name in TURN_ENDS if (each := value(name)) is not None})
     return GgufFacts(tuple(turn_ends), None if factors is None or (factors == 1.0).all() else factors)
 
 
 def apply(facts: GgufFacts, model: Any) -> None:
-    """Add them to a transformers model that is to be saved.
+    """Add the facts to a transformers model before it is saved.
 
-    Raises: ValueError if the frequencies are scaled by no known rule.
+    Raises: ValueError if the frequencies are not scaled by Llama 3's rule.
     """
     if facts.turn_ends:
         model.generation_config.eos_token_id = list(facts.turn_ends)
@@ -117,7 +124,7 @@ def apply(facts: GgufFacts, model: Any) -> None:
 
 
 def llama3_factors(theta: float, num: int, factor: float) -> NDArray[np.float64]:
-    """What Llama 3.1 divides its `num` rotary frequencies by: 1 for short waves, `factor` for long ones."""
+    """The numbers by which Llama 3.1 divides `num` rotary frequencies: 1 for short waves, `factor` for long ones."""
     wavelengths = 2 * pi * theta ** (np.arange(num) / num)
     low, high, length = LLAMA3.values()
     smooth = np.clip((length / wavelengths - low) / (high - low), 0.0, 1.0)

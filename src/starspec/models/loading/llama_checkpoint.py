@@ -1,8 +1,8 @@
 """Checkpoints of the Llama family, read without transformers' modelling code.
 
-Importing that code, and what it does with a checkpoint, is a fifth of the processor time that a hub takes to be ready.
-The lean path needs nothing of it but weights under their names. Whatever is not just as expected is left to
-transformers: it can read more than this, and what it complains of is what users look up.
+Importing that code and having it read a checkpoint takes a fifth of the processor time that a hub needs to start. The
+fused path needs only the weights under their names. Anything unexpected is left to transformers: it can read more
+formats, and users can look up its error messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from starspec.models.loading.tensors import UNREADABLE, tensor_files
 
 
 class LlamaWeights(nn.Module):
-    """The weights of a model of the Llama family where transformers' modules have them. Computes nothing.
+    """The weights of a Llama-family model, in the places where transformers' modules have them. It computes nothing.
 
-    Args: config: transformers' config of the model.
+    Args:
+        config: transformers' config of the model.
     """
 
     def __init__(self, config: Any) -> None:
@@ -44,7 +45,7 @@ class LlamaWeights(nn.Module):
         return self.model.embed_tokens
 
     def take(self, tensors: dict[str, Tensor]) -> Self:
-        """Effects: the weights are these tensors, without copies."""
+        """Use these tensors as the weights, without copying them. Returns: itself. Effects: the weights."""
         self.load_state_dict(tensors, strict=False, assign=True)
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -78,7 +79,7 @@ class _Attention(nn.Module):
         )
         self.head_dim: int = getattr(config, "head_dim", None) or hidden_size // num_heads
         self.scaling = self.head_dim**-0.5
-        is_qwen2 = config.model_type == "qwen2"  # whose config does not say where its biases are
+        is_qwen2 = config.model_type == "qwen2"  # Qwen2's config does not say which linears have biases
         has_bias = bool(getattr(config, "attention_bias", False))
         self.q_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=has_bias or is_qwen2)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * self.head_dim, bias=has_bias or is_qwen2)
@@ -106,18 +107,19 @@ class _Norm(nn.Module):
 
 
 def read_llama_checkpoint(folder: Path, config: Any, dtype: torch.dtype) -> LlamaWeights | None:
-    """Read a checkpoint whose tensors are just those that its config asks for.
+    """Read a checkpoint that has exactly the tensors that its config asks for.
 
     Args:
-        config: of one of `FUSED_FAMILIES`.
+        folder: the model's folder.
+        config: transformers' config of one of `FUSED_FAMILIES`.
         dtype: of the weights in memory.
-    Returns: None if tensors are missing, there are others, or any has another shape or kind; and if files cannot be
+    Returns: None if tensors are missing or unknown, if one has an unexpected shape or type, or if a file cannot be
         read.
     """
     try:
         with torch.device("meta"):
             model = LlamaWeights(config)
-        wanted = {name: list(each.shape) for name, each in model.named_parameters()}  # a tied head is named once
+        wanted = {name: list(each.shape) for name, each in model.named_parameters()}  # a tied head has one name
         by_file = defaultdict(list)
         for name, file in tensor_files(folder).items():
             by_file[file].append(name)

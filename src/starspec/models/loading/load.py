@@ -1,4 +1,4 @@
-"""From a model's name to a runner: find it, refuse what cannot be served, read it, pack it."""
+"""From a model's name to a runner: locate the model, refuse it if it cannot be served, read it, and pack it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ log = structlog.get_logger()
 def load_runner(config: ModelConfig) -> LoadedRunner:
     """Load a model and give it a cache.
 
-    Returns: a runner whose cache's `num_bytes` states the memory that its rows can come to use.
-    Effects: sets torch's threads if the config does; may convert or download the model (see `locate`).
-    Raises: ModelError in one sentence if the model is missing, corrupt or not supported; ConfigError if the device
-        is not there or the length is more than the model's.
+    Args:
+        config: which model, and how it runs.
+    Returns: a runner. `num_bytes` of its cache is the memory that its rows can come to use.
+    Effects: sets torch's number of threads if the config gives it; may convert or download the model (see `locate`).
+    Raises: ModelError in one sentence if the model is missing, corrupt or not supported; ConfigError if the device does
+        not exist or the requested length is more than the model's.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -67,15 +69,15 @@ def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo
 def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
     from starspec.models.linear.swapped import num_step_bytes, swap_linears  # noqa: PLC0415
-    from starspec.models.numerics.reference_logits import check_reference_logits, reference_logits  # noqa: PLC0415 (these draw in transformers)
+    from starspec.models.numerics import reference_logits as reference  # noqa: PLC0415 (these import transformers)
 
     if config.fused or config.quantization != "none":
         swap_linears(model, make_packer(config, info.vocab_size))
     info = replace(info, num_weight_bytes=num_step_bytes(model))
-    expected = reference_logits(model)
+    expected = reference.reference_logits(model)
     with as_model_error(f"'{config.model}' cannot be run over starspec's cache"):
         runner = _settled(TransformersRunner(model, config, info), config, folder)
-        check_reference_logits(config.model, runner, expected)
+        reference.check_reference_logits(config.model, runner, expected)
     return runner
 
 
@@ -88,7 +90,7 @@ def _settled(runner: PackedRunner, config: ModelConfig, folder: Path) -> PackedR
 
 
 def max_len_of(model: str) -> int | None:
-    """The longest sequence that a model was made for, in tokens; None if it does not say, or is synthetic.
+    """The longest sequence that a model was made for, in tokens; None if it does not say, or if it is synthetic.
 
     Raises: ModelError if there is no such model.
     """
@@ -99,7 +101,7 @@ def _read_config(model: str, folder: Path) -> Any:
     hf_config = read_config(model, folder)
     with as_model_error(f"the config.json of '{model}' cannot be used"):
         check_config(model, hf_config)
-        if hf_config.model_type not in FUSED_FAMILIES:  # of which it is known, and what knows it takes long to import
+        if hf_config.model_type not in FUSED_FAMILIES:  # known to be supported, and the check has slow imports
             check_class(model, hf_config, _model_class(model, hf_config))
         check_length(model, model_length(hf_config))
     return hf_config
@@ -124,16 +126,16 @@ def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -
             dtype=getattr(torch, config.dtype),
             trust_remote_code=False,
             use_safetensors=True,  # a pickle can run code
-            ignore_mismatched_sizes=True,  # refused below, in a sentence
+            ignore_mismatched_sizes=True,  # they are refused below, in one sentence
             output_loading_info=True,
         )
         if loaded["mismatched_keys"]:
             name, found, wanted = min(loaded["mismatched_keys"])
             raise ModelError(
-                f"'{config.model}' does not fit its config.json: {name} is {list(found)}, by the config {list(wanted)}"
+                f"'{config.model}' does not fit its config.json: {name} is {list(found)}, not {list(wanted)}"
             )
         if loaded["missing_keys"]:
-            # transformers would go on with random numbers in their place
+            # transformers would use random numbers instead
             names = sorted(loaded["missing_keys"])
             raise ModelError(
                 f"'{config.model}' is incomplete: {len(names)} weights are missing, the first is {names[0]}"
@@ -141,7 +143,10 @@ def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -
         if loaded["unexpected_keys"]:
             names = sorted(loaded["unexpected_keys"])
             log.warning(
-                "weights that the config.json knows nothing of", model=config.model, num=len(names), first=names[0]
+                "weights that are not in the config.json are ignored",
+                model=config.model,
+                num=len(names),
+                first=names[0],
             )
         return model.eval().requires_grad_(requires_grad=False)
 
@@ -153,7 +158,7 @@ def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> 
         vocab_size=model.get_input_embeddings().weight.shape[0],
         max_model_len=max_model_len,
         num_parameters=sum(each.numel() for each in model.parameters()),
-        num_weight_bytes=0,  # each path counts its own
+        num_weight_bytes=0,  # set later: each path counts its own
         eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
@@ -166,6 +171,6 @@ def _max_model_len(config: ModelConfig, hf_config: Any) -> int:
         return min(own or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
     if own is not None and config.max_model_len > own:
         raise ConfigError(
-            f"max_model_len {config.max_model_len} is more than the {own} tokens '{config.model}' was made for"
+            f"max_model_len {config.max_model_len} is more than the {own} tokens that '{config.model}' was made for"
         )
     return config.max_model_len

@@ -1,7 +1,7 @@
-"""Which models the ragged cache can serve, and the sentence that refuses the others.
+"""Which models the ragged cache can serve, and the error that refuses the others.
 
-A row of the cache is keys and values by position, and rolling back is forgetting positions. So a model must keep
-nothing else between tokens, must see every earlier position, and must let us provide its attention.
+A cache row holds keys and values by position, and a rollback forgets positions. So a model must keep no other state
+between tokens, must attend to every earlier position, and must let starspec provide its attention.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from starspec.errors import ModelError
 
 WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
-ALWAYS_CAUSAL = {"gpt_neox"}  # whatever its config's `is_decoder`, which nothing of it reads, says
+ALWAYS_CAUSAL = {"gpt_neox"}  # whatever `is_decoder` in its config says: its code does not read it
 
 
 def check_config(model: str, config: Any) -> None:
-    """Refuse what a config alone shows: not one plain causal LM over keys and values.
+    """Refuse a model whose config already shows that it is not one plain causal LM over keys and values.
 
     Args:
-        model: name for the sentence.
+        model: name for the error message.
         config: transformers' config of the model.
-    Raises: ModelError that says what and why.
+    Raises: ModelError that says what is not supported and why.
     """
     why = _why_not_causal(config) or _why_not_plain_weights(config) or _why_other_state(config)
     if why:
@@ -29,19 +29,23 @@ def check_config(model: str, config: Any) -> None:
 
 
 def require_plain_attention(model: str, config: Any, max_model_len: int) -> None:
-    """Refuse attention that would not see every earlier position; drop a window that no sequence can outgrow.
+    """Refuse attention that would not see every earlier position. A window that no sequence can outgrow is removed.
 
-    Raises: ModelError naming the window and the largest `max_model_len` that makes it harmless.
-    Effects: `config.sliding_window` becomes None where the window is harmless, so that the model is built without.
+    Args:
+        model: name for the error message.
+        config: transformers' config of the model.
+        max_model_len: tokens of the longest sequence.
+    Raises: ModelError that names the window and the largest `max_model_len` at which it has no effect.
+    Effects: sets `config.sliding_window` to None where the window has no effect, so that the model is built without it.
     """
     window = getattr(config, "sliding_window", None)
-    # a config with layer types that had windows was refused before; in the others the window has no effect
+    # a config with windowed layer types was refused earlier; with other layer types the window has no effect
     if window is None or getattr(config, "layer_types", None):
         return
     if window < max_model_len:
         raise ModelError(
             f"'{model}' ({config.model_type}) is not supported at this length: its sliding-window attention sees only "
-            f"{window} tokens, and sequences may have {max_model_len}; --max-model-len {window} or less makes it plain"
+            f"{window} tokens, and sequences may have {max_model_len}; set --max-model-len to {window} or less"
         )
     config.sliding_window = None
 
@@ -49,22 +53,22 @@ def require_plain_attention(model: str, config: Any, max_model_len: int) -> None
 def check_class(model: str, config: Any, model_class: type) -> None:
     """Refuse a model class that keeps other state, or whose attention cannot be replaced.
 
-    Raises: ModelError that says what and why.
+    Raises: ModelError that says what is not supported and why.
     """
     if getattr(model_class, "_is_stateful", False):
         why = "it keeps recurrent state, which cannot be rolled back by forgetting positions"
     elif not getattr(model_class, "_supports_attention_backend", False):
-        why = "its code in transformers has attention of its own, so it cannot read our key-value cache"
+        why = "its code in transformers has its own attention, so it cannot use starspec's key-value cache"
     else:
         return
     raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
 
 
-STRETCHED = ("yarn", "linear")  # rotary scalings beside which configs go on to tell the length before
+STRETCHED = ("yarn", "linear")  # rotary scalings whose configs still give the length before scaling
 
 
 def model_length(config: Any) -> int | None:
-    """The longest sequence the model was made for, in tokens; None where its config does not say."""
+    """The longest sequence that the model was made for, in tokens; None if its config does not say."""
     length = getattr(config, "max_position_embeddings", None)
     if not isinstance(length, int) or length <= 0:
         return None
@@ -76,14 +80,14 @@ def model_length(config: Any) -> int | None:
 
 def _why_not_causal(config: Any) -> str | None:
     if config.is_encoder_decoder:
-        return "it is an encoder-decoder, and only decoder-only language models are served"
+        return "it is an encoder-decoder, and only decoder-only language models are supported"
     architectures = getattr(config, "architectures", None) or []
     if architectures and not any(name.endswith(CAUSAL_SUFFIXES) for name in architectures):
         return f"it is a {architectures[0]}, not a causal language model"
     if getattr(config, "is_decoder", None) is False and config.model_type not in ALWAYS_CAUSAL:
         return "it is a bidirectional encoder, not a causal language model"
     if config.get_text_config() is not config:
-        return "it is made of several models (text and images, say), and only plain language models are served"
+        return "it consists of several models (such as text and images), and only plain language models are supported"
     return None
 
 
@@ -102,11 +106,9 @@ def _why_other_state(config: Any) -> str | None:
     layers = set(getattr(config, "layer_types", None) or [])
     other = sorted(layers - WINDOWED_LAYERS - {"full_attention"})
     if layers & WINDOWED_LAYERS:
-        return "it has layers with sliding-window attention, which forget positions that a row of the cache keeps"
+        return "it has layers with sliding-window attention, which ignore positions that a cache row keeps"
     if other:
-        return (
-            f"its layers keep more than keys and values by position ({', '.join(other)}), which cannot be rolled back"
-        )
+        return f"its layers keep more state than keys and values ({', '.join(other)}), which cannot be rolled back"
     if getattr(config, "kv_lora_rank", None):
-        return "its multi-head latent attention has keys and values of different sizes, which the cache does not hold"
+        return "its multi-head latent attention has keys and values of different sizes, which the cache cannot hold"
     return None

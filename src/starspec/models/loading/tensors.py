@@ -1,4 +1,4 @@
-"""Which safetensors file of a model's folder holds which tensor."""
+"""The safetensors files of a model's folder: which file holds which tensor, and whether all numbers are finite."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from starspec.errors import ModelError
 
-# what a folder of tensors that is incomplete, cut short or not what it says it is raises
+# errors for a folder of tensors that is incomplete, truncated or in another format
 UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name, of one file or of several with an index. Raises: one of UNREADABLE."""
+    """Tensor name -> file name, for one file or for several with an index. Raises: one of UNREADABLE."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
@@ -28,11 +28,12 @@ def tensor_files(folder: Path) -> dict[str, str]:
 
 
 def check_finite(model: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Reads every number once.
+    """Check every number of the tensors; each is read once.
 
     Args:
-        tensors: of floating point, by name.
-    Raises: ModelError naming the first tensor with a number that is not finite.
+        model: name for the error message.
+        tensors: name and floating-point tensor.
+    Raises: ModelError that names the first tensor with a number that is not finite.
     """
     for name, tensor in tensors:
         if tensor.numel() and not all(math.isfinite(each) for each in tensor.detach().aminmax()):

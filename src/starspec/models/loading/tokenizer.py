@@ -1,4 +1,4 @@
-"""Tokenizers: loading one, telling two apart, and which tokens end a text."""
+"""Tokenizers: loading one, comparing two, applying a chat template, and which tokens end a text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from starspec.models.loading.transformers_calls import as_model_error, first_lin
 Vocabulary = Mapping[str, int]
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-# a chat template is a program, which a conversation can make fail in many ways
+# a chat template is a program, and a conversation can make it fail in many ways
 TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
 
 
 def load_tokenizer(model: str) -> Any:
-    """The tokenizer of a Hugging Face folder, a hub id, a .gguf file or a synthetic model.
+    """The tokenizer of a Hugging Face folder, a Hub id, a .gguf file or a synthetic model.
 
     Returns: a transformers tokenizer (`PreTrainedTokenizerBase`).
-    Raises: ModelError if there is none or it cannot be read.
+    Raises: ModelError if the model has no tokenizer, or if it cannot be read.
     """
     if is_synthetic(model):
         from starspec.models.synthetic.tokenizer import synthetic_tokenizer  # noqa: PLC0415 (imports transformers)
@@ -35,14 +35,14 @@ def load_tokenizer(model: str) -> Any:
     folder = locate(model)
     from transformers import AutoTokenizer  # noqa: PLC0415 (a second to import, and synthetic models do without)
 
-    # transformers may take wrong settings here, and fail over them when it loads weights
+    # transformers may accept wrong settings here and fail over them later, when it loads the weights
     check_config_json(model, folder)
     with as_model_error(f"'{model}' has no tokenizer that can be read"):
         try:
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         except Exception:
             if (folder / "config.json").is_file():
-                read_config(model, folder)  # was read for the tokenizer, too: its faults are not the tokenizer's
+                read_config(model, folder)  # transformers read this too; its faults are not the tokenizer's
             if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
                 missing = f"there is none of {', '.join(TOKENIZER_FILES)} in its folder"
                 raise ModelError(f"'{model}' has no tokenizer that can be read: {missing}") from None
@@ -50,9 +50,9 @@ def load_tokenizer(model: str) -> Any:
 
 
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The prompt of a conversation under the model's own template, up to where the answer begins.
+    """The prompt of a conversation in the model's chat template, up to where the answer begins.
 
-    Raises: RequestError if the model has no chat template, or cannot read the messages.
+    Raises: RequestError if the model has no chat template, or if the template cannot process the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model has no chat template; send plain prompts", "messages")
@@ -64,13 +64,13 @@ def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) ->
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
         )
     except TEMPLATE_ERRORS as error:
-        why = f"the model's chat template cannot read these messages: {first_line(error)}"
+        why = f"the model's chat template cannot process these messages: {first_line(error)}"
         raise RequestError(why, "messages") from error
     return list(prompt)
 
 
 def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:
-    """Raises: VocabularyMismatch, naming the sizes and the first token that differs, unless all ids are shared."""
+    """Raises: VocabularyMismatch with the sizes and the first token that differs, unless both assign the same ids."""
     target_vocab, draft_vocab = target.get_vocab(), draft.get_vocab()
     if target_vocab == draft_vocab:
         return
@@ -81,14 +81,14 @@ def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:
 
 
 def check_pair(target_model: str, draft_model: str) -> None:
-    """Raises: VocabularyMismatch unless two models share a tokenizer; ModelError if one has none."""
+    """Raises: VocabularyMismatch unless both models have the same vocabulary; ModelError if one has no tokenizer."""
     check_vocabularies(load_tokenizer(target_model), load_tokenizer(draft_model))
 
 
 def eos_token_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:
-    """Every token id that ends a text, ascending: of generation_config.json, config.json and the tokenizer.
+    """Every token id that ends a text, ascending: from generation_config.json, config.json and the tokenizer.
 
-    Each of the first two has none, one or a list; checkpoints often name only some in each, so all count.
+    Each file has none, one or a list. Checkpoints often name only some of the ids in each place, so all count.
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):

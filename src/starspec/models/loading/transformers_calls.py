@@ -1,4 +1,4 @@
-"""Calling transformers: quietly, and with its many kinds of errors turned into one sentence of ours."""
+"""Calling transformers: without its output, and with its many kinds of errors turned into one ModelError sentence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from starspec.errors import ModelError, StarspecError
 
-MAX_QUOTED_CHARS = 200  # of someone else's error in a sentence of ours
+MAX_QUOTED_CHARS = 200  # of a foreign error message that is quoted
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars, no advice and no warnings from transformers inside; its settings are put back after."""
+    """Suppress progress bars, advice and warnings of transformers inside the block, then restore its settings."""
     from transformers.utils import logging  # noqa: PLC0415 (a second to import; synthetic models do without)
 
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -31,7 +31,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_model_error(complaint: str) -> Iterator[None]:
-    """Turn whatever transformers raises over a model that it cannot read into a ModelError.
+    """Turn anything that transformers raises inside the block into a ModelError. Errors of starspec pass through.
 
     Args:
         complaint: the start of the sentence; a colon and the first line of the error follow.
@@ -41,14 +41,14 @@ def as_model_error(complaint: str) -> Iterator[None]:
             yield
         except StarspecError:
             raise
-        except Exception as error:  # over a bad folder transformers raises nearly every type there is
+        except Exception as error:  # for a bad folder transformers raises nearly every type there is
             raise ModelError(f"{complaint}: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of someone else's code says, cut to one line that fits into a sentence."""
+    """The message of a foreign error, shortened to one line that fits into a sentence."""
     text = str(error).strip() or type(error).__name__
     line = text.splitlines()[0].strip()
-    if line.endswith(":"):  # what it is about comes behind
+    if line.endswith(":"):  # the subject of the message is on the next lines
         line = " ".join(text.split())
     return line[:MAX_QUOTED_CHARS].rstrip(".: ")

@@ -1,1 +1,1 @@
-"""What is probed at load: which forwards give a row the same bits."""
+"""The numerics probe at load: whether a token's bits can be made independent of what it is batched with."""

@@ -1,12 +1,14 @@
-"""The same bits with and without speculation: find out at load for which row counts the machine's kernels allow it.
+"""The same bits with and without speculation: a probe at load finds out how far this machine's kernels allow it.
 
-A matrix product may round differently for different numbers of rows: kernels are chosen, and sums are cut, by shape.
-Then a token's logits depend on what it is computed with, and greedy output changes when speculation or batching is
-switched on. The probe looks for the range of row counts within which that does not happen; the runner pads smaller
-forwards and splits larger ones (`models/batch.py`). In attention (`models/attention/plan.py`) the probe looks whether
-tokens, and sequences, may share a call with the bits that a token has alone (`models/numerics/ragged_attention.py`).
+A matrix product may round differently for different numbers of rows, because the shape decides which kernel runs and
+how it splits sums. Then a token's logits depend on what it is computed with, and switching speculation or batching on
+changes greedy output. The probe has two parts. For linears it finds the range of row counts within which rounding does
+not change (`row_counts.py`); the runner pads smaller forwards and splits larger ones (`models/batch.py`). For attention
+it finds the fastest mode in which every token gets the bits that it has alone (`ragged_attention.py`,
+`step_attention.py`; the modes are in `models/attention/plan.py`).
 
-Nothing is promised that the probe did not see: it ends with the model itself, one token alone, in a chain, in a batch.
+Nothing is promised that the probe did not see. It ends with the model itself: one token alone, in a chain, in a batch
+and in a tree.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from starspec.models.numerics.row_counts import invariant_rows, quickest_rows
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
 
-PROMPT_LEN: Final = 60  # of the prompt whose continuation a model is tried with
-CHAIN_LEN: Final = 5  # it crosses a key block
+PROMPT_LEN: Final = 60  # of the prompt whose continuation the model is tried with
+CHAIN_LEN: Final = 5  # long enough to cross a key block
 ABOUT_MODE: Final = {
     AttentionMode.TOGETHER: "; sequences of about one length attend together",
     AttentionMode.IN_STEPS: "; forwards have fixed shapes for it, and are CUDA graphs where they can be recorded",
@@ -36,7 +38,7 @@ ABOUT_MODE: Final = {
 
 
 def settle_numerics(runner: PackedRunner) -> None:
-    """Make a runner's bits independent of what is batched, as far as this machine allows.
+    """Make a runner's bits independent of what is batched, as far as this machine allows it.
 
     Effects: the runner's `rows`, `attention_mode` and `numerics_report`; leases and frees rows of its cache.
     """
@@ -48,7 +50,7 @@ def settle_numerics(runner: PackedRunner) -> None:
         runner.rows = rows
         culprit = _settle_attention(runner)
     if not runner.is_invariant:
-        runner.rows = free  # padding and splitting would cost and promise nothing
+        runner.rows = free  # padding and splitting would cost time for nothing
     elif cache.device.type == "cpu":
         runner.rows = quickest_rows(runner.step_linears, runner.rows, cache.dtype)
     runner.numerics_report = (
@@ -57,9 +59,9 @@ def settle_numerics(runner: PackedRunner) -> None:
 
 
 def _settle_attention(runner: PackedRunner) -> str:
-    """Let the runner read its cache in the fastest way that keeps bits.
+    """Set the fastest attention mode that preserves bits.
 
-    Returns: what keeps them from being kept, if it still is `FAST` after. Effects: its `attention_mode`.
+    Returns: what prevents it, if the mode is still `FAST` afterwards. Effects: the runner's `attention_mode`.
     """
     culprit = "attention"
     for mode in _modes(runner):
@@ -73,10 +75,10 @@ def _settle_attention(runner: PackedRunner) -> str:
 
 
 def _modes(runner: PackedRunner) -> tuple[AttentionMode, ...]:
-    """Those to try, the quickest first."""
+    """The modes to try, fastest first."""
     if not is_accelerator(runner.cache.device):
         return (AttentionMode.TOGETHER, AttentionMode.BY_RUN, AttentionMode.BY_TOKEN)
-    # there any number of sequences are one call where they are read together, and that is not tried
+    # TOGETHER is not tried: on accelerators it joins any number of sequences, more than the probe covers
     singly = (AttentionMode.BY_RUN, AttentionMode.BY_TOKEN)
     return singly if runner.graphs is None else (AttentionMode.IN_STEPS, *singly)
 
@@ -106,9 +108,9 @@ def _width(runner: PackedRunner, rows: RowRange | None) -> str:
 
 
 def model_is_invariant(runner: PackedRunner) -> bool:
-    """Whether a chain's tokens get the bits that they have one by one: together, in a batch, and hidden in a tree.
+    """Whether the tokens of a chain get the bits of one-by-one decoding: together, in a batch, and hidden in a tree.
 
-    The chain crosses a key block, where rows are long enough. Takes about fifteen decoding steps and a prompt of 60
+    The chain crosses a key block if rows are long enough. Takes about fifteen decoding steps and a prefill of 60
     tokens.
     """
     cache = runner.cache
@@ -124,9 +126,9 @@ def model_is_invariant(runner: PackedRunner) -> bool:
         verified = runner.forward([Segment(row, chain, CHAIN_LEN)]).logits
         beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
         batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)]).logits[len(beside) :]
-        pair = rows[:2]  # of different lengths, perhaps read together
+        pair = rows[:2]  # of different lengths, possibly in one call
         alike = runner.forward([Segment(each, chain, CHAIN_LEN) for each in pair]).logits
-        # each token of the chain has a sibling before it, from which nothing hangs
+        # each token of the chain has a sibling before it, which has no children
         siblings = [token for node in chain for token in ((node + 1) % vocab_size, node)]
         parents = [2 * (node // 2) - 1 for node in range(2 * CHAIN_LEN)]
         hidden = runner.forward([Segment(row, siblings, 2 * CHAIN_LEN, parents)]).logits[1::2]
@@ -140,7 +142,7 @@ def model_is_invariant(runner: PackedRunner) -> bool:
 
 
 def _one_by_one(runner: PackedRunner, row: int, chain: Sequence[int]) -> Tensor:
-    """Logits of each token, decoded behind what the row holds. Effects: the row's slots and length."""
+    """Logits of each token, decoded one by one behind what the row holds. Effects: the row's slots and length."""
     singly = []
     for token in chain:
         singly.append(runner.forward([Segment(row, [token], 1)]).logits)

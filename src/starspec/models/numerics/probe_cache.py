@@ -1,9 +1,9 @@
-"""What the numerics probe found, kept from start to start: it takes seconds, and the machine is the same.
+"""The results of the numerics probe, cached between starts: the probe takes seconds, and the machine stays the same.
 
-A finding is kept under the hash of all that bits can depend on: processor, torch and its build, threads and what else
-steers kernels, the model and how it is to run, and the code of the forwards itself. So none is ever changed; what does
-not apply any more is not found. The row count that small forwards are padded to is kept with it: it was timed in one
-moment, and one timed in another would only be quicker or slower. To probe and time anew, delete the folder.
+A result is stored under the hash of everything that bits can depend on: processor, torch and its build, threads and
+other settings of kernels, the model and how it runs, and the code of the forwards itself. So a stored result never
+changes; if anything differs, it is not found. The row count that small forwards are padded to is stored too. It depends
+on timing, so a new measurement could only make forwards faster or slower. To probe again, delete the folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEERING: Final = (
     *("OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_"),
 )
 VARYING: Final = ("processor", "cpu MHz", "bogomips", "BogoMIPS", "core id", "apicid", "initial apicid", "physical id")
-FORWARDS: Final = ("transformers", "torchao")  # packages whose code may be that of a forward
+FORWARDS: Final = ("transformers", "torchao")  # packages whose code a forward may run
 EARLIER: Final = " (found at an earlier start)"
 
 
@@ -47,17 +47,18 @@ class _Finding(msgspec.Struct, frozen=True):
 
 
 def settle_from_cache(runner: PackedRunner, config: ModelConfig, folder: Path) -> None:
-    """As `settle_numerics`, from memory where the same was probed before.
+    """As `settle_numerics`, but from the cache if the same was probed before.
 
     Args:
-        config: how the model is to run.
+        runner: whose numerics are settled.
+        config: how the model runs.
         folder: where it was read from.
-    Effects: as `settle_numerics`; a small file in the folder `numerics` of the cache. If that cannot be written, the
-        next start probes too.
+    Effects: as `settle_numerics`; a small file in the folder `numerics` of the cache. If the file cannot be written,
+        the next start probes again.
     """
     try:
         path = cache_folder() / "numerics" / f"{_key(runner, config, folder)}.json"
-    except (OSError, RuntimeError):  # no home, or the model's folder has gone
+    except (OSError, RuntimeError):  # no home folder, or the model's folder has disappeared
         settle_numerics(runner)
         return
     finding = _read(path)
@@ -79,7 +80,7 @@ def _key(runner: PackedRunner, config: ModelConfig, folder: Path) -> str:
 
 def _machine(device: torch.device) -> Iterator[bytes]:
     yield torch.__config__.show().encode()
-    yield torch.__config__.parallel_info().encode()  # with the number of threads
+    yield torch.__config__.parallel_info().encode()  # includes the number of threads
     yield torch.backends.cpu.get_cpu_capability().encode()
     yield f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}".encode()
     yield f"oneDNN {torch.backends.mkldnn.enabled}".encode()

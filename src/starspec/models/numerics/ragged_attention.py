@@ -1,4 +1,4 @@
-"""Whether a token of a chain attends with the bits that it has alone, whatever it shares a call with: tried at load."""
+"""The probe of ragged attention: does a token of a chain get the bits that it has alone, whatever shares its call?"""
 
 from __future__ import annotations
 
@@ -16,37 +16,44 @@ from starspec.models.attention.ragged import RaggedAttention
 from starspec.models.numerics.sensitive_inputs import SensitiveValues, half_uniform
 from starspec.models.numerics.step_attention import steps_are_invariant
 
-# committed slots: inside a key block, across one, across a longer one; between them sums of other kernels
+# committed slots: inside a key block, across one, across a longer one; different kernels sum them
 PREFIX_LENS: Final = (3, 60, 300, 440, 505, 1500)
-# ... and near the end of every block up to there: kernels cut sums at places of their own, which only some numbers of
-# blocks show. Torch's CPU kernel takes 512 slots at a time, so longer prefixes are more of the same.
+# And near the end of every block up to there: kernels split sums at places of their own, and only some numbers of
+# blocks show it. Torch's CPU kernel takes 512 slots at a time, so longer prefixes are more of the same.
 NEAR_BLOCK_ENDS: Final = range(KEY_BLOCK - 9, max(PREFIX_LENS), KEY_BLOCK)
 CHAIN_LEN: Final = 5
-MAX_TOKENS: Final = 64  # tried together; no forward of several sequences is wider
-FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more share a call
-NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # sequences
+MAX_TOKENS: Final = 64  # tried together; no forward of several sequences has more
+FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more tokens share a call
+NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # numbers of sequences in one call
 
 
 @torch.inference_mode()
 def attention_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMode) -> bool:
-    """Whether each token of a chain attends with the bits that it has as a batch entry alone.
+    """Whether each token of a chain attends with the bits that it has as a single batch entry.
 
-    In steps: `steps_are_invariant`. Else it tries every number of tokens that share a call, for various numbers of
-    cached slots; if sequences are to be read together, various numbers of them, and slots in vain up to any block.
+    For `IN_STEPS` this is `steps_are_invariant`. Otherwise it tries every number of tokens that share a call, for
+    various numbers of committed slots. For `TOGETHER` it also tries various numbers of sequences, and masked slots up
+    to any block.
+
+    Args:
+        like: a cache with the model's heads, dtype and device.
+        num_heads: Hq.
+        mode: how the tokens attend.
     """
     if mode is AttentionMode.IN_STEPS:
         return steps_are_invariant(like, num_heads)
     trial = _Trial(like, num_heads, mode)
     nums_for_each = (*range(1, FEW_TOKENS + 1), MAX_TOKENS // 2)
     chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in nums_for_each]
-    in_turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_TOKENS + 1))  # every number, each for one length
+    # every number of tokens, each for one prefix length
+    in_turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_TOKENS + 1))
     chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in in_turns]
     chains += [((prefix_len,), num) for prefix_len in NEAR_BLOCK_ENDS for num in (1, CHAIN_LEN, FEW_TOKENS)]
     return all(trial.is_as_alone(*each) for each in (chains + _groups() if mode is AttentionMode.TOGETHER else chains))
 
 
 def _groups() -> list[tuple[tuple[int, ...], int]]:
-    """Prefix lengths of sequences that are read together, and how many tokens each has."""
+    """Prefix lengths of sequences that share a call, and how many tokens each has."""
     lengths = itertools.cycle(PREFIX_LENS)
     mixed = [
         (tuple(itertools.islice(lengths, num)), num_tokens)
@@ -63,7 +70,7 @@ def _groups() -> list[tuple[tuple[int, ...], int]]:
 
 
 class _Trial:
-    """Chains behind prefixes, in rows that hold the same but for a chain's values (`probe_values.py`)."""
+    """Chains behind prefixes, in rows that are equal except for a chain's values (`sensitive_inputs.py`)."""
 
     def __init__(self, like: RaggedCache, num_heads: int, mode: AttentionMode) -> None:
         num_kv_heads, _, head_dim = like.keys[0].shape[1:]
@@ -86,10 +93,10 @@ class _Trial:
         self._query = half_uniform(query).to(like.device, like.dtype)
         self._mode = mode
         self._alone: dict[tuple[int, int], Tensor] = {}  # by prefix and token
-        self._laid: dict[int, int] = {}  # row -> the prefix that a chain's values are behind
+        self._laid: dict[int, int] = {}  # row -> the prefix behind which a chain's values are
 
     def is_as_alone(self, prefix_lens: Sequence[int], num_tokens: int) -> bool:
-        """Whether `num_tokens` behind each of the prefixes attend together as each does alone."""
+        """Whether `num_tokens` tokens behind each of the prefixes get the same bits together as each alone."""
         expected = [self._attends_alone(each, token) for each in prefix_lens for token in range(num_tokens)]
         found = self._attend(prefix_lens, 0, num_tokens, self._mode)
         return torch.equal(found, torch.cat(expected))
@@ -101,7 +108,7 @@ class _Trial:
         return self._alone[prefix_len, token]
 
     def _attend(self, prefix_lens: Sequence[int], first: int, num_tokens: int, mode: AttentionMode) -> Tensor:
-        """What the tokens of a chain from `first` on attend to behind each of N prefixes, [N T, Hq D]."""
+        """Attention of the tokens of a chain from `first` on, behind each of N prefixes: [N T, Hq D]."""
         for row, prefix_len in enumerate(prefix_lens):
             self._lay(row, prefix_len)
         query = self._query[first : first + num_tokens]
@@ -122,7 +129,7 @@ class _Trial:
 
 
 def attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, mode: AttentionMode) -> Tensor:
-    """What the same chain [T, Hq, D] attends to in each of the first N rows, [N T, Hq D]."""
+    """Attention of the same chain [T, Hq, D] in each of the first N rows: [N T, Hq D]."""
     num_tokens, num_heads, head_dim = query.shape
     calls = []
     for row, prefix_len in enumerate(prefix_lens):
@@ -138,8 +145,8 @@ def attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor,
             like=cache.keys[0],
         )
     if len(prefix_lens) > 1:
-        calls = joined(calls, are_calls_dear=True)  # however unlike their lengths
-    # the keys and values are there already
+        calls = joined(calls, are_calls_dear=True)  # however different their lengths are
+    # the cache already holds the keys and values
     attention = RaggedAttention(cache, [], calls, num_rows=len(prefix_lens) * num_tokens, num_heads=num_heads)
     nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
     return attention(0, query.repeat(len(prefix_lens), 1, 1), nothing, head_dim**-0.5)

@@ -1,9 +1,8 @@
-"""How wide a small forward is padded: of the row counts that give the same bits, the narrowest that is about as quick
-as any.
+"""For which row counts of a forward every row gets the same bits in all linears, and which of them is best to pad to.
 
-Two rows need not be quicker than five. Both read the same weights, which is what takes the time, and some kernels for
-few rows read them more slowly: on an AMD EPYC with bf16 arithmetic a step of a model of 1.5 billion parameters takes
-1.4 times as long over two rows as over five.
+The fewest rows are not always the fastest. Two rows and five rows read the same weights, which is what takes the time,
+and some kernels for few rows read them more slowly. On an AMD EPYC with bf16 arithmetic, a step of a model with 1.5
+billion parameters takes 1.4 times as long over two rows as over five.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from starspec.models.linear.dense import PrepackedLinear
 from starspec.models.linear.interface import StepLinear
 from starspec.models.numerics.ragged_attention import MAX_TOKENS
 
-WIDEST: Final = 8  # padding further is not tried: rows of padding cost attention, norms and logits too
-SAMPLE_BYTES: Final = 256 << 20  # of weights that one pass reads: more than the caches of most processors hold
+WIDEST: Final = 8  # more padding is not tried, because rows of padding also cost attention, norms and logits
+SAMPLE_BYTES: Final = 256 << 20  # weights that one pass reads: more than the caches of most processors hold
 NUM_PASSES: Final = 5
-MAX_S: Final = 2.0  # after which no further pass begins: a processor that needs so long is one to spare
-ABOUT: Final = 1.05  # a difference that is worth rows of padding
-MIN_ROWS: Final = 2  # one row alone is a matrix-vector product: another kernel, whose rounding shows only rarely
+MAX_S: Final = 2.0  # no pass begins after this time: on such a slow processor the choice matters less than the start
+ABOUT: Final = 1.05  # a larger ratio of times is worth rows of padding
+MIN_ROWS: Final = 2  # a single row is a matrix-vector product: another kernel, whose different rounding rarely shows
 MAX_ROWS: Final = MAX_TOKENS  # no forward of several sequences is wider
-ANCHOR_ROWS: Final = 8  # the range must hold this row count: padding every decode further would cost more than it gives
+# the range must contain this row count: more padding of every decoding step would cost more than it gains
+ANCHOR_ROWS: Final = 8
 SURE_ROWS: Final = 2 * ANCHOR_ROWS  # tried however long it takes
-# then wider forwards are tried for so long, by this thread's own time, so that a machine busy with other things is not
-# taken for a slow one. Where reading the weights is what takes long, a forward that is split takes a quarter longer (8
-# sequences of 4 tokens with a target of 1.5 billion float32 weights: 1,258 ms instead of 1,005), so this is generous:
-# what is found is kept from start to start.
+# Wider forwards are tried for this long. It is CPU time of this thread, so that a busy machine does not look like a
+# slow one. The limit is generous: where reading the weights takes long, splitting a forward costs a quarter of its time
+# (8 sequences of 4 tokens with a target of 1.5 billion float32 weights take 1,258 ms instead of 1,005), and the result
+# is cached between starts.
 PROBE_S: Final = 30.0
-NUM_OUTPUTS: Final = 50_000  # compared for each row count: two kernels often agree in 99.96% of rounded outputs
+NUM_OUTPUTS: Final = 50_000  # compared for each row count, because two kernels often agree in 99.96% of rounded outputs
 
 
 @torch.inference_mode()
@@ -46,24 +46,28 @@ def invariant_rows(
 
     Only one linear of each shape is tried, the cheapest first.
 
-    Returns: None if the range holds no second row count.
+    Args:
+        linears: of one decoding step.
+        dtype, device: of the model.
+        probe_s: CPU seconds for row counts above SURE_ROWS.
+    Returns: None if the range has no second row count.
     """
     lowest, highest = MIN_ROWS, MAX_ROWS
     deadline_s = time.thread_time() + probe_s
     of_each_shape = {(linear.in_features, linear.num_bytes): linear for linear in linears}
     for linear in sorted(of_each_shape.values(), key=lambda linear: linear.num_bytes):
-        # cubed: like real activations a few entries dominate, so that another order of summation shows
+        # cubed: as in real activations a few entries dominate, so that another order of summation shows
         x = torch.randn(MAX_ROWS, linear.in_features, generator=torch.Generator().manual_seed(0)).pow(3)
         given = x.to(device, dtype)
-        if isinstance(linear.call, PrepackedLinear):  # where it sums in float32, see results before they are rounded
+        if isinstance(linear.call, PrepackedLinear):  # if it sums in float32, compare results before they are rounded
             given = given.float()
         lowest, highest = _narrow(linear, given, lowest, highest, deadline_s)
     return RowRange(lowest, highest) if lowest < highest else None
 
 
 def _narrow(linear: StepLinear, x: Tensor, lowest: int, highest: int, deadline_s: float) -> tuple[int, int]:
-    """Narrow lowest..highest to the row counts next to the anchor that are seen to give the anchor's bits in time."""
-    # backwards, so that each row stands in another place than below
+    """Narrow lowest..highest to the row counts around the anchor that are shown in time to give the anchor's bits."""
+    # in reverse, so that each row has another place than below
     blocks = x.view(-1, ANCHOR_ROWS, x.shape[-1]).flip(1)
     expected = torch.cat([linear.call(block).flip(0) for block in blocks])
 
@@ -91,9 +95,16 @@ def quickest_rows(
     dtype: torch.dtype,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RowRange:
-    """The range with the row count as its lowest that small forwards are best padded to, on CPU.
+    """Raise the lower end of a range to the row count that small forwards are best padded to, on a CPU.
 
-    Row counts take turns, and the quickest of NUM_PASSES counts, so that a busy moment of the machine decides little.
+    Row counts take turns, and the fastest of NUM_PASSES counts, so that a busy moment of the machine has little
+    influence.
+
+    Args:
+        linears: of one decoding step.
+        rows: the range that preserves bits.
+        dtype: of inputs.
+        clock: seconds, monotonic.
     """
     if rows.lowest >= WIDEST:
         return rows
@@ -114,13 +125,13 @@ def quickest_rows(
 
 
 def narrowest_of_the_quick(seconds: Mapping[int, float]) -> int:
-    """The smallest row count that takes at most ABOUT times as long as the quickest."""
+    """The smallest row count that takes at most ABOUT times as long as the fastest."""
     limit_s = ABOUT * min(seconds.values())
     return min(width for width, each_s in seconds.items() if each_s <= limit_s)
 
 
 def _sample(linears: Sequence[StepLinear]) -> list[StepLinear]:
-    """The first ones of a step, until they are SAMPLE_BYTES together."""
+    """The first linears of a step with SAMPLE_BYTES of weights together."""
     sample, num_bytes = [], 0
     for linear in linears:
         sample.append(linear)

@@ -1,4 +1,4 @@
-"""Whether attention in steps gives a token the bits that it has alone, whatever the step's shape: tried at load."""
+"""The probe of attention in fixed shapes: does a token get the bits that it has alone, whatever the step's shape is?"""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from starspec.models.graphs.step_batch import MAX_READ_BYTES, MIN_SLOTS, StepBat
 from starspec.models.numerics.sensitive_inputs import SensitiveValues, half_uniform
 from starspec.models.runner import Segment
 
-PREFIX_LENS: Final = (3, 60, 250, 505, 1500)  # committed slots: inside a block of keys, and across some
-FEW_TOKENS: Final = 12  # of chains behind each prefix
-EACH_BEHIND: Final = 60  # the prefix behind which every number of entries is tried
-MAX_ENTRIES: Final = 64  # tokens of a step whose bits are kept
-SLOTS: Final = (MIN_SLOTS, 512, 1024, 2048, 4096)  # and all that a row has
+PREFIX_LENS: Final = (3, 60, 250, 505, 1500)  # committed slots: inside a key block, and across some
+FEW_TOKENS: Final = 12  # of the chain behind each prefix
+EACH_BEHIND: Final = 60  # the prefix behind which every number of tokens is tried
+MAX_ENTRIES: Final = 64  # tokens of a step that preserves bits
+SLOTS: Final = (MIN_SLOTS, 512, 1024, 2048, 4096)  # numbers of slots that are tried, besides all that a row has
 
 
 @torch.inference_mode()
 def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
     """Whether a token of a chain attends with the bits that it has alone, over the fewest slots that hold it.
 
-    Tried are every number of tokens together, two sequences, more slots that are hidden, as many as a row of the cache
-    has, and slots in another order: a tree's.
+    Tried are every number of tokens together, two sequences, more masked slots (up to a whole row of the cache), and
+    slots in another order, as in a tree.
+
+    Args:
+        like: a cache with the model's heads, dtype, device and row length.
+        num_heads: Hq.
     """
     num_kv_heads, row_len, head_dim = like.keys[0].shape[1:]
     cache = RaggedCache(1, 2, max(*SLOTS, row_len), num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
@@ -78,7 +82,7 @@ def _is_as_alone(cache: RaggedCache, rows: Sequence[int], prefix_len: int, query
 
 
 def _is_kept_in_a_tree(cache: RaggedCache, row: int, expected: Tensor, query: Tensor, new: Tensor) -> bool:
-    """Whether each token of a chain is read so behind a sibling that it does not see."""
+    """Whether each token of a chain keeps its bits behind a sibling that it does not see."""
     num_nodes = 2 * len(expected)
     tree = Segment(row, [0] * num_nodes, 1, [2 * (node // 2) - 1 for node in range(num_nodes)])
     twice = [each[: len(expected)].repeat_interleave(2, dim=0) for each in (query, new)]
@@ -86,12 +90,12 @@ def _is_kept_in_a_tree(cache: RaggedCache, row: int, expected: Tensor, query: Te
 
 
 def _fits(cache: RaggedCache, num_slots: int) -> bool:
-    """Whether a step of MAX_ENTRIES tokens may read so many slots for each."""
+    """Whether a step of MAX_ENTRIES tokens may read this many slots for each."""
     return MAX_ENTRIES * num_slots * num_slot_bytes(cache) <= MAX_READ_BYTES
 
 
 def _attend(cache: RaggedCache, shape: StepShape, segments: Sequence[Segment], query: Tensor, new: Tensor) -> Tensor:
-    """[R, Hq D]: what the new tokens attend to."""
+    """Attention of the new tokens: [R, Hq D]."""
     batch = StepBatch(shape, cache, query.shape[1])
     batch.fill([Piece(each, each.num_forwarded, len(each.token_ids)) for each in segments])
     batch.prepare()

@@ -1,1 +1,1 @@
-"""Synthetic accelerators: modelled time, tokens from a hash, no weights."""
+"""Synthetic models: no weights, a known acceptance rate, and forwards that take a modelled time."""

@@ -1,14 +1,14 @@
-"""A synthetic accelerator: a runner without weights whose tokens are hashes and whose forwards take modelled time.
+"""A synthetic model: a runner without weights, whose tokens are hashes and whose forwards take a modelled time.
 
-Real hub, wire and targets run on it, any number of emulated devices on two cores. The token after a prefix is a
-function of the whole prefix, carried through the cache as a hash:
+Real hub, wire and targets run on it: any number of emulated devices on two cores. The token after a prefix is a
+function of the whole prefix. The cache carries this function as a hash:
 
     keys    [ t0 | t1 | t2 | ...        the token in each slot
     values  [ h0 | h1 | h2 | ...        h(i) = mix(h(i - 1), t(i)): the prefix that ends there
 
-So a slot committed, moved or rolled back wrongly changes every later token, exactly as with a real model.
-Its draft twin ranks the same candidates in its own order: the target's token is its first choice with probability
-alpha, else its second, third or fourth, or none of them.
+So a slot that is committed, moved or rolled back wrongly changes every later token, as with a real model. The matching
+draft ranks the same candidates in its own order: the target's token is its first choice with probability alpha,
+otherwise its second, third or fourth, or none of them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from starspec.models.synthetic.spec import SyntheticSpec, parse_synthetic
 EOS_TOKEN_ID: Final = 0
 NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
 
-NUM_CANDIDATES: Final = 5  # with a logit of their own: the draft's four choices and one that it misses
-LOOK_S: Final = 0.000125  # between two looks at whether a forward is in vain: nobody's core is busy with it meanwhile
+NUM_CANDIDATES: Final = 5  # tokens with a logit of their own: the draft's four choices, and one that it misses
+LOOK_S: Final = 0.000125  # between two checks whether a forward is obsolete; the core is free meanwhile
 
-LOGIT_GAP: Final = 40.0  # from one to the next: Gumbel noise at any usual temperature does not change their order
+# between neighbouring candidates: Gumbel noise at any usual temperature does not change their order
+LOGIT_GAP: Final = 40.0
 
 MASK: Final = (1 << 64) - 1
-GOLDEN: Final = 0x9E3779B97F4A7C15  # odd: multiplying by it loses nothing
+GOLDEN: Final = 0x9E3779B97F4A7C15  # odd, so that multiplying by it is reversible
 WHICH_CHOICE: Final = 0xD1B54A32D192ED03  # separates the draw of the rank from the draw of the candidates
 
 
@@ -44,11 +45,12 @@ class SyntheticRunner:
 
     Args:
         spec: the language, the role and the modelled times.
-        name: what the model is called; it says that it is synthetic.
-        num_rows: cache rows.
+        name: the model's name, which says that it is synthetic.
+        num_rows: cache rows, if there is no budget.
+        kv_budget_bytes: memory of the cache rows; None = `num_rows` rows.
         max_model_len: tokens of the longest sequence.
         clock: seconds, monotonic.
-        sleep: waits for some seconds; who has a clock of its own passes its own.
+        sleep: waits for some seconds; a test or simulator with its own clock passes its own.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class SyntheticRunner:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> SyntheticRunner:
-        """Raises: ConfigError if the name has an error or the config asks for what only weights have."""
+        """Raises: ConfigError if the name has an error, or if the config asks for quantization or a device."""
         if config.quantization != "none" or config.device != "cpu":
             raise ConfigError("a synthetic model has no weights to quantize or to put on a device")
         max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
@@ -116,9 +118,9 @@ class SyntheticRunner:
     ) -> ForwardOutput:
         """Rank the next tokens after each prefix, and take the modelled time; see `ModelRunner.forward`.
 
-        Raises: ForwardAborted once `is_obsolete` says yes.
-            CacheRangeError if a segment does not fit its row or two segments share one. Nothing was written then.
-            ValueError if features are wanted: there are none.
+        Raises: ForwardAborted once `is_obsolete` returns True. CacheRangeError if a segment does not fit into its row
+            or two segments share a row; then nothing has been written. ValueError if features are wanted, because there
+            are none.
         """
         if feature_layers:
             raise ValueError("a synthetic model has no features")
@@ -135,7 +137,7 @@ class SyntheticRunner:
         return ForwardOutput(logits)
 
     def token_ids(self, row: int) -> list[int]:
-        """The committed tokens whose keys and values a row holds."""
+        """The committed tokens of a row."""
         length = self._cache.lengths[row]
         return [int(token_id) for token_id in self._cache.keys[0][row, 0, :length, 0].tolist()]
 
@@ -173,14 +175,14 @@ class SyntheticRunner:
         return logits.scatter_(1, ranked, self._logits_by_rank.expand(len(hashes), -1))
 
     def _ranked(self, prefix: int) -> list[int]:
-        """Candidates for the token after a prefix, best first, in the order of this runner's role."""
+        """The candidates for the token after a prefix, best first, in the order of this runner's role."""
         choices = self._choices(prefix)
         if self._spec.role == "target":
             choices.insert(0, choices.pop(self._rank_of_truth(prefix)))
         return choices
 
     def _choices(self, prefix: int) -> list[int]:
-        """Different tokens, in the draft's order."""
+        """Distinct tokens, in the draft's order."""
         choices: list[int] = []
         draw = prefix
         while len(choices) < NUM_CANDIDATES:
@@ -191,7 +193,7 @@ class SyntheticRunner:
         return choices
 
     def _rank_of_truth(self, prefix: int) -> int:
-        """Which of the draft's choices the target's token is."""
+        """The index of the target's token among the draft's choices."""
         uniform = _mix(prefix ^ WHICH_CHOICE) / (MASK + 1)
         for rank, probability in enumerate(self._spec.choice_probabilities):
             if uniform < probability:
@@ -204,7 +206,7 @@ class SyntheticRunner:
         while is_obsolete is not None and remaining_s > LOOK_S:
             self._sleep(LOOK_S)
             if is_obsolete():
-                raise ForwardAborted("nobody wants this forward any more")
+                raise ForwardAborted("the result of this forward is not needed any more")
             remaining_s = deadline - self._clock()
         if remaining_s > 0:
             self._sleep(remaining_s)

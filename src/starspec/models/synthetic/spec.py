@@ -1,4 +1,4 @@
-"""What a synthetic accelerator is told, as a model's name: `synthetic:vocab=512,step_ms=20,alpha=0.8,role=draft`."""
+"""The parameters of a synthetic model, given in its name: `synthetic:vocab=512,step_ms=20,alpha=0.8,role=draft`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ MIN_VOCAB = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSpec:
-    """A model without weights. Target and draft are twins if they differ in role and times alone."""
+    """A model without weights. A target and a draft match if only their role and times differ.
+
+    Raises: ConfigError if a value is out of range.
+    """
 
     role: Literal["target", "draft"] = "target"
     vocab: int = 512  # tokens
-    seed: int = 0  # another seed is another language
+    seed: int = 0  # another seed gives another language
     alpha: float = 0.8  # probability that the target's token is the draft's first choice
-    later: str = ""  # probability of the draft's next three choices, as 0.10/0.05/0.03; "": each half of what is left
+    # probabilities of the draft's next three choices, as 0.10/0.05/0.03; "": half of the remainder each
+    later: str = ""
     step_ms: float = 20.0  # a forward over one token of one sequence
-    per_sequence: float = 0.0  # share of step_ms that every further sequence adds
-    per_token: float = 0.0  # share of step_ms that every further token of a sequence adds
+    per_sequence: float = 0.0  # share of step_ms for every further sequence
+    per_token: float = 0.0  # share of step_ms for every further token of a sequence
 
     def __post_init__(self) -> None:
         if self.vocab < MIN_VOCAB:
@@ -42,7 +46,7 @@ class SyntheticSpec:
 
     @property
     def choice_probabilities(self) -> tuple[float, ...]:
-        """Probability that the target's token is the draft's first, second, third, fourth choice."""
+        """Probabilities that the target's token is the draft's first, second, third and fourth choice."""
         if not self.later:
             return (self.alpha, *((1 - self.alpha) / 2**rank for rank in (1, 2, 3)))
         try:
@@ -51,19 +55,19 @@ class SyntheticSpec:
             return ()
 
     def forward_s(self, num_sequences: int, num_tokens: int) -> float:
-        """Modelled duration of a forward over `num_tokens` tokens of `num_sequences` sequences."""
+        """Modelled duration in seconds of a forward over `num_tokens` tokens of `num_sequences` sequences."""
         further = self.per_sequence * (num_sequences - 1) + self.per_token * (num_tokens - num_sequences)
         return self.step_ms / 1e3 * (1 + further)
 
 
 def parse_synthetic(model: str) -> SyntheticSpec:
-    """Read `synthetic:key=value,...`.
+    """Parse `synthetic:key=value,...`.
 
-    Raises: ConfigError naming an unknown key and the nearest known one, or a value of the wrong kind or out of range;
-        ModelError if the name does not begin with `synthetic:`.
+    Raises: ConfigError that names an unknown key and the nearest known one, or a value of the wrong kind or out of
+        range; ModelError if the name does not begin with `synthetic:`.
     """
     if not model.startswith(SYNTHETIC_PREFIX):
-        raise ModelError(f"'{model}' is no synthetic model: its name does not begin with '{SYNTHETIC_PREFIX}'")
+        raise ModelError(f"'{model}' is not a synthetic model: its name does not begin with '{SYNTHETIC_PREFIX}'")
     names = [each.name for each in fields(SyntheticSpec)]
     values: dict[str, str] = {}
     for part in filter(None, model.removeprefix(SYNTHETIC_PREFIX).split(",")):

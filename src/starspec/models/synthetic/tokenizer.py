@@ -1,4 +1,4 @@
-"""The tokenizer of synthetic models: every token is a short word, so that text goes in and out as with a real one."""
+"""The tokenizer of synthetic models. Every token is a short word, so text works as with a real model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 
 
 def synthetic_tokenizer(model: str) -> Any:
-    """The tokenizer of `synthetic:...`: words apart by spaces, anything else becomes `<unk>`.
+    """The tokenizer of `synthetic:...`: words are separated by spaces, and unknown words become `<unk>`.
 
     Returns: a transformers tokenizer with a chat template.
     Raises: ConfigError if the name has an error.
@@ -40,7 +40,7 @@ def synthetic_tokenizer(model: str) -> Any:
 
 
 def word(token_id: int) -> str:
-    """The text of one token: two syllables or more, different for every id."""
+    """The text of one token: at least two syllables, different for every id."""
     if token_id < NUM_SPECIAL_TOKENS:
         return SPECIAL_TOKENS[token_id]
     rest, last = divmod(token_id, len(SYLLABLES))
