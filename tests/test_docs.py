@@ -21,14 +21,14 @@ MAX_README_LINES = 120
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are neither code, nor tables, nor generated, with their numbers."""
+    """Lines that are neither code, nor tables, nor pictures, nor generated, with their numbers."""
     fence, is_generated = "", False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("<!--"):
             is_generated = line.startswith("<!-- generated:")
         if fence or line.lstrip().startswith("```"):
             fence = "" if line.strip() == fence else fence or line.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
-        elif not (is_generated or line.startswith(("|", "    "))):
+        elif not (is_generated or line.startswith(("|", "    ", "!["))):
             yield number, line
 
 
