@@ -1,13 +1,14 @@
-# make demo     one draft server, two targets and a gateway on this machine, answering real prompts
-# make test     all tests but those of real vLLM servers
+# make demo       start one hub, two targets and a gateway on this machine, and answer real prompts
+# make test       all tests except those that need real vLLM servers
 # make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own
-#               RECEIPT=FILE keeps what the demo, or test-vllm, found
-# make check    format, lint, types, import directions, public API, the wire's page
-# make certify  the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR; all of it
-#               takes hours, PARTS=exact|sampled|bits|head-exact|head-bits|pair|batch|batch-pair one of them, SHARD=1/4 a
-#               quarter of the prompts, DEVICE=cuda a GPU
-# make models   the demo model alone (SmolLM2-135M-Instruct), made once in ~/.cache/starspec
-# make clean    forget the environment
+#                 RECEIPT=FILE saves the result of demo or test-vllm
+# make check      format, lint, types, import directions, public API, docs
+# make certify    the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR.
+#                 All of it takes hours. PARTS=exact|sampled|bits|head-exact|head-bits|pair|batch|batch-pair runs one part,
+#                 SHARD=1/4 a quarter of the prompts, DEVICE=cuda uses a GPU
+# make models     get the demo model (SmolLM2-135M-Instruct) once, into ~/.cache/starspec
+# make format     repair format and lint
+# make clean      remove the environments
 
 PYTHON ?= python3
 VENV := .venv
@@ -27,13 +28,13 @@ SOURCES := src tests examples benchmarks
 demo: models
 	$(BIN)/python examples/demo.py $(if $(RECEIPT),--json $(RECEIPT))
 
-# Tests with a clock of their own run apart: a machine full of other tests would make them wait. Threads that wait do not
-# spin, since others have work for the core.
+# System tests depend on real time, so they run apart from the others. Waiting threads do not spin: other processes need
+# the core.
 test: models
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m system --durations=10
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm" -n 2 --dist worksteal --durations=20
 
-# Part of no other target: the environment takes 3 GB.
+# No other make target includes this one: the environment takes 3 GB.
 test-vllm: models $(VLLM_INSTALLED)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python VLLM_RECEIPT=$(RECEIPT) $(BIN)/python -m pytest -m vllm tests/integrations
 
@@ -41,9 +42,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py tests/wire/test_diagram.py
+	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_public_api.py tests/wire/test_diagram.py \
+		tests/test_docs.py
 
-# Hours on 2 cores; shorter without PROMPTS, with the few prompts that come with starspec alone.
+# Takes hours on 2 cores. Without PROMPTS it is shorter: it uses only the few prompts that are part of starspec.
 certify: models
 	for part in $(PARTS); do \
 		$(BIN)/starspec bench certify --part $$part --model "$$($(BIN)/python -m starspec.models.loading.demo_model)" \
@@ -60,7 +62,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-# torch goes first and by its exact version: a range would let pip take a newer build with gigabytes of CUDA.
+# Install torch first and by its exact version: with a range, pip would take a newer build with gigabytes of CUDA.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "starspec needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -69,7 +71,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(INSTALLED)
 
-# There is no CPU build of what vLLM wants for pictures and sound; text models run without.
+# vLLM's libraries for pictures and sound have no CPU build. Text models run without them.
 $(VLLM_INSTALLED): tests/integrations/requirements_of.py constraints.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "installing torch, then vLLM $(VLLM_VERSION), into $(VLLM_VENV) (some minutes, once) ..."
