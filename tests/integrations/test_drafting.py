@@ -17,7 +17,7 @@ from toy_hub import DRAFT_S, FULL_S, MOODS, NUM_AT_ONCE, READING_S, ToyHub, Virt
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import LinkId
-from starspec.integrations.vllm.draft import Draft, Wanted
+from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import PayingDeadline, RecentRounds, Round
@@ -260,23 +260,23 @@ def test_nobody_waits_for_a_row_that_catches_up() -> None:
     hub = ToyHub(clock)
     client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     usual, idle = (KnownRequest(np.array(prompt, np.int32), len(prompt)) for prompt in (PROMPT, PROMPT[1:]))
-    assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual, idle}
-    told = client.told
+    assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual, idle}
+    told = client.prefill_counts
     for request, num_tokens in ((usual, 1), (idle, NUM_AT_ONCE + 5)):
         for _ in range(num_tokens):
             request.extend(np.array([next_of(request.token_ids())], np.int32))
     hub.catch_up_token_s = 0.1
     asked_s = clock.now
-    assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual}
+    assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual}
     assert clock.now == pytest.approx(asked_s + DRAFT_S)
-    assert client.is_reading
-    assert client.told == told._replace(num_tokens=told.num_tokens + NUM_AT_ONCE + 5)
+    assert client.is_prefilling
+    assert client.prefill_counts == told._replace(num_sent=told.num_sent + NUM_AT_ONCE + 5)
     usual.extend(np.array([next_of(usual.token_ids())], np.int32))
-    assert client.draft([Wanted(usual, 2), Wanted(idle, 2)]).keys() == {usual}, "it is still at it"
+    assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual}, "it is still at it"
     clock.now += 1.0
-    assert client.draft([Wanted(idle, 2)]).keys() == {idle}
-    assert not client.is_reading
-    assert client.told.num_read == told.num_read + NUM_AT_ONCE + 5
+    assert client.draft([DraftRequest(idle, 2)]).keys() == {idle}
+    assert not client.is_prefilling
+    assert client.prefill_counts.num_prefilled == told.num_prefilled + NUM_AT_ONCE + 5
 
 
 def test_a_draft_that_is_accepted_whole_leaves_nothing_to_catch_up_with() -> None:
@@ -296,17 +296,17 @@ def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew(
     hub = ToyHub(clock)
     client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
-    client.draft([Wanted(request, 2)])
+    client.draft([DraftRequest(request, 2)])
     request.extend(np.arange(NUM_AT_ONCE + 5, dtype=np.int32))
     hub.mood = "chatty"
-    client.draft([Wanted(request, 2)])
+    client.draft([DraftRequest(request, 2)])
     (tag,) = client._tags.values()
     assert tag.is_catching_up
     clock.now += STEP_S
     client.tend()
     assert not tag.is_catching_up
     hub.mood = "good"
-    assert client.draft([Wanted(request, 2)]).keys() == {request}
+    assert client.draft([DraftRequest(request, 2)]).keys() == {request}
     assert hub.num_opens == 2
 
 
@@ -317,12 +317,12 @@ def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPa
     hub.mood = "reading"
     client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
-    while not hub.num_opens or client.is_reading:
-        client.draft([Wanted(request, 2)])
+    while not hub.num_opens or client.is_prefilling:
+        client.draft([DraftRequest(request, 2)])
         clock.now += STEP_S
         assert clock.now < 200.0
     assert hub.num_opens > 1
-    assert client.told.num_tokens == client.told.num_read == len(PROMPT)
+    assert client.prefill_counts.num_tokens == client.prefill_counts.num_prefilled == len(PROMPT)
 
 
 def test_a_row_that_catches_up_in_vain_is_opened_anew() -> None:
@@ -988,7 +988,7 @@ def test_nothing_is_kept_of_requests_that_are_gone(is_hub_here: bool, monkeypatc
     known: list[weakref.ref[KnownRequest]] = []
     draft = vllm.client.draft
 
-    def watched(wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft] | None:
+    def watched(wanted: Sequence[DraftRequest]) -> dict[KnownRequest, Draft] | None:
         known.extend(weakref.ref(each.request) for each in wanted)
         return draft(wanted)
 
@@ -1100,14 +1100,14 @@ def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants(num_wante
     clock = VirtualClock()
     client = HubClient(ToyHub(clock), PayingDeadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
-    assert client.draft([Wanted(request, 4)]) == {}
+    assert client.draft([DraftRequest(request, 4)]) == {}
     clock.now += STEP_S
     path = list(PROMPT)
     for _ in range(4):
         path.append(next_of(path))
     right = path[len(PROMPT) :]
     request.extend(np.array(right[:1], np.int32))
-    assert client.draft([Wanted(request, num_wanted)]) == {request: Draft(right[1 : 1 + num_left], num_left)}
+    assert client.draft([DraftRequest(request, num_wanted)]) == {request: Draft(right[1 : 1 + num_left], num_left)}
 
 
 def test_a_fixed_length_stays() -> None:

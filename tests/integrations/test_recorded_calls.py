@@ -73,10 +73,10 @@ class ListeningHub(ToyHub):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self.mood = "mute"
-        self.told: list[list[TargetToHub]] = []
+        self.prefill_counts: list[list[TargetToHub]] = []
 
     def send(self, messages: Any) -> None:
-        self.told.append(list(messages))
+        self.prefill_counts.append(list(messages))
         super().send(messages)
 
 

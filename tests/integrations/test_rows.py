@@ -133,13 +133,13 @@ def test_one_that_was_dropped_in_a_long_step_is_back_and_has_not_ended() -> None
     assert not book.ended
     (seen,) = book.see([[13]], np.array([14], np.int32), TOKENS, 3.0)
     assert seen is not None
-    assert seen.request.read_by == 7
+    assert seen.request.prefilled_by == 7
     assert seen.request.prompt_len == 9
     assert not book.ended
     assert len(book.forget(9.0)) == 1
     (seen,) = book.see([[1]], np.array([51], np.int32), TOKENS, 9.0)  # another request
     assert seen is not None
-    assert seen.request.read_by is None
+    assert seen.request.prefilled_by is None
     assert book.ended == [5]
     book.see([[1]], np.array([52], np.int32), TOKENS, 9.1)
     assert not book.ended
@@ -152,5 +152,5 @@ def test_what_goes_on_after_a_long_pause_is_another_request_and_the_one_before_h
     assert len(book.forget(3.0, lambda _: 7)) == 1
     (seen,) = book.see([[13]], np.array([14], np.int32), TOKENS, 3.0 + LONGEST_STEP_S)
     assert seen is not None
-    assert (seen.request.prompt_len, seen.request.read_by) == (13, None)
+    assert (seen.request.prompt_len, seen.request.prefilled_by) == (13, None)
     assert book.ended == [4]

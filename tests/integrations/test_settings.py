@@ -70,7 +70,7 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], sentence: str) -> No
         ('hubb = "tcp://x:1"', "unknown key 'hubb'; did you mean 'hub'?"),
         ("insecure = 3", "insecure"),
         ('keys = ""', "keys is empty"),
-        ("hub = ", "is no TOML file"),
+        ("hub = ", "is not a TOML file"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:

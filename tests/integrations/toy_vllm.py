@@ -30,7 +30,7 @@ class ToyRequest:
     token_ids: list[int]  # prompt, then output
     num_wanted: int  # tokens in all
     chunk: int = 10_000
-    num_read: int = 0
+    num_prefilled: int = 0
     draft: list[int] = field(default_factory=list)
     num_drafted: int = 0
     num_accepted: int = 0
@@ -39,7 +39,7 @@ class ToyRequest:
     @property
     def num_forwarded(self) -> int:
         """Tokens of the next step."""
-        num_unread = len(self.token_ids) - self.num_read
+        num_unread = len(self.token_ids) - self.num_prefilled
         return 1 + len(self.draft) if num_unread <= 1 else min(num_unread, self.chunk)
 
     @property
@@ -85,7 +85,7 @@ class ToyVllm:
 
     def preempt(self, request: ToyRequest) -> None:
         self.rows.remove(request)
-        request.num_read, request.draft = 0, []
+        request.num_prefilled, request.draft = 0, []
         self.waiting.append(request)
 
     def step(self) -> None:
@@ -133,9 +133,9 @@ class ToyVllm:
 
     def _sample(self, request: ToyRequest) -> list[int]:
         num_known = len(request.token_ids)
-        if request.num_read < num_known - 1:
-            request.num_read = min(num_known, request.num_read + request.chunk)
-            if request.num_read < num_known:
+        if request.num_prefilled < num_known - 1:
+            request.num_prefilled = min(num_known, request.num_prefilled + request.chunk)
+            if request.num_prefilled < num_known:
                 return []
         added: list[int] = []
         for guess in [*request.draft, None]:
@@ -148,7 +148,7 @@ class ToyVllm:
         request.num_drafted += len(request.draft)
         request.num_accepted += len(added) - 1
         request.token_ids += added
-        request.num_read = len(request.token_ids) - 1
+        request.num_prefilled = len(request.token_ids) - 1
         return added
 
     def _pass(self, seconds: float) -> None:

@@ -17,7 +17,7 @@ from synthetic_star import SyntheticStar
 
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.models.synthetic import runner as synthetic
-from starspec.policy.run_ahead_width import MIN_STEPS, MOST_TIMES, NUM_ENOUGH, REVIEW_STEPS, SIZES, AheadWidth
+from starspec.policy.run_ahead_width import MAX_RATIO, MIN_STEPS, NUM_ENOUGH, REVIEW_STEPS, SIZES, AheadWidth
 
 NUM_TO_LEARN = len(SIZES) * MIN_STEPS
 FIXED = 12  # nodes of each draft step, whatever they cost
@@ -49,7 +49,7 @@ def test_a_layer_is_within_its_bound_whoever_shares_it(row_cost: float, num_sequ
     cost, width = linear(row_cost), AheadWidth()
     run_ahead(width, cost, NUM_TO_LEARN + MIN_STEPS, num_sequences)
     ((chosen, _),) = Counter(run_ahead(width, cost, 2 * REVIEW_STEPS, num_sequences)).most_common(1)
-    assert cost(chosen) <= MOST_TIMES * cost(num_sequences if chosen >= num_sequences else 1) + 1e-9
+    assert cost(chosen) <= MAX_RATIO * cost(num_sequences if chosen >= num_sequences else 1) + 1e-9
     assert chosen <= max(NUM_ENOUGH, num_sequences)
 
 

@@ -12,7 +12,7 @@ from starspec.hub.sequence import DraftSequence
 from starspec.speculation.ngram import PromptLookup
 from starspec.wire.messages import Features
 
-ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long and no token unknown
+ANY_LEN = ANY_TOKEN = 2**31  # no sequence is too long, and no token is unknown
 
 
 class NgramDrafter:
@@ -20,7 +20,7 @@ class NgramDrafter:
 
     Args:
         min_ngram, max_ngram: shortest and longest run of tokens that is looked up.
-        num_rows: sequences whose indexes are held at once; others are indexed anew when they ask.
+        num_rows: sequences whose indexes are held at once; others are indexed again when they ask.
     """
 
     name = "ngram"

@@ -1,10 +1,10 @@
-"""How many sequences may share a draft step, from what draft steps of each size have cost (ADR 16).
+"""How many sequences may share a draft step, from the measured cost of draft steps of each size (ADR 16).
 
-Adding a sequence pays as long as the draft step costs less for each of its sequences than a smaller one did: those that
-do not fit share a draft step of their own, at that price. On most machines that is always so, and there is no limit.
+One more sequence pays as long as the draft step costs less per sequence than a smaller one: sequences that do not fit
+share another draft step at the smaller one's price. On most machines larger steps always pay, and there is no limit.
 
-    sequences in a draft step      1     2    3-4   5-8   9-16        sizes that are measured together
-    seconds for each        10     6     4     3     5          at most 8 share a draft step
+    sequences in a draft step     1     2    3-4   5-8   9-16        sizes that are measured together
+    seconds for each             10     6     4     3     5          so at most 8 share a draft step
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from typing import Final
 
 from starspec.policy.estimators import WindowMedian
 
-NUM_REMEMBERED: Final = 15  # of each size that are remembered: one slow moment is no median
-REVIEW_STEPS: Final = (
-    64  # between two looks; after each, one draft step of twice the limit shows whether that would pay by now
-)
-TO_LIMIT: Final = 1.25  # times the least cost of a sequence: a size that costs more is too large ...
+NUM_REMEMBERED: Final = 15  # draft steps of each size: one slow moment does not change their median
+REVIEW_STEPS: Final = 64  # draft steps between two reviews; after each, one of twice the limit tests whether it pays
+TO_LIMIT: Final = 1.25  # times the lowest cost per sequence: a size that costs more is too large ...
 TO_LIFT: Final = 1.1  # ... until it costs less than this again
 
 
 class BatchLimit:
-    """Watches the costs of draft steps without prompts."""
+    """Learns from the costs of draft steps without prompts."""
 
     def __init__(self) -> None:
-        self._costs: defaultdict[int, WindowMedian] = defaultdict(  # size -> seconds a sequence
+        self._costs: defaultdict[int, WindowMedian] = defaultdict(  # size -> seconds per sequence
             lambda: WindowMedian(NUM_REMEMBERED, min_count=NUM_REMEMBERED)
         )
         self._limit: int | None = None
@@ -34,7 +32,7 @@ class BatchLimit:
 
     @property
     def max_sequences(self) -> int | None:
-        """In the next draft step; None = all that wait."""
+        """Most sequences in the next draft step; None = all that wait."""
         if self._limit is None or self._num_steps % REVIEW_STEPS:
             return self._limit
         return 2 * self._limit
@@ -59,5 +57,5 @@ class BatchLimit:
 
 
 def _size(num_sequences: int) -> int:
-    """The power of two that is not less."""
+    """The least power of two that is not less than `num_sequences`."""
     return 1 << (num_sequences - 1).bit_length()

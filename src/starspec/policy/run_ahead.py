@@ -1,16 +1,15 @@
-"""Whether a hub runs ahead for a sequence, and how, where that is chosen by what it is worth (ADR 15).
+"""Whether and how a hub runs ahead for a sequence, by how much it gains (ADR 15).
 
-Worth is a rate: tokens that rounds are likely to emit, over the seconds that they took, and that others waited for
-draft steps ahead of this sequence. So a hit counts for the draft steps that it saves; a target that is slower while the
-hub drafts on its cores counts against it; and so does a draft step ahead that somebody's request had to wait for.
+Modes are compared by a rate: the expected tokens of the rounds, by their seconds. Time that other requests waited for
+draft steps ahead of this sequence is added to these seconds. So a hit counts by the draft steps that it saves. A target
+that is slowed down, since the hub drafts on its cores, counts against running ahead.
 
                   after `patience` rounds
     SETTLED ─────────────────────────────────> ON TRIAL another mode, for NUM_ROUNDS rounds
        ^    the better of the two by MARGIN stays    │
        └─────────────────────────────────────────────┘    a trial that fails doubles the patience, else it halves
 
-A trial is only ever compared with the rounds just before it: load changes, and what was measured under another is
-worth nothing.
+A trial is compared only with the rounds just before it: load changes, and a rate under another load says nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import Final, NamedTuple
 
 from starspec.config import AheadMode, RunAhead
 
-NUM_ROUNDS: Final = 24  # that two modes are compared by
-NUM_SKIPPED: Final = 2  # after a change of mode: the tree of the mode before is still there
-MAX_PATIENCE: Final = 768  # rounds between trials: then those that fail are one round in 32
-MARGIN: Final = 0.05  # of the rate: a mode must be better by so much, or the one before stays: rounds are not alike
+NUM_ROUNDS: Final = 24  # of each mode, that are compared
+NUM_SKIPPED: Final = 2  # rounds after a change of mode: they still use the tree of the mode before
+MAX_PATIENCE: Final = 768  # rounds between trials: so failing trials take at most one round in 32
+MARGIN: Final = 0.05  # of the rate: a mode must be better by so much to replace the other, since rounds vary
 IN_TURN: Final[dict[AheadMode, AheadMode]] = {"off": "outcomes", "outcomes": "chain", "chain": "off"}
 
 
@@ -37,12 +36,12 @@ class AheadChoice:
     """The mode of one sequence, from its first round to its last.
 
     Args:
-        run_ahead: a mode to stay in; or auto, which begins with off.
+        run_ahead: a fixed mode; or auto, which learns and begins with off.
     """
 
     def __init__(self, run_ahead: RunAhead) -> None:
         self.mode: AheadMode = "off" if run_ahead == "auto" else run_ahead
-        self.is_learning = run_ahead == "auto"  # by its rounds
+        self.is_learning = run_ahead == "auto"  # from its rounds
         self._settled = self.mode
         self._candidate = IN_TURN[self.mode]
         self._settled_rate = 0.0  # before the trial
@@ -52,20 +51,20 @@ class AheadChoice:
         self._owed_s = 0.0
 
     def for_another(self) -> AheadChoice:
-        """A choice that goes on from here, for another sequence like this one."""
+        """A copy that continues from here, for another sequence like this one."""
         other = copy(self)
         other._rounds, other._owed_s = self._rounds.copy(), 0.0
         return other
 
     def charge(self, seconds: float) -> None:
-        """Somebody waited for a draft step ahead of this sequence."""
+        """A request waited so long for a draft step ahead of this sequence."""
         self._owed_s += seconds
 
     def add_round(self, num_emitted: float, seconds: float) -> None:
-        """A round is over, from one proposal to the next. Effects: perhaps the mode, from the next round on.
+        """Count one round, from one proposal to the next. Effects: may change `mode` for the next round.
 
         Args:
-            num_emitted: tokens that a round with such a proposal is likely to emit.
+            num_emitted: expected tokens of a round with such a proposal.
         """
         owed_s, self._owed_s = self._owed_s, 0.0
         if not self.is_learning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starspec.integrations.vllm.hub_client import HubClient, ToldTexts
+from starspec.integrations.vllm.hub_client import HubClient, PrefillCounts
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.round_cost import RoundTimes
 
@@ -15,40 +15,40 @@ class HubCosts:
     def __init__(self, hub: HubClient) -> None:
         self.costs = Costs()
         self._hub = hub
-        self._told = ToldTexts()  # as it was when it was looked at last
+        self._counts = PrefillCounts()  # when it was looked at last
 
     def forget_hub(self) -> None:
         """Another hub was found: costs of the last one say nothing about it, and neither do its answers."""
         self.costs.forget_hub()
-        self._told = ToldTexts(self._told.num_tokens, *self._hub.told[1:])
+        self._counts = PrefillCounts(self._counts.num_sent, *self._hub.prefill_counts[1:])
 
     def look_at_answers(self, now: float) -> None:
         """Note what the hub has answered."""
-        told, before = self._hub.told, self._told
-        self._told = told
+        counts, before = self._hub.prefill_counts, self._counts
+        self._counts = counts
         prefill = self.costs.prefill
-        prefill.add_answer(told.num_read - before.num_read, told.num_refused - before.num_refused)
-        if prefill.is_going_on and not self._hub.is_reading:
+        prefill.add_answer(counts.num_prefilled - before.num_prefilled, counts.num_refused - before.num_refused)
+        if prefill.is_going_on and not self._hub.is_prefilling:
             prefill.end(now)
 
     def look_at_round(self, waited_s: float, lengths: Sequence[int], now: float) -> None:
         """Note what came of a step's requests.
 
         Args:
-            waited_s: for all that it asked for.
+            waited_s: seconds that the step waited for all of them.
             lengths: tokens of each draft that came.
         """
         self._note_round()
-        told, before = self._hub.told, self._told
-        if told.num_tokens > before.num_tokens:
+        counts, before = self._hub.prefill_counts, self._counts
+        if counts.num_sent > before.num_sent:
             drafting_s = self.costs.rounds.cost.seconds_of(lengths) if lengths else 0.0
-            has_waited = told.num_opened > before.num_opened  # nobody waits for a row that catches up
+            has_waited = counts.num_opened > before.num_opened  # a step does not wait for a tag that catches up
             extra_s = waited_s - drafting_s if has_waited else None
-            self.costs.prefill.add_request(told.num_tokens - before.num_tokens, extra_s)
+            self.costs.prefill.add_request(counts.num_sent - before.num_sent, extra_s)
         self.look_at_answers(now)
 
     def _note_round(self) -> None:
-        """Rounds with a hub that is left alone for a while are forgotten: it may be faster after that."""
+        """During a pause with a slow hub its rounds are forgotten: after the pause it may be faster."""
         if not self._hub.is_serving:
             self.costs.rounds = RoundTimes()
         elif self._hub.round is not None:

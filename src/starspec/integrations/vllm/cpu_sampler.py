@@ -1,8 +1,8 @@
-"""A fault of vLLM's CPU build that spoils sampled requests wherever it speculates, found and mended at start.
+"""A bug in vLLM's CPU build that gives sampled requests a wrong temperature when vLLM speculates, and its fix.
 
-vLLM 0.32 spreads each request's temperature, top-k and top-p over its draft tokens with `expand_batch_to_tokens`. On
-CPU that writes into a copy unless the numbers are 64-bit integers, and hands out memory that nobody wrote to: with any
-drafts, vLLM's own as well, tokens are accepted and drawn at a temperature of chance. Greedy requests do not notice.
+vLLM 0.32 copies each request's temperature, top-k and top-p to its draft tokens with `expand_batch_to_tokens`. On CPU
+this function writes into a copy, unless the values are 64-bit integers, and returns uninitialised memory. So tokens are
+accepted and drawn at a random temperature, with any drafter, vLLM's own included. Greedy requests are not affected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ log = structlog.get_logger()
 
 
 def mend_sampler() -> bool:
-    """Put a working `expand_batch_to_tokens` into vLLM's rejection sampler, if this process has the broken one.
+    """Replace `expand_batch_to_tokens` in vLLM's rejection sampler, if this process has the broken one.
 
-    Returns: whether it had. Effects: that one function of vLLM, in this process; says so in the log.
+    Returns: whether it was broken. Effects: replaces this one function of vLLM in this process, and logs it.
     """
     from vllm.platforms import current_platform  # noqa: PLC0415 (the unit tests bring their own)
     from vllm.v1.sample import rejection_sampler  # noqa: PLC0415
@@ -32,10 +32,14 @@ def mend_sampler() -> bool:
 def expand_batch_to_tokens(
     x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: float = 0, replace_to: float = 0
 ) -> Any:
-    """As vLLM's: x [B] of each request -> [num_tokens] of each token, where `replace_from` became `replace_to`.
+    """As vLLM's function of this name: repeat each request's value for each of its tokens.
 
     Args:
-        cu_num_tokens: [B] tokens of the requests up to each, itself included.
+        x: [B], one value for each request.
+        cu_num_tokens: [B], tokens of each request and all before it.
+        num_tokens: the last of `cu_num_tokens`.
+        replace_from, replace_to: values of `replace_from` become `replace_to`.
+    Returns: [num_tokens].
     """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     expanded = x.repeat_interleave(counts, output_size=num_tokens)
@@ -43,11 +47,11 @@ def expand_batch_to_tokens(
 
 
 def _is_sound(expand: Any) -> bool:
-    import torch  # noqa: PLC0415 (the package does without until vLLM has imported it)
+    import torch  # noqa: PLC0415 (loaded late: vLLM has imported it by then)
 
     x, cu_num_tokens = torch.tensor([0.5, 2.0, 0.0]), torch.tensor([2, 3, 4], dtype=torch.int32)
     try:
         found = expand(x, cu_num_tokens, 4, replace_from=0, replace_to=1)
-    except Exception:  # a kernel that is not there, in a process that does not sample
+    except Exception:  # its kernel is missing in a process that does not sample
         return True
     return bool(torch.equal(found, torch.tensor([0.5, 0.5, 2.0, 1.0])))

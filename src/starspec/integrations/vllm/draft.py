@@ -1,4 +1,4 @@
-"""What a step requests for vLLM's requests, and what they get: from a hub, or from their own n-grams."""
+"""Drafts for vLLM's requests: how they are requested, and those from a request's own n-grams."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from starspec.speculation.ngram import PromptLookup
 MAX_INDEXED: Final = 4096  # tokens that are indexed in one step: a hub may be lost while prompts are long
 
 
-class Wanted(NamedTuple):
-    """What a step requests for one request."""
+class DraftRequest(NamedTuple):
+    """A draft that a step wants for one of vLLM's requests."""
 
     request: KnownRequest
     num_draft_tokens: int
 
 
 class Draft(NamedTuple):
-    """What the request gets."""
+    """Draft tokens for one of vLLM's requests."""
 
     token_ids: list[int]
-    num_asked: int  # at least as many: a hub may end a draft before, in doubt
+    num_requested: int  # at least as many: a hub may end a draft early
 
 
 NO_DRAFT: Final = Draft([], 0)
@@ -41,7 +41,7 @@ class NgramDrafts:
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._lookup = PromptLookup[KnownRequest](min_ngram, max_ngram)
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft]:
+    def draft(self, wanted: Sequence[DraftRequest]) -> dict[KnownRequest, Draft]:
         """Drafts of the requests that have one. A request has none before all its tokens are indexed."""
         drafts: dict[KnownRequest, Draft] = {}
         num_left = MAX_INDEXED

@@ -1,4 +1,4 @@
-"""One vLLM step without vLLM, threads or sockets of its own: rows in, draft tokens out."""
+"""One vLLM step: rows in, draft tokens out. No vLLM, no threads and no sockets of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.costs import HubCosts
-from starspec.integrations.vllm.draft import NO_DRAFT, Draft, NgramDrafts, Wanted
+from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, NgramDrafts
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
@@ -25,15 +25,15 @@ from starspec.speculation.budget import DraftBudget
 
 @dataclass(slots=True)
 class _Drafted:
-    """What is kept of a request besides its tokens."""
+    """What is remembered about the drafts of one request."""
 
     acceptance: Acceptance
-    is_by_hub: bool  # whose drafts it tells of
+    is_by_hub: bool  # whether `acceptance` is about a hub's drafts; False = n-grams
     last: Draft = NO_DRAFT  # handed to vLLM in the last step
 
 
 class StepDrafter:
-    """Drafts for the rows of each step: a hub's, or n-grams while there is none.
+    """Drafts for the rows of each step: from a hub, or from n-grams while there is no hub.
 
     Args:
         max_draft_tokens: vLLM's `num_speculative_tokens`.
@@ -64,16 +64,19 @@ class StepDrafter:
         self._clock = clock
         self._book = RowBook()
         self._drafted: dict[KnownRequest, _Drafted] = {}
-        self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests
-        self._ended_s: float | None = None  # the last step
-        self._stepped: set[KnownRequest] = set()  # what was sampled for in it
-        self._num_found = 0  # the hub, up to the last step
+        self._usual = {by_hub: Acceptance() for by_hub in (False, True)}  # of all requests; new ones begin with it
+        self._ended_s: float | None = None  # when the last step ended
+        self._stepped: set[KnownRequest] = set()  # requests that got tokens in it
+        self._num_found = 0  # as HubClient, at the last step
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
-        """As `RowBook.see`. Returns: draft tokens of each row, none where there is no draft."""
+        """Take in a step, as `RowBook.see`.
+
+        Returns: draft tokens of each row, none where there is no draft.
+        """
         now = self._clock()
         rows = self._book.see(sampled, lengths, token_ids, now)
-        self._notice_another_hub()  # which `tend` found
+        self._notice_another_hub()  # `tend` may have found one
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self.costs.add_step(self._size_of_step(rows), now - self._ended_s)
@@ -82,7 +85,7 @@ class StepDrafter:
             self.costs.prefill.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
         budgets = self._policy.choose(self._snapshot(seen))
-        wanted = [Wanted(row.request, each.num_draft_tokens) for row, each in zip(seen, budgets, strict=True)]
+        wanted = [DraftRequest(row.request, each.num_draft_tokens) for row, each in zip(seen, budgets, strict=True)]
         drafts = self._ask(wanted)
         for row in seen:
             self._drafted[row.request].last = drafts.get(row.request, NO_DRAFT)
@@ -95,8 +98,8 @@ class StepDrafter:
         return [[] if row is None else drafts.get(row.request, NO_DRAFT).token_ids for row in rows]
 
     def tend(self) -> None:
-        """Beside the steps: keep the connection, and close the tags of requests that are gone."""
-        gone = self._book.forget(self._clock(), self._hub.reader_of)
+        """Between steps: keep the connection, and close the tags of requests that are gone."""
+        gone = self._book.forget(self._clock(), self._hub.holder_of)
         for request in gone:
             self._drafted.pop(request, None)
         self._stepped.difference_update(gone)
@@ -108,7 +111,7 @@ class StepDrafter:
         self._hub.shutdown()
 
     def _notice_another_hub(self) -> None:
-        """What the one before took says nothing of it."""
+        """Forget what was learnt from the last hub: it says nothing about the next one."""
         if self._hub.num_found != self._num_found:
             self._num_found = self._hub.num_found
             self._hub_costs.forget_hub()
@@ -119,7 +122,7 @@ class StepDrafter:
                     state.acceptance = Acceptance()
 
     def _size_of_step(self, rows: Sequence[SeenRow | None]) -> int | None:
-        """Tokens of a step that only went on with rows of the last one; None of one that did more: read a prompt."""
+        """Tokens of vLLM's step; None if it did more than continue rows of the last step, such as prefill a prompt."""
         requests = {row.request for row in rows if row is not None}
         if not rows or None in rows or not requests <= self._stepped:
             return None
@@ -127,7 +130,7 @@ class StepDrafter:
 
     def _snapshot(self, seen: Sequence[SeenRow]) -> RoundSnapshot:
         return RoundSnapshot(
-            sequences=[self._snapshot_of(row, self._after_verifying(row)) for row in seen],
+            sequences=[self._snapshot_of(row, self._updated_acceptance(row)) for row in seen],
             num_sequences=len(seen),
             now_s=self._clock(),
             costs=self.costs,
@@ -138,28 +141,29 @@ class StepDrafter:
         request, is_by_hub = row.request, self._hub.is_serving
         return SequenceSnapshot(
             max_remaining_tokens=self._max_model_len - len(request),
-            max_draft_tokens=self._hub.most(request) if is_by_hub else self._max_draft_tokens,
+            max_draft_tokens=self._hub.max_draft_tokens(request) if is_by_hub else self._max_draft_tokens,
             num_tokens=len(request),
-            num_to_prefill=len(request) if is_by_hub and not self._hub.has_read(request) else 0,
+            num_to_prefill=len(request) if is_by_hub and not self._hub.has_prefilled(request) else 0,
             is_held=not is_by_hub or self._hub.holds(request),
             is_new=row.is_first,
             acceptance=acceptance,
         )
 
-    def _after_verifying(self, row: SeenRow) -> Acceptance:
+    def _updated_acceptance(self, row: SeenRow) -> Acceptance:
+        """The acceptance of a row's request, with the verdict on its last draft."""
         state = self._drafted.get(row.request)
         is_by_hub = self._hub.is_serving
-        if state is None or state.is_by_hub != is_by_hub:  # what n-grams achieve says nothing of a hub
+        if state is None or state.is_by_hub != is_by_hub:  # acceptance of n-grams says nothing about a hub
             usual = self._usual[is_by_hub]
             state = self._drafted[row.request] = _Drafted(Acceptance(usual.rate, usual.reach), is_by_hub)
-        last = state.last if row.request in self._stepped else NO_DRAFT  # of one preempted, nothing was verified
+        last = state.last if row.request in self._stepped else NO_DRAFT  # a preempted request's draft was not verified
         num_accepted = min(len(last.token_ids), row.num_new - 1)
         for acceptance in (state.acceptance, self._usual[is_by_hub]):
-            acceptance.add(len(last.token_ids), num_accepted, last.num_asked)
+            acceptance.add(len(last.token_ids), num_accepted, last.num_requested)
         return state.acceptance
 
-    def _ask(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft]:
-        """The hub, and learn from how long it took; where it does not serve, the requests' own n-grams."""
+    def _ask(self, wanted: Sequence[DraftRequest]) -> dict[KnownRequest, Draft]:
+        """Ask the hub, and measure how long it takes. If it does not serve, use the requests' own n-grams."""
         asked_s = self._clock()
         drafts = self._hub.draft(wanted)
         if drafts is None:

@@ -13,7 +13,7 @@ import structlog
 
 from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
-from starspec.integrations.vllm.draft import Draft, Wanted
+from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import PayingDeadline, Round
 from starspec.sampling.spec import SamplingSpec
@@ -26,11 +26,11 @@ log = structlog.get_logger()
 LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what the hub proposes; vLLM tells a proposer no sampling parameters
 
 
-class ToldTexts(NamedTuple):
+class PrefillCounts(NamedTuple):
     """Tokens, since the client began, in messages that are longer than those of a usual round: mostly prompts."""
 
-    num_tokens: int = 0
-    num_read: int = 0  # of these: the hub prefilled them and drafted,
+    num_sent: int = 0
+    num_prefilled: int = 0  # of these: the hub prefilled them and drafted,
     num_refused: int = 0  # or it answered without a draft
     num_opened: int = 0  # how many `Open`s were sent; the step waits for the answer
 
@@ -59,7 +59,7 @@ class HubClient:
         self._hub = HubConnection(transport, deadline, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
         self.round: Round | None = None  # of this step; None = it does not tell how long drafting takes
-        self.told = ToldTexts()
+        self.prefill_counts = PrefillCounts()
 
     @property
     def is_here(self) -> bool:
@@ -81,7 +81,7 @@ class HubClient:
         return len(self._tags)
 
     @property
-    def is_reading(self) -> bool:
+    def is_prefilling(self) -> bool:
         """As HubConnection."""
         return self._hub.is_prefilling
 
@@ -90,22 +90,22 @@ class HubClient:
         tag = self._tags.get(request)
         return tag is not None and tag.session.is_held
 
-    def reader_of(self, request: KnownRequest) -> int | None:
+    def holder_of(self, request: KnownRequest) -> int | None:
         """The number of this hub, as `num_found` counts, if it holds the request; None if not."""
         return self.num_found if self.holds(request) else None
 
-    def has_read(self, request: KnownRequest) -> bool:
+    def has_prefilled(self, request: KnownRequest) -> bool:
         """Whether this hub has prefilled nearly all of a request, as far as is known, or is prefilling it."""
-        return self.holds(request) or request.read_by == self.num_found
+        return self.holds(request) or request.prefilled_by == self.num_found
 
-    def most(self, request: KnownRequest) -> int:
+    def max_draft_tokens(self, request: KnownRequest) -> int:
         """Draft tokens that the hub may give a request in the next step."""
         tag = self._tags.get(request)
         if tag is not None and (tag.patience.is_pausing or self._clock() < tag.open_at_s):
             return 0
         return self._budget(MAX_FORWARDED).num_draft_tokens
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[KnownRequest, Draft] | None:
+    def draft(self, wanted: Sequence[DraftRequest]) -> dict[KnownRequest, Draft] | None:
         """Tell the hub what was committed, and wait for its proposals: one multipart, and one wait until the deadline.
 
         Returns: the draft of each request whose proposal came and begins with its present tokens; None if the hub
@@ -151,14 +151,14 @@ class HubClient:
 
     # ---------------------------------------------------------------- out
 
-    def _tell(self, wanted: Wanted) -> TargetToHub | None:
+    def _tell(self, wanted: DraftRequest) -> TargetToHub | None:
         """Returns: the message that asks for a draft; None if no draft is wanted, or none can be asked for now."""
         tag, now = self._tags.get(wanted.request), self._clock()
         if tag is None and wanted.num_draft_tokens:
             tag = self._hub.new_tag(wanted.request, LIKELIEST, vocab_size=self._vocab_size)
             self._tags[wanted.request] = tag
         if tag is not None and tag.is_unanswered and tag.prefill_wait.is_overdue(now):
-            wanted.request.read_by = self.reader_of(wanted.request)  # if only the answer was lost
+            wanted.request.prefilled_by = self.holder_of(wanted.request)  # if only the answer was lost
             tag.mark_absent()
         if tag is None or tag.is_unanswered:
             return None
@@ -182,19 +182,21 @@ class HubClient:
             log.warning("a request is too long to be told to the hub", num_tokens=len(request))
             return None
         if is_catch_up:
-            self._note_told(tag, len(message.token_ids))
+            self._count_sent(tag, len(message.token_ids))
         elif isinstance(message, Open):
-            self._note_opening(tag, request, len(message.token_ids))
+            self._count_opened(tag, request, len(message.token_ids))
         return message
 
-    def _note_opening(self, tag: HubTag, request: KnownRequest, num_tokens: int) -> None:
-        if request.read_by != self.num_found:  # else these tokens are counted already
-            self._note_told(tag, num_tokens)
-        self.told = self.told._replace(num_opened=self.told.num_opened + 1)
+    def _count_opened(self, tag: HubTag, request: KnownRequest, num_tokens: int) -> None:
+        if request.prefilled_by != self.num_found:  # else these tokens are counted already
+            self._count_sent(tag, num_tokens)
+        counts = self.prefill_counts
+        self.prefill_counts = counts._replace(num_opened=counts.num_opened + 1)
 
-    def _note_told(self, tag: HubTag, num_tokens: int) -> None:
+    def _count_sent(self, tag: HubTag, num_tokens: int) -> None:
         tag.num_told = num_tokens
-        self.told = self.told._replace(num_tokens=self.told.num_tokens + num_tokens)
+        counts = self.prefill_counts
+        self.prefill_counts = counts._replace(num_sent=counts.num_sent + num_tokens)
 
     def _budget(self, num_tokens: int) -> DraftBudget:
         return self._hub.limited(DraftBudget.chain(num_tokens, self._p_min))
@@ -207,17 +209,17 @@ class HubClient:
             return ()
         return tag.draft().token_ids
 
-    def _draft_of(self, wanted: Wanted) -> Draft | None:
+    def _draft_of(self, wanted: DraftRequest) -> Draft | None:
         """Of a late proposal, the tokens that were committed meanwhile count neither as drafted nor as requested."""
         tag = self._tags.get(wanted.request)
         token_ids = [] if tag is None else list(self._rest_of(tag)[: wanted.num_draft_tokens])
         if tag is None or tag.proposal is None or not token_ids:
             return None
-        num_asked = tag.num_wanted - (len(wanted.request) - tag.proposal.prefix_len)
+        num_requested = tag.num_wanted - (len(wanted.request) - tag.proposal.prefix_len)
         tag.proposal = None
         tag.patience.note_in_time()
         self._hub.record.patience.note_in_time()
-        return Draft(token_ids, max(len(token_ids), min(num_asked, wanted.num_draft_tokens)))
+        return Draft(token_ids, max(len(token_ids), min(num_requested, wanted.num_draft_tokens)))
 
     def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
         """As HubListener."""
@@ -225,7 +227,7 @@ class HubClient:
         if tag.is_awaited:
             self._hub.record.patience.note_in_time()
         if tag.is_opening or tag.is_catching_up:
-            self._note_prefilled(tag, message)
+            self._count_answered(tag, message)
         tag.note_answer(now, is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Reopen):
             return
@@ -235,11 +237,12 @@ class HubClient:
         else:
             tag.proposal = message
 
-    def _note_prefilled(self, tag: HubTag, message: Proposal | Reopen) -> None:
+    def _count_answered(self, tag: HubTag, message: Proposal | Reopen) -> None:
+        counts = self.prefill_counts
         if isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s:
-            self.told = self.told._replace(num_refused=self.told.num_refused + tag.num_told)
+            self.prefill_counts = counts._replace(num_refused=counts.num_refused + tag.num_told)
         else:
-            self.told = self.told._replace(num_read=self.told.num_read + tag.num_told)
+            self.prefill_counts = counts._replace(num_prefilled=counts.num_prefilled + tag.num_told)
         tag.num_told = 0
 
     def drop(self, tag: HubTag | None) -> None:

@@ -3,9 +3,9 @@
     vllm serve MODEL --speculative-config
         '{"method": "custom_class", "model": "starspec.integrations.vllm.StarProposer", "num_speculative_tokens": 4}'
 
-Two threads meet here. vLLM's own calls `propose` once a step, which sends one multipart and waits for one deadline at
-most. Ours ("starspec-hub") connects, connects again, renews the lease and closes tags: beside the steps, since after
-the last request there are none. One lock keeps them apart; whoever waits for the hub waits in a poll, without the GIL.
+Two threads use it. vLLM's thread calls `propose` once a step, which sends one multipart and waits until one deadline at
+most. Our thread ("starspec-hub") connects, connects again, renews the lease and closes tags. It does so between steps,
+since there are no steps after the last request. One lock separates the two; a wait for the hub releases the GIL.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ log = structlog.get_logger()
 
 
 class StarProposer:
-    """Drafts of a starspec hub for a vLLM server.
+    """Gives a vLLM server drafts from a starspec hub.
 
     Args:
         vllm_config: vLLM's `VllmConfig`.
-    Raises: ConfigError, in one sentence, if a setting, the vLLM version or the model's tokenizer does not fit.
-    Effects: mends a fault of vLLM's CPU sampler, where it has it (`cpu_sampler.py`).
+    Raises: ConfigError if a setting, the vLLM version or the model's tokenizer does not fit.
+    Effects: fixes a bug in vLLM's CPU sampler, if it has it (`cpu_sampler.py`).
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -76,7 +76,7 @@ class StarProposer:
         """Draft tokens for each row of vLLM's batch.
 
         Args:
-            sampled_token_ids: for each row the tokens that this step added; none while its prompt is read.
+            sampled_token_ids: for each row the tokens that this step added; none while its prompt is prefilled.
             num_tokens_no_spec: [>= rows] tokens of each row, the added ones included.
             token_ids_cpu: [>= rows, max_model_len] of each row.
         Returns: for each row at most `num_speculative_tokens` ids; none = this row is decoded plainly.
@@ -90,10 +90,10 @@ class StarProposer:
         return [[] for _ in sampled_token_ids]
 
     def load_model(self, *_args: object, **_kwargs: object) -> None:
-        """vLLM calls it of every proposer; there is nothing to load here."""
+        """vLLM calls this on every proposer. There is nothing to load."""
 
     def shutdown(self) -> None:
-        """Say goodbye to the hub, which frees the tags. Idempotent; vLLM is served plainly from then on."""
+        """Disconnect from the hub, which frees the tags. Idempotent. vLLM gets no drafts after this."""
         self._is_stopped.set()
         with self._lock:
             drafter, self._drafter = self._drafter, None
@@ -111,7 +111,7 @@ class StarProposer:
                     self._give_up()
 
     def _give_up(self) -> None:
-        """A bug of ours must not end a server that others use: log it, and let vLLM decode without drafts."""
+        """After a bug of ours: log it, and let vLLM decode without drafts. The server must not stop for it."""
         log.error("starspec stops drafting for this server; vLLM goes on", traceback=traceback.format_exc())
         self._is_stopped.set()
         drafter, self._drafter = self._drafter, None
@@ -124,8 +124,8 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
     model_config = vllm_config.model_config
     parallel = vllm_config.parallel_config
     name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
-    if settings.name and int(parallel.data_parallel_size) > 1:  # its ranks have their settings from one environment
-        name = f"{name[:150]}-{int(parallel.data_parallel_rank)}"  # whole, however long the name is
+    if settings.name and int(parallel.data_parallel_size) > 1:  # all ranks have the same settings
+        name = f"{name[:150]}-{int(parallel.data_parallel_rank)}"  # so that the rank is not cut off
     hello = Hello(
         PROTOCOL_VERSION,
         TargetId(f"{name} (vLLM {vllm_version})"[:200]),
@@ -152,7 +152,7 @@ def _vllm_version() -> str:
 
 
 def _tokenizer(model_config: Any) -> Any:
-    """vLLM's own tokenizer of the target. Raises: ConfigError if it was told to load none."""
+    """vLLM's tokenizer of the target. Raises: ConfigError if vLLM runs without one."""
     from vllm.tokenizers import cached_tokenizer_from_config  # noqa: PLC0415
 
     tokenizer = cached_tokenizer_from_config(model_config)
@@ -162,6 +162,6 @@ def _tokenizer(model_config: Any) -> Any:
 
 
 def _is_output_rank(vllm_config: Any) -> bool:
-    """Whether vLLM takes drafts from this worker: of a tensor-parallel group, only the first one's are read."""
+    """Whether vLLM uses the drafts of this worker: only those of the first worker of a tensor-parallel group."""
     parallel = vllm_config.parallel_config
     return int(parallel.rank) % int(parallel.tensor_parallel_size) == 0

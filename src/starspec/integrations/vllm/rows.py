@@ -1,9 +1,9 @@
-"""Which request is in which row: vLLM tells the proposer tokens, and no names.
+"""Which request is in which row. vLLM gives a proposer the tokens of each row, but no request ids.
 
-A request is recognised by its tokens. Wherever vLLM moved it, one that was there before has all the tokens that are
-known of it in front of the new ones; what does not begin so is another request. The comparison costs the same at 100
-tokens and at 100,000: length, the last tokens, and some spread evenly. Two requests that it cannot tell apart would
-share drafts, which costs speed and never a token.
+A request is recognised by its tokens. vLLM may move it to another row, but the row still begins with all its known
+tokens. A row that does not begin with them is another request. A comparison takes as long for 100 tokens as for
+100,000: it looks at the length, the last tokens, and a sample of the others. Two requests that it cannot tell apart
+share drafts, which costs speed and cannot change the output.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from starspec.policy.estimators import WindowMedian
 
 Tokens = NDArray[np.int32]
 
-NUM_COMPARED: Final = 64  # of the last tokens, and of those spread evenly
-FORGET_AFTER_S: Final = 1.0  # unseen for longer: finished, or preempted and to be recognised as another one later
-FORGET_AFTER_STEPS: Final = 2.0  # and for longer than so many usual steps: a slow machine may take seconds for each
-NUM_STEPS: Final = 16  # of so many the median is usual
-LONGEST_STEP_S: Final = 10.0  # after a longer time, what goes on by chance from what was dropped is another request
+NUM_COMPARED: Final = 64  # last tokens, and about as many others, evenly spaced
+FORGET_AFTER_S: Final = (
+    1.0  # a request unseen for longer has finished, or was preempted: then it counts as a new one later
+)
+FORGET_AFTER_STEPS: Final = 2.0  # but at least so many usual steps: a slow machine may take seconds for each
+NUM_STEPS: Final = 16  # the usual step is the median of so many
+LONGEST_STEP_S: Final = 10.0  # after a longer time, a row that continues a dropped request does so by chance
 
 
 class KnownRequest:
-    """One request, as far as it has been seen: its prompt and what was sampled.
+    """One request, as far as it was seen: its prompt and its sampled tokens.
 
     Args:
-        token_ids: [S] copied.
-        prompt_len: of these, so many were there before anything was sampled.
-        read_by: the hub that had its text when it was dropped though it had not ended, and may have most of it still.
+        token_ids: [S]; they are copied.
+        prompt_len: how many of them were there before anything was sampled.
+        prefilled_by: number of the hub that may still have most of its tokens, since it held them when the request was
+            dropped too soon.
     """
 
-    def __init__(self, token_ids: Tokens, prompt_len: int, read_by: int | None = None) -> None:
+    def __init__(self, token_ids: Tokens, prompt_len: int, prefilled_by: int | None = None) -> None:
         self.prompt_len = prompt_len
-        self.read_by = read_by
+        self.prefilled_by = prefilled_by
         self._buffer: Tokens = np.empty(max(256, 2 * len(token_ids)), np.int32)
         self._buffer[: len(token_ids)] = token_ids
         self._len = len(token_ids)
@@ -50,12 +53,12 @@ class KnownRequest:
         return int(self._buffer[self._len - 1])
 
     def token_ids(self, start: int = 0, end: int | None = None) -> list[int]:
-        """From position `start` on, before position `end`."""
+        """Tokens from position `start` on, up to and without position `end`."""
         ids: list[int] = self._buffer[start : self._len if end is None else min(end, self._len)].tolist()
         return ids
 
     def extend(self, token_ids: Tokens) -> None:
-        """Take in tokens [T] that follow."""
+        """Append tokens [T]."""
         end = self._len + len(token_ids)
         if end > len(self._buffer):
             self._buffer = np.concatenate([self._buffer[: self._len], np.empty(end, np.int32)])
@@ -63,14 +66,14 @@ class KnownRequest:
         self._len = end
 
     def begins(self, row: Tokens) -> bool:
-        """Whether a row [S] of at least this length begins with these tokens, as far as samples tell."""
+        """Whether a row [S] begins with these tokens, by a sample of them. The row must be at least as long."""
         known, seen = self._buffer[: self._len], row[: self._len]
         step = max(1, self._len // NUM_COMPARED)
         return bool((known[-NUM_COMPARED:] == seen[-NUM_COMPARED:]).all() and (known[::step] == seen[::step]).all())
 
 
 class _Unplaced:
-    """Requests whose rows are looked for. Lengths and last tokens of all are compared at once, the rest of few."""
+    """Requests that are not in their row. Lengths and last tokens of all are compared at once, other tokens of few."""
 
     def __init__(self, requests: Sequence[KnownRequest]) -> None:
         self._requests = requests
@@ -78,10 +81,10 @@ class _Unplaced:
         self._last_ids = np.array([each.last_token_id for each in requests], np.int32)
 
     def take(self, row: Tokens, num_sampled: int) -> KnownRequest | None:
-        """The longest request that a row [S] is, with the tokens sampled now; it is placed from then on.
+        """The longest request that a row [S] continues. Effects: no other row gets it.
 
-        The row may have more than that: a step near the model's length limit is not told to proposers. Of two requests
-        of which one begins with all of the other, the longer one is it.
+        The row may have more tokens than the request and those sampled now: near the model's length limit, vLLM skips
+        the proposer. If one request begins with all tokens of another, the row continues the longer one.
         """
         fitting = np.flatnonzero(self._lengths <= len(row) - num_sampled)
         alike = fitting[row[self._lengths[fitting] - 1] == self._last_ids[fitting]]
@@ -95,10 +98,10 @@ class _Unplaced:
 
 
 class _Dropped(NamedTuple):
-    """As `KnownRequest` has it."""
+    """What is kept of a dropped request, as in `KnownRequest`."""
 
     prompt_len: int
-    read_by: int | None
+    prefilled_by: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +110,19 @@ class SeenRow:
 
     request: KnownRequest  # the new tokens are in it
     num_new: int
-    is_first: bool  # not seen before, or forgotten
+    is_first: bool  # the request was not seen before, or was forgotten
 
 
 class RowBook:
-    """All requests that are known, and where each was last."""
+    """All known requests, and the row that each was last in."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, KnownRequest] = {}
         self._last_seen_s: dict[KnownRequest, float] = {}
         self._step_s = WindowMedian(NUM_STEPS)
         self._stepped_s = 0.0  # when a step was seen last
-        self._dropped: dict[tuple[int, int], _Dropped] = {}  # since then, by length and last token
-        self.ended: list[int] = []  # of those dropped before the last step and not back in it: tokens sampled
+        self._dropped: dict[tuple[int, int], _Dropped] = {}  # after that, by length and last token
+        self.ended: list[int] = []  # sampled tokens of each request that ended, as the last step showed
 
     def __len__(self) -> int:
         return len(self._last_seen_s)
@@ -130,11 +133,11 @@ class RowBook:
         """Take in a step.
 
         Args:
-            sampled: for each row the tokens that it added; none while its prompt is read.
+            sampled: for each row, the tokens that it added; none while its prompt is prefilled.
             lengths: [>= rows] tokens of each row, the added ones included.
             token_ids: [>= rows, >= S] of each row.
-            now: seconds, as in `forget`.
-        Returns: for each row what it holds; None where nothing was sampled.
+            now: seconds of a monotonic clock.
+        Returns: what each row holds; None where nothing was sampled.
         """
         rows = [token_ids[row, : lengths[row]] for row in range(len(sampled))]
         before, self._by_row = self._by_row, {}
@@ -148,7 +151,7 @@ class RowBook:
         if took_s > LONGEST_STEP_S:
             self._end_dropped()
         if in_place or self._were_dropped_too_soon(rows, sampled):
-            self._step_s.add(took_s)  # else nothing went on, and the time since was no step's
+            self._step_s.add(took_s)  # else no row continued, so this was not the time of a step
         self._stepped_s = now
         moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
         for row, tokens in enumerate(rows):
@@ -166,24 +169,29 @@ class RowBook:
         return seen
 
     def end_step(self, now: float) -> None:
-        """The step that was taken in last ends: while it waited for drafts nobody could be seen."""
+        """The last step has ended. Requests cannot be seen while a step waits for drafts, so they count as seen now."""
         for request in self._by_row.values():
             self._last_seen_s[request] = now
 
-    def forget(self, now: float, read_by: Callable[[KnownRequest], int | None] = lambda _: None) -> list[KnownRequest]:
-        """Drop, and return, the requests that have not been seen for FORGET_AFTER_S and FORGET_AFTER_STEPS.
+    def forget(
+        self, now: float, prefilled_by: Callable[[KnownRequest], int | None] = lambda _: None
+    ) -> list[KnownRequest]:
+        """Drop the requests that were not seen for FORGET_AFTER_S and for FORGET_AFTER_STEPS.
 
-        vLLM tells of no ends: whether a request has ended or a step takes long shows only with time. One who is
-        dropped in a step that takes unusually long is opened anew after it: the hub still holds most of what it read.
+        vLLM does not tell when a request ends. Only time shows whether it has ended or a step takes long. A request
+        that is dropped during an unusually long step is opened again after it; the hub still has most of its tokens.
 
         Args:
-            read_by: which hub has a request's text.
+            prefilled_by: number of the hub that holds a request; None = no hub does.
+        Returns: the dropped requests.
         """
         patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * (self._step_s.value or 0.0))
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]
-        self._dropped |= {(len(each), each.last_token_id): _Dropped(each.prompt_len, read_by(each)) for each in gone}
+        self._dropped |= {
+            (len(each), each.last_token_id): _Dropped(each.prompt_len, prefilled_by(each)) for each in gone
+        }
         self._by_row = {row: each for row, each in self._by_row.items() if each in self._last_seen_s}
         return gone
 
@@ -192,13 +200,13 @@ class RowBook:
         self._dropped = {}
 
     def _new_request(self, tokens: Tokens, known_len: int) -> KnownRequest:
-        """Of a row in which nothing is known: as far as tells, one that was dropped goes on, or one begins."""
+        """The request of an unknown row: it continues a dropped one of this length and last token, or it is new."""
         last_token_id = int(tokens[known_len - 1]) if known_len else -1
         before = self._dropped.pop((known_len, last_token_id), _Dropped(known_len, None))
-        return KnownRequest(tokens, before.prompt_len, before.read_by)
+        return KnownRequest(tokens, before.prompt_len, before.prefilled_by)
 
     def _were_dropped_too_soon(self, rows: Sequence[Tokens], sampled: Sequence[Sequence[int]]) -> bool:
-        """Whether a row goes on from what was dropped: the step was only long, and the next may be as long."""
+        """Whether a row continues a dropped request: then the step was long, and the next one may be, too."""
         before = [len(row) - len(added) for row, added in zip(rows, sampled, strict=True)]
         return any(
             length > 0 and (length, int(row[length - 1])) in self._dropped
@@ -206,13 +214,13 @@ class RowBook:
         )
 
     def _goes_on(self, request: KnownRequest, row: Tokens, num_sampled: int) -> bool:
-        """Whether the row is this request and the tokens sampled now, and nothing else."""
+        """Whether the row is exactly this request and the tokens sampled now."""
         return len(request) == len(row) - num_sampled and request.begins(row)
 
     def _take(self, row: int, request: KnownRequest, tokens: Tokens, num_sampled: int, now: float) -> SeenRow | None:
         self._by_row[row] = request
         self._last_seen_s[request] = now
-        if not num_sampled:  # its prompt is read (again), and what follows the known tokens may be part of it
+        if not num_sampled:  # its prompt is prefilled (again), and tokens after the known ones may be part of it
             return None
         num_new = len(tokens) - len(request)
         request.extend(tokens[len(request) :])

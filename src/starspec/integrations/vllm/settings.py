@@ -1,4 +1,4 @@
-"""What an operator tells the proposer. vLLM owns its own configuration, so ours comes from variables and a file."""
+"""Settings of the proposer. vLLM's configuration has no room for them, so they come from variables and a file."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ Fallback = Literal["ngram", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """Each is a key of the TOML file and a variable: `deadline_ms` is STARSPEC_DEADLINE_MS, which goes before it."""
+    """Each setting is a key of the TOML file and an environment variable, such as STARSPEC_DEADLINE_MS.
+
+    A variable takes precedence over the file.
+    """
 
     hub: str = "tcp://127.0.0.1:7700"  # the hub's public port
     keys: str | None = None  # folder made by `starspec keygen`; required unless the host is loopback
     insecure: bool = False  # allow a host that is not loopback without keys
     name: str | None = None  # this server in the hub's logs and traces; None = host and process
-    deadline_ms: float | None = None  # longest wait of a step for proposals; None = what the last rounds took
-    draft_p_min: float = 0.4  # the hub drafts no further where its draft gives what it would go on from less; 0 = never
-    fallback: Fallback = "ngram"  # drafter of the steps without a hub
-    prompt_lookup_min: int = 2  # shortest n-gram that it looks up
+    deadline_ms: float | None = None  # longest wait of a step for proposals; None = follows recent rounds
+    draft_p_min: float = 0.4  # the hub ends a draft that it thinks less likely than this as a whole; 0 = never
+    fallback: Fallback = "ngram"  # what drafts in steps without a hub
+    prompt_lookup_min: int = 2  # shortest n-gram that is looked up
     prompt_lookup_max: int = 4  # longest
-    adaptive: bool = True  # shorter drafts for a request that accepts few; False: always num_speculative_tokens
-    untested_vllm: bool = False  # go on with a vLLM outside of the tested range
+    adaptive: bool = True  # lengths by measured speed; False = always num_speculative_tokens
+    untested_vllm: bool = False  # allow versions of vLLM that were not tested
 
     def __post_init__(self) -> None:
         if self.fallback not in get_args(Fallback):
@@ -52,14 +55,16 @@ class VllmSettings:
             raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
         if self.keys == "":
             raise ConfigError("keys is empty: name the folder, or leave it out")
-        if self.name is not None and not self.name.isprintable():  # half a surrogate pair is not, and cannot be sent
+        if (
+            self.name is not None and not self.name.isprintable()
+        ):  # half a surrogate pair is not printable, and cannot be sent
             raise ConfigError(f"name {self.name!a} must be printable text")
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> VllmSettings:
-    """Settings from the file that STARSPEC_CONFIG names, and from the variables, which go before it.
+    """Settings from the file that STARSPEC_CONFIG names, and from the variables, which take precedence.
 
-    Raises: ConfigError naming the file or the variable that is wrong, and for an unknown one the nearest that exists.
+    Raises: ConfigError. It names the wrong file or variable, and for an unknown one the nearest that exists.
     """
     path = environ.get(FILE_VARIABLE)
     in_file = {} if not path else _read(_expanded(path, FILE_VARIABLE))
@@ -71,7 +76,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> VllmSettings:
 
 
 def _expanded(path: str, what: str) -> Path:
-    """With ~ as the user's home. Raises: ConfigError if there is no such user."""
+    """Replace ~ by the user's home. Raises: ConfigError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -84,11 +89,11 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{FILE_VARIABLE}: cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{FILE_VARIABLE}: {path} is no TOML file: {error}") from error
+        raise ConfigError(f"{FILE_VARIABLE}: {path} is not a TOML file: {error}") from error
 
 
 def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set and not empty -> the keys that they stand for."""
+    """The variables that are set and not empty, each with the setting that it stands for. Raises: ConfigError."""
     known = {PREFIX + each.name.upper(): each.name for each in fields(VllmSettings)}
     found = {}
     for variable, text in environ.items():
@@ -96,7 +101,7 @@ def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
             continue
         is_kubernetes = KUBERNETES.search(variable) or (A_PORT.search(variable) and "://" in text)
         if variable not in known and is_kubernetes:
-            continue  # set in every pod beside a service whose name begins with ours
+            continue  # Kubernetes sets it in every pod, if a service's name begins with "starspec"
         if variable not in known:
             raise ConfigError(f"unknown variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
         found[variable] = known[variable]
@@ -104,7 +109,7 @@ def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _converted(variable: str, text: str, key: str) -> object:
-    """The text of a variable as a value of its key's type. Raises: ConfigError."""
+    """Convert a variable's text to the type of its setting. Raises: ConfigError."""
     kind = get_type_hints(VllmSettings)[key]
     try:
         return msgspec.convert(text, kind, strict=False)

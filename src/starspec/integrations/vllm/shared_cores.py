@@ -1,4 +1,7 @@
-"""A vLLM server on the CPU cores of its hub: what its environment has to say, which is read before we are there."""
+"""Advice for a vLLM server on the same CPU cores as its hub: the environment variables that it should start with.
+
+They cannot be set here: OpenMP reads them before this plug-in is loaded.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ log = structlog.get_logger()
 
 
 def advise(hub: str, environ: Mapping[str, str]) -> bool:
-    """Log what keeps vLLM's waiting threads from taking the cores from a hub on the same machine.
+    """Log the variables that keep vLLM's waiting threads from using the cores that the hub needs.
 
     Args:
         hub: its endpoint.
-    Returns: whether there was a reason to. Raises: ConfigError if it is no endpoint.
+        environ: of this process.
+    Returns: whether anything was logged: on CPU, with a hub on this machine and a variable that is not set.
+    Raises: ConfigError if `hub` is not an endpoint.
     """
     from vllm.platforms import current_platform  # noqa: PLC0415 (the unit tests bring their own)
 

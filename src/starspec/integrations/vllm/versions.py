@@ -1,4 +1,4 @@
-"""Which vLLM this was tested with. Its interface to proposers is experimental, and may change with any release."""
+"""The tested versions of vLLM. Its interface for custom proposers is experimental and may change in any release."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ TESTED: Final = ((0, 32),)  # (major, minor)
 
 
 def check_version(version: str, is_untested_allowed: bool = False) -> None:
-    """Raises: ConfigError, saying what to install or to set, for a vLLM outside of the tested range."""
+    """Check a version of vLLM.
+
+    Raises: ConfigError for an untested version. It says what to install or to set.
+    """
     match = re.match(r"(\d+)\.(\d+)", version)
     if is_untested_allowed or (match and (int(match[1]), int(match[2])) in TESTED):
         return
