@@ -107,7 +107,7 @@ def test_where_drafts_do_not_pay_few_steps_wait_for_a_probe_however_requests_com
     assert seconds_of_stream(slow) <= 1.08 * seconds_of_stream(alone)
 
 
-def test_where_drafts_do_not_pay_the_hub_reads_one_prompt_of_a_batch() -> None:
+def test_where_drafts_do_not_pay_the_hub_prefills_one_prompt_of_a_batch() -> None:
     """That of the row which probes: what it achieves is what others are thought to."""
     vllm = ToyVllm(token_s=0.05)
     for seed in range(3):
@@ -132,8 +132,8 @@ def seconds_and_opens(vllm: ToyVllm, num_tokens: int, num_prompt_tokens: int = 1
     return took_s, vllm.hub.num_opens - before
 
 
-def test_on_shared_cores_a_hub_reads_only_what_drafts_make_good() -> None:
-    """Prompts that take seconds to read, and answers that are decoded in less."""
+def test_on_shared_cores_a_hub_prefills_only_what_drafts_make_good() -> None:
+    """Prompts that take seconds to prefill, and answers that are decoded in less."""
     alone = ToyVllm(fallback="none")
     alone.hub.kill()
     alone_s, _ = seconds_and_opens(alone, 30)
@@ -148,7 +148,7 @@ def test_on_shared_cores_a_hub_reads_only_what_drafts_make_good() -> None:
     assert min(took_s for took_s, _ in known) == pytest.approx(alone_s)
     shared.hub.read_token_s = 0.0001
     found = [seconds_and_opens(shared, 300)[1] for _ in range(20)]
-    assert found[-1] == 4, "reading became cheap, and answers long"
+    assert found[-1] == 4, "prefill became cheap, and answers long"
 
 
 def test_what_a_long_prompt_costs_keeps_no_short_one_from_the_hub() -> None:
@@ -176,7 +176,7 @@ def test_a_hub_of_its_own_is_told_every_prompt(num_prompt_tokens: int) -> None:
     assert [seconds_and_opens(vllm, 100, num_prompt_tokens)[1] for _ in range(3)] == [4, 4, 4]
 
 
-def test_a_hub_that_refuses_has_read_nothing() -> None:
+def test_a_hub_that_refuses_has_prefilled_nothing() -> None:
     vllm = ToyVllm()
     vllm.hub.read_token_s = 0.004
     seconds_and_opens(vllm, 100)
@@ -189,7 +189,7 @@ def test_a_hub_that_refuses_has_read_nothing() -> None:
     assert vllm.drafter.costs.prefill.seconds(100) == pytest.approx(known_s, rel=0.3)
 
 
-def test_one_that_comes_back_and_was_never_read_is_weighed_like_another() -> None:
+def test_one_that_comes_back_and_was_never_prefilled_is_weighed_like_another() -> None:
     vllm = ToyVllm(fallback="none")
     vllm.hub.read_token_s = 0.02
     for _ in range(3):
@@ -204,15 +204,15 @@ def test_one_that_comes_back_and_was_never_read_is_weighed_like_another() -> Non
     assert vllm.hub.num_opens == before
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-def test_one_that_comes_back_is_told_again_if_the_hub_has_read_it(is_read: bool) -> None:
+@pytest.mark.parametrize("is_prefilled", [True, False])
+def test_one_that_comes_back_is_told_again_if_the_hub_has_prefilled_it(is_prefilled: bool) -> None:
     vllm = ToyVllm(fallback="none")
     vllm.submit(PROMPT, 200)
     for _ in range(6):
         vllm.step()
     assert vllm.hub.num_opens == 1
     vllm.rest(3.0)
-    if not is_read:
+    if not is_prefilled:
         vllm.hub.kill()
         vllm.drafter.tend()
         vllm.hub.revive()
@@ -222,7 +222,7 @@ def test_one_that_comes_back_is_told_again_if_the_hub_has_read_it(is_read: bool)
     vllm.drafter.costs.prefill.add_answer(0, 10)
     for _ in range(6):
         vllm.step()
-    assert vllm.hub.num_opens == (2 if is_read else 1)
+    assert vllm.hub.num_opens == (2 if is_prefilled else 1)
 
 
 def test_a_hub_that_becomes_good_is_found_out_however_often_requests_begin() -> None:
@@ -243,7 +243,7 @@ def test_a_hub_that_becomes_good_is_found_out_however_often_requests_begin() -> 
 
 
 def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() -> None:
-    """It was told nothing of rows that had no drafts: what it then has to read takes it longer than the deadline."""
+    """It was told nothing of rows that had no drafts: what it then has to prefill takes it longer than the deadline."""
     vllm = ToyVllm(token_s=0.05)
     vllm.hub.catch_up_token_s = 0.01
     requests = [vllm.submit(prompt, 150) for prompt in prompts(4)]
@@ -322,7 +322,7 @@ def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPa
         clock.now += STEP_S
         assert clock.now < 200.0
     assert hub.num_opens > 1
-    assert client.prefill_counts.num_tokens == client.prefill_counts.num_prefilled == len(PROMPT)
+    assert client.prefill_counts.num_sent == client.prefill_counts.num_prefilled == len(PROMPT)
 
 
 def test_a_row_that_catches_up_in_vain_is_opened_anew() -> None:
@@ -409,7 +409,7 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
         vllm.submit(PROMPT, num_tokens)
     for _ in range(8):
         vllm.step()
-    vllm.submit(list(range(1, 60)), 10, chunk=16)  # read in pieces, beside rows that draft
+    vllm.submit(list(range(1, 60)), 10, chunk=16)  # prefilled in chunks, beside rows that draft
     vllm.run()
     assert {round(each.seconds, 6) for each in rounds} == {DRAFT_S}
     assert {length for each in rounds for length in each.lengths} <= {1, 2, 3, 4}
@@ -728,7 +728,7 @@ def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -
     assert not vllm.client.is_here
 
 
-def test_while_a_prompt_is_read_the_other_requests_seldom_wait_and_join_again() -> None:
+def test_while_a_prompt_is_prefilled_the_other_requests_seldom_wait_and_join_again() -> None:
     vllm = ToyVllm(fallback="none")
     vllm.drafter.experiments._plain_from = 10**6  # no step goes without drafts to be timed
     old = vllm.submit(PROMPT, 440)
@@ -808,7 +808,7 @@ def test_ngrams_draft_while_a_hub_too_slow_for_everybody_is_left_alone() -> None
     vllm = ToyVllm(deadline_ms=0.75e3 * DRAFT_S, prompt_lookup_min=1)
     request = vllm.submit(PROMPT * 3, 60)
     vllm.step()
-    vllm.step()  # by now its prompt is read
+    vllm.step()  # by now its prompt is prefilled
     vllm.hub.busy_s = 1.0
     vllm.run()
     assert request.num_drafted > 10
@@ -872,7 +872,7 @@ def test_the_learnt_deadline_ends_a_wait_within_two_steps() -> None:
     assert vllm.longest_propose_s <= 2 * STEP_S + 1e-9
 
 
-def test_a_long_prompt_opens_no_tag_before_it_is_read() -> None:
+def test_a_long_prompt_opens_no_tag_before_it_is_prefilled() -> None:
     vllm = ToyVllm()
     request = vllm.submit(PROMPT * 4, 10, chunk=30)
     for _ in range(len(request.token_ids) // 30):
@@ -968,7 +968,7 @@ def test_what_ngrams_achieved_says_nothing_of_a_hub() -> None:
 def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("starspec.integrations.vllm.prompt_lookup.MAX_INDEXED", 100)
+    monkeypatch.setattr("starspec.integrations.vllm.draft.MAX_INDEXED", 100)
     vllm = ToyVllm(prompt_lookup_min=1)
     vllm.hub.kill()
     every = list(range(VOCAB_SIZE)) * 2  # so that whatever comes next has been there

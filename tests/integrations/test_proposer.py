@@ -44,7 +44,7 @@ def test_a_bug_of_ours_ends_the_drafting_and_not_the_server(proposer: StarPropos
     assert proposer.propose([[2]], *batch([1, 2, 1, 2])) == [[]]
 
 
-def test_only_the_rank_whose_drafts_are_read_speaks_to_the_hub(vllm_config: Any) -> None:
+def test_only_the_rank_whose_drafts_are_used_speaks_to_the_hub(vllm_config: Any) -> None:
     vllm_config.parallel_config.rank = 1
     proposer = StarProposer(vllm_config)
     assert proposer.propose([[2]], *batch([1, 2, 1, 2])) == [[]]

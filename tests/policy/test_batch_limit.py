@@ -45,7 +45,7 @@ def steep(num_sequences: int) -> float:
 
 
 @pytest.mark.parametrize(("cost", "most"), [(cliff, 8), (steep, 1)])
-def test_who_would_make_a_layer_dearer_for_each_waits_for_another(cost: Callable[[int], float], most: int) -> None:
+def test_who_would_make_a_draft_step_dearer_for_each_waits_for_another(cost: Callable[[int], float], most: int) -> None:
     sizes = crowd(BatchLimit(), cost, 3_000)[1_000:]
     assert sum(size > most for size in sizes) <= len(sizes) // REVIEW_STEPS + 1, "but for a look now and then"
     assert sizes.count(most) > 700
@@ -57,7 +57,7 @@ def test_slow_moments_shut_nobody_out() -> None:
     assert sizes.count(40) > 500
 
 
-def test_a_limit_ends_when_large_layers_pay_again() -> None:
+def test_a_limit_ends_when_large_draft_steps_pay_again() -> None:
     limit = BatchLimit()
     crowd(limit, cliff, 1_500)
     assert limit._limit == 8

@@ -1,4 +1,4 @@
-"""How much of a prompt is read beside those that decode follows what draft steps have cost."""
+"""How much of a prompt is prefilled beside decoding sequences follows what draft steps cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def times(decode_s: float, prompt_s: float) -> DraftStepTimes:
     ("decode_s", "prompt_s", "tokens"),
     [
         (0.010, 0.110, 40),  # a token costs 1 ms more, four draft steps 40 ms
-        (0.002, 0.003, 256),  # an accelerator reads a chunk in no time
+        (0.002, 0.003, 256),  # an accelerator prefills a chunk in no time
         (0.001, 1.001, MIN_TOKENS),
         (0.001, 0.0005, 256),
     ],

@@ -51,7 +51,7 @@ def test_what_pays_is_found_within_a_few_dozen_rounds() -> None:
     assert modes[NUM_ROUNDS + TRIAL :].count("outcomes") > 0.7 * len(modes[NUM_ROUNDS + TRIAL :])
 
 
-def test_a_session_comes_back_when_it_pays_again() -> None:
+def test_a_sequence_comes_back_when_it_pays_again() -> None:
     choice = AheadChoice("auto")
     modes = live(choice, {"off": 0.03, "chain": 0.04, "outcomes": 0.05}, 4_000)
     assert modes[-1_000:].count("off") > 900
@@ -76,7 +76,7 @@ def test_what_others_waited_for_it_counts_against_it() -> None:
     assert modes[-1_000:].count("off") > 900
 
 
-def test_sessions_of_a_target_go_on_from_where_the_last_one_has_come() -> None:
+def test_sequences_of_a_target_go_on_from_where_the_last_one_has_come() -> None:
     choice, seconds = AheadChoice("auto"), {"off": 0.04, "chain": 0.05, "outcomes": 0.03}
     modes = list[AheadMode]()
     for _ in range(200):  # sequences of five rounds
@@ -121,7 +121,7 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
     return modes
 
 
-def test_a_session_whose_outcomes_hit_has_them_prepared() -> None:
+def test_a_sequence_whose_outcomes_hit_has_them_prepared() -> None:
     star = ToyStar("a", run_ahead="auto")
     modes = rounds_of(star, wrong_by=1, num_rounds=600)
     assert modes["outcomes"] > 300
@@ -131,7 +131,7 @@ def test_a_session_whose_outcomes_hit_has_them_prepared() -> None:
     assert 0 < stats.num_wasted_nodes < stats.num_ahead_nodes
 
 
-def test_a_session_whose_target_is_slowed_by_it_is_left_alone() -> None:
+def test_a_sequence_whose_target_is_slowed_by_it_is_left_alone() -> None:
     star = ToyStar("a", run_ahead="auto")
     assert rounds_of(star, wrong_by=1, num_rounds=600, slow_s=0.03)["off"] > 450
 
@@ -144,7 +144,7 @@ def test_off_saves_and_wastes_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1, 2, 3])
-def test_what_is_saved_is_the_layers_that_ran_ahead_and_were_of_use(num_ahead: int) -> None:
+def test_what_is_saved_is_the_draft_steps_that_ran_ahead_and_were_of_use(num_ahead: int) -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2])
     star.runner.step_s = STEP_S
     star.say("a", tag.open(NUM_NODES))
@@ -195,7 +195,7 @@ def test_what_is_lost_before_its_verdict_came_is_wasted(end: str) -> None:
 
 
 @pytest.mark.parametrize("asks_himself", [True, False])
-def test_a_session_is_charged_for_a_layer_ahead_that_another_waits_for_and_not_for_its_own_wait(
+def test_a_sequence_is_charged_for_a_draft_step_ahead_that_another_waits_for_and_not_for_its_own_wait(
     asks_himself: bool,
 ) -> None:
     star = ToyStar("a", run_ahead="chain")
@@ -215,7 +215,7 @@ def test_a_session_is_charged_for_a_layer_ahead_that_another_waits_for_and_not_f
     assert prepared.ahead_choice._owed_s == pytest.approx(0.0 if asks_himself else 0.75)
 
 
-def test_a_hit_that_waits_for_the_end_of_a_layer_leaves_then_and_says_so() -> None:
+def test_a_hit_that_waits_for_the_end_of_a_draft_step_leaves_then_and_says_so() -> None:
     star = ToyStar("a", run_ahead="chain")
     tags = {number: ToyTag(number, [number, 2]) for number in (1, 2)}
     star.say("a", *(tag.open(NUM_NODES) for tag in tags.values()))

@@ -37,7 +37,7 @@ def linear(row_cost: float) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize(("row_cost", "widest"), [(0.0, 12), (0.02, 12), (0.1, 6), (0.25, 3), (0.5, 2), (1.0, 1)])
-def test_a_layer_is_the_widest_that_costs_little_more_than_one_node(row_cost: float, widest: int) -> None:
+def test_a_draft_step_is_the_widest_that_costs_little_more_than_one_node(row_cost: float, widest: int) -> None:
     width = AheadWidth()
     run_ahead(width, linear(row_cost), NUM_TO_LEARN)
     widths = run_ahead(width, linear(row_cost), 2 * REVIEW_STEPS)
@@ -45,7 +45,7 @@ def test_a_layer_is_the_widest_that_costs_little_more_than_one_node(row_cost: fl
 
 
 @given(st.floats(0.0, 1.0), st.integers(1, 40))
-def test_a_layer_is_within_its_bound_whoever_shares_it(row_cost: float, num_sequences: int) -> None:
+def test_a_draft_step_is_within_its_bound_whoever_shares_it(row_cost: float, num_sequences: int) -> None:
     cost, width = linear(row_cost), AheadWidth()
     run_ahead(width, cost, NUM_TO_LEARN + MIN_STEPS, num_sequences)
     ((chosen, _),) = Counter(run_ahead(width, cost, 2 * REVIEW_STEPS, num_sequences)).most_common(1)
@@ -57,13 +57,13 @@ def test_sizes_that_are_too_dear_are_not_tried_on_the_way() -> None:
     assert max(run_ahead(AheadWidth(), linear(0.5), NUM_TO_LEARN)) == 3
 
 
-def test_slow_moments_narrow_no_layer() -> None:
+def test_slow_moments_narrow_no_draft_step() -> None:
     dice, width = random.Random(3), AheadWidth()
     widths = run_ahead(width, lambda num: linear(0.01)(num) * (50.0 if dice.random() < 0.1 else 1.0), 3_000)
     assert widths.count(12) > 2_500
 
 
-def test_layers_are_wide_again_when_rows_are_cheap_again() -> None:
+def test_draft_steps_are_wide_again_when_rows_are_cheap_again() -> None:
     width = AheadWidth()
     run_ahead(width, linear(1.0), 500)
     assert width.choose(1) == 1
@@ -93,7 +93,7 @@ def test_a_hub_is_never_slower_by_it_and_faster_where_rows_are_dear(
     assert rates["measured"] >= least
 
 
-def test_where_rows_are_dear_sessions_take_turns() -> None:
+def test_where_rows_are_dear_sequences_take_turns() -> None:
     star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(number, [number, 5, 6]) for number in (1, 2, 3)]
     forward = star.runner.forward
 

@@ -46,7 +46,7 @@ def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list
 
 
 def test_a_size_counts_as_no_dearer_than_a_larger_one() -> None:
-    """So a step that was measured while the hub read prompts on the same cores misleads about no smaller one."""
+    """So a step that was measured while the hub prefilled prompts on the same cores misleads about no smaller one."""
     cost = StepCost()
     for _ in range(3):
         cost.add(4, 0.6)
