@@ -73,10 +73,10 @@ class ListeningHub(ToyHub):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self.mood = "mute"
-        self.prefill_counts: list[list[TargetToHub]] = []
+        self.told: list[list[TargetToHub]] = []
 
     def send(self, messages: Any) -> None:
-        self.prefill_counts.append(list(messages))
+        self.told.append(list(messages))
         super().send(messages)
 
 
