@@ -134,7 +134,7 @@ def test_a_silent_hub_is_pinged_and_lost_unless_it_answers(scene: Scene) -> None
     assert scene.heard == ["lost"]
 
 
-def test_a_hub_that_reads_a_prompt_in_silence_is_not_doubted(scene: Scene) -> None:
+def test_a_hub_that_prefills_a_prompt_in_silence_is_not_doubted(scene: Scene) -> None:
     opening = scene.connection.new_tag(Tokens([1, 2, 3, 4, 5]), SamplingSpec())
     opening.ask(ONE_TOKEN, scene.now)
     assert opening.is_opening
@@ -173,7 +173,7 @@ def test_a_connection_that_was_replaced_unseen_lost_every_tag(scene: Scene) -> N
     assert scene.heard == ["lost", "found"]
 
 
-def test_nobody_waits_for_a_hub_that_is_known_to_read(scene: Scene) -> None:
+def test_nobody_waits_for_a_hub_that_is_known_to_prefill(scene: Scene) -> None:
     scene.ask(scene.waiting)
     scene.waiting.is_excused = True
     assert scene.connection.wait([scene.waiting]) == ((), None)
@@ -181,7 +181,7 @@ def test_nobody_waits_for_a_hub_that_is_known_to_read(scene: Scene) -> None:
     assert not scene.waiting.is_awaited
 
 
-def test_nobody_waits_while_the_hub_reads_for_a_tag_that_is_not_awaited_itself(scene: Scene) -> None:
+def test_nobody_waits_while_the_hub_prefills_for_a_tag_that_is_not_awaited_itself(scene: Scene) -> None:
     waits = scene.open_tag()
     scene.ask(waits)
     scene.waiting.is_excused = True

@@ -380,7 +380,7 @@ def test_aborted_requests_change_nothing_for_others(method, data):
 
 @every_method
 def test_a_long_prompt_beside_running_answers_stops_none_of_them(method):
-    """Chunked prefill: while a newcomer's prompt is read, every step has a round of the others."""
+    """Chunked prefill: while a newcomer's prompt is prefilled, every step has a round of the others."""
     jobs = [job(0, 9, 30), job(1, 9, 30)]
     engine = engine_of(method, NoDrafts(), 3, window=3)
     specs = [each.spec for each in (*jobs, job(2, 61, 2))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_hub import READING_S, STEP_S, SlowRunner, Star
+from toy_hub import PREFILL_S, STEP_S, SlowRunner, Star
 
 from starspec.policy.deadline import MAX_GAP_S
 from starspec.policy.liveness import DOUBT_S
@@ -73,18 +73,18 @@ def test_a_hub_that_hangs_and_works_by_turns_is_not_left_for_silences_far_apart(
     star.finish()
 
 
-def while_another_prompt_is_read(star: Star) -> int:
+def while_another_prompt_is_prefilled(star: Star) -> int:
     """Returns: late rounds until both have drafts again."""
-    star.hub.mood, star.hub.busy_s = "reading", READING_S
+    star.hub.mood, star.hub.busy_s = "prefilling", PREFILL_S
     star.submit("b", PROMPT[1:], 1000)
     late = rounds_late(star, 4)
     star.hub.mood, star.hub.busy_s = "good", 0.0
-    return late + rounds_late(star, int(READING_S / STEP_S))
+    return late + rounds_late(star, int(PREFILL_S / STEP_S))
 
 
-def test_while_a_prompt_is_read_the_others_wait_once_and_join_again_with_one_verdict() -> None:
+def test_while_a_prompt_is_prefilled_the_others_wait_once_and_join_again_with_one_verdict() -> None:
     star = running_star()
-    assert 1 <= while_another_prompt_is_read(star) <= 2  # once for each of the two
+    assert 1 <= while_another_prompt_is_prefilled(star) <= 2  # once for each of the two
     accepted = star.stats.acceptance.num_accepted_tokens
     assert rounds_late(star, 8) == 0
     assert star.stats.acceptance.num_accepted_tokens >= accepted + 2 * 8  # both have drafts, nobody pauses
@@ -92,7 +92,7 @@ def test_while_a_prompt_is_read_the_others_wait_once_and_join_again_with_one_ver
     assert star.hub.num_opens == 2
 
 
-def test_a_prompt_that_is_read_for_long_excuses_who_is_late_once_and_not_for_ever() -> None:
+def test_a_prompt_that_is_prefilled_for_long_excuses_who_is_late_once_and_not_for_ever() -> None:
     star = running_star()
     star.hub.num_opens_lost, star.hub.busy_s = 1, MAX_GAP_S
     star.submit("b", PROMPT[1:], 1000)
@@ -108,7 +108,7 @@ def test_a_prompt_that_is_read_for_long_excuses_who_is_late_once_and_not_for_eve
 def test_an_open_and_a_verdict_that_are_lost_cost_their_tags_a_while_and_no_more() -> None:
     star = running_star()
     kept = star.hub.mail[:]
-    star.hub.mood, star.hub.busy_s = "reading", READING_S
+    star.hub.mood, star.hub.busy_s = "prefilling", PREFILL_S
     star.submit("b", PROMPT[1:], 1000)
     rounds_late(star, 3)
     star.hub.mail = [each for each in star.hub.mail if each in kept]  # no answer of these rounds arrives

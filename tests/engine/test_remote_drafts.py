@@ -215,7 +215,7 @@ def test_a_hub_that_takes_longer_than_its_drafts_save_is_not_waited_for_again_an
     star = DistantStar()
     for name in "abcd":
         star.submit(name, PROMPT, 80)
-    for _ in range(16):  # until all are read and have waited once
+    for _ in range(16):  # until all are prefilled and have waited once
         star.step()
     star.longest_gap_s, started_s, rounds_before = 0.0, star.clock.now, star.stats.num_rounds
     star.finish()
@@ -243,7 +243,7 @@ def test_rounds_do_not_wait_to_hear_again_that_there_is_no_room() -> None:
     for name in "abcd":
         star.submit(name, PROMPT, 84)  # all that the toy holds
     for _ in range(20):
-        star.step()  # until all prompts are read and the first no is heard
+        star.step()  # until all prompts are prefilled and the first no is heard
     star.longest_gap_s, opens_before, started_s = 0.0, star.hub.num_opens, star.clock.now
     while star.clock.now < started_s + 4.5 * FULL_S:
         star.step()
@@ -255,11 +255,11 @@ def test_rounds_do_not_wait_to_hear_again_that_there_is_no_room() -> None:
     assert star.stats.acceptance.num_accepted_tokens > 20
 
 
-def test_a_hub_that_reads_slowly_is_waited_for_once_and_joins_later() -> None:
+def test_a_hub_that_prefills_slowly_is_waited_for_once_and_joins_later() -> None:
     star = Star()
     star.submit("a", PROMPT, 12)
     star.finish()  # rounds are known now, and deadlines with them
-    star.hub.mood = "reading"
+    star.hub.mood = "prefilling"
     star.submit("b", PROMPT[2:], 70)
     late_before, accepted_before = star.stats.num_late_rounds, star.stats.acceptance.num_accepted_tokens
     star.finish()
@@ -300,7 +300,7 @@ def test_large_batches_ask_for_no_drafts_and_drafting_comes_back_when_they_shrin
     star.submit("third", PROMPT[:5], 25)
     while star.engine.num_running < 3 or star.engine.num_waiting:
         star.step()
-    for _ in range(6):  # prompts are read, and what was asked for before the batch grew is used up
+    for _ in range(6):  # prompts are prefilled, and what was asked for before the batch grew is used up
         star.step()
     before = star.stats.acceptance.num_draft_tokens
     for _ in range(4):
@@ -312,7 +312,7 @@ def test_large_batches_ask_for_no_drafts_and_drafting_comes_back_when_they_shrin
     assert star.drafts.num_tags == 0
 
 
-def test_a_hub_reads_no_prompt_of_a_burst_that_is_too_large_to_draft_for() -> None:
+def test_a_hub_prefills_no_prompt_of_a_burst_that_is_too_large_to_draft_for() -> None:
     star = Star(False, InSmallBatches(FixedLength(DraftBudget.chain(4)), max_sequences=2))
     for number in range(5):
         star.submit(f"{number}", PROMPT[: 4 + number], 10 + 5 * number)
@@ -329,7 +329,7 @@ def test_those_who_wait_for_their_turn_count_when_one_of_a_batch_ends() -> None:
     star.engine._scheduler = SameLengthPool(batch_size=2, max_passed_over=1)
     for number in range(4):
         star.submit(f"{number}", PROMPT[: 4 + number], 10 + 5 * number)
-    for _ in range(12):  # prompts are read, and what was asked for before there were two is used up
+    for _ in range(12):  # prompts are prefilled, and what was asked for before there were two is used up
         star.step()
     assert star.engine.num_running == 4
     before = star.stats.acceptance.num_draft_tokens
@@ -361,12 +361,12 @@ def test_a_tag_that_wants_no_drafts_is_not_opened_and_not_when_the_hub_comes_bac
     assert star.hub.num_opens == 0
 
 
-@pytest.mark.parametrize("is_read", [False, True], ids=["opening", "awaited"])
-def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_later(is_read: bool) -> None:
+@pytest.mark.parametrize("is_prefilled", [False, True], ids=["opening", "awaited"])
+def test_a_tag_that_is_to_be_opened_anew_while_another_was_declined_is_opened_later(is_prefilled: bool) -> None:
     star = Star()
     star.submit("a", PROMPT, 60)
     star.submit("b", PROMPT[:5], 60)
-    if is_read:
+    if is_prefilled:
         for _ in range(4):
             star.step()
     else:

@@ -321,9 +321,9 @@ def test_what_was_committed_while_an_open_was_under_way_comes_with_its_features(
     star = FeatureStar()
     star.submit("a", prompt_of(11), 12)
     star.finish()
-    star.reader.mood = "reading"
+    star.reader.mood = "prefilling"
     star.submit("b", prompt_of(9), 70)
-    while star.reader.mood == "reading":
+    while star.reader.mood == "prefilling":
         verdicts = [each for each in star.reader.log if isinstance(each, Verdict) and each.tag == 2]
         if verdicts:
             star.reader.mood = "good"

@@ -37,9 +37,9 @@ STEP_S = 0.010  # what one forward of the toy target takes
 DRAFT_S = 0.004  # from request to proposal
 FULL_S = 0.1
 REFUSAL_S = 0.001  # an answer for which nothing is drafted
-READING_S = 0.6  # what an `Open` takes a hub that reads slowly
-NUM_AT_ONCE = 16  # tokens of a `Verdict` that it reads while it drafts
-MOODS = ["reading", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full", "empty"]
+PREFILL_S = 0.6  # what an `Open` takes a hub that prefills slowly
+NUM_AT_ONCE = 16  # tokens of a `Verdict` that it prefills while it drafts
+MOODS = ["prefilling", "lying", "late", "mute", "frozen", "chatty", "reopening", "prophetic", "full", "empty"]
 
 
 class VirtualClock:
@@ -74,9 +74,9 @@ class ToyHub:
         self.num_opens = 0
         self.num_opens_lost = 0  # so many are going to be
         self.busy_s = 0.0  # what every proposal takes longer
-        self.read_token_s = 0.0  # what an `Open` takes for each token, on the target's own cores
+        self.prefill_token_s = 0.0  # what an `Open` takes for each token, on the target's own cores
         self.catch_up_token_s = 0.0  # and a `Verdict` for each beyond NUM_AT_ONCE, wherever the hub is
-        self.read_at_s = 0.0  # when all that it was told of is read
+        self.prefilled_at_s = 0.0  # when all that it was told of is prefilled
         self.token_s = 0.0  # what it takes longer for each token that it and those asked for beside it have
         self.sure_of: int | None = None  # tokens behind which it doubts its guesses, and drafts no further
         self._owed_s = 0.0
@@ -123,26 +123,28 @@ class ToyHub:
                         self._post(0.001, session.send(session.gap))
                     return
                 self.ids[tag] = [*(self.ids[tag] if isinstance(message, Verdict) else []), *message.token_ids]
-                if isinstance(message, Open) and self.read_token_s:
-                    self.read_at_s = max(self.read_at_s, self.clock.now) + self.read_token_s * len(message.token_ids)
+                if isinstance(message, Open) and self.prefill_token_s:
+                    self.prefilled_at_s = max(self.prefilled_at_s, self.clock.now) + self.prefill_token_s * len(
+                        message.token_ids
+                    )
                 if message.num_draft_tokens:
-                    is_read = isinstance(message, Verdict) or self.mood != "reading"
+                    is_prefilled = isinstance(message, Verdict) or self.mood != "prefilling"
                     num_late = max(0, len(message.token_ids) - NUM_AT_ONCE) * isinstance(message, Verdict)
-                    delay_s = (DRAFT_S if is_read else READING_S) + self.catch_up_token_s * num_late
+                    delay_s = (DRAFT_S if is_prefilled else PREFILL_S) + self.catch_up_token_s * num_late
                     self._propose(session, message.num_draft_tokens, delay_s)
             case Close(tag=tag):
                 self.sessions.pop(tag, None)
                 self.ids.pop(tag, None)
                 if not self.ids:
-                    self.read_at_s = self.clock.now
+                    self.prefilled_at_s = self.clock.now
 
     def slow_down(self, seconds: float) -> float:
-        """Returns: what a target's step takes beside a hub that reads on its cores, and has half of them then.
+        """Returns: what a target's step takes beside a hub that prefills on its cores, and has half of them then.
 
         Effects: what the hub still has to answer comes later by as much.
         """
-        num_beside = min(seconds, max(0.0, self.read_at_s - self.clock.now))
-        self.read_at_s += num_beside
+        num_beside = min(seconds, max(0.0, self.prefilled_at_s - self.clock.now))
+        self.prefilled_at_s += num_beside
         self.mail = [(when + num_beside, message) for when, message in self.mail]
         return seconds + num_beside
 
@@ -175,7 +177,7 @@ class ToyHub:
         proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids)
         if self.mood != "chatty":
             session.send(proposal)
-        delay_s += max(0.0, self.read_at_s - self.clock.now)
+        delay_s += max(0.0, self.prefilled_at_s - self.clock.now)
         self._post(10.0 if self.mood == "late" else delay_s + self.busy_s, proposal)
 
     def _bush(self, session: TagSession, path: list[int], num: int) -> Proposal:

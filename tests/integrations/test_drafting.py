@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 from toy import VOCAB_SIZE, next_of
-from toy_hub import DRAFT_S, FULL_S, MOODS, NUM_AT_ONCE, READING_S, ToyHub, VirtualClock
+from toy_hub import DRAFT_S, FULL_S, MOODS, NUM_AT_ONCE, PREFILL_S, ToyHub, VirtualClock
 from toy_vllm import MAX_MODEL_LEN, STEP_S, ToyVllm
 
 from starspec.ids import LinkId
@@ -138,7 +138,7 @@ def test_on_shared_cores_a_hub_prefills_only_what_drafts_make_good() -> None:
     alone.hub.kill()
     alone_s, _ = seconds_and_opens(alone, 30)
     shared = ToyVllm()
-    shared.hub.read_token_s = 0.01
+    shared.hub.prefill_token_s = 0.01
     learning = [seconds_and_opens(shared, 30) for _ in range(3)]
     assert learning[0][1] == 4
     assert all(took_s <= 2.5 * alone_s for took_s, _ in learning)  # half of the cores, and one wait
@@ -146,14 +146,14 @@ def test_on_shared_cores_a_hub_prefills_only_what_drafts_make_good() -> None:
     assert all(num_opens <= 1 for _, num_opens in known), "no more than a probe"
     assert sum(num_opens for _, num_opens in known) <= 2
     assert min(took_s for took_s, _ in known) == pytest.approx(alone_s)
-    shared.hub.read_token_s = 0.0001
+    shared.hub.prefill_token_s = 0.0001
     found = [seconds_and_opens(shared, 300)[1] for _ in range(20)]
     assert found[-1] == 4, "prefill became cheap, and answers long"
 
 
 def test_what_a_long_prompt_costs_keeps_no_short_one_from_the_hub() -> None:
     vllm = ToyVllm(token_s=0.002)
-    vllm.hub.read_token_s = 0.02
+    vllm.hub.prefill_token_s = 0.02
     for _ in range(2):
         seconds_and_opens(vllm, 100, 20)
     before = vllm.hub.num_opens
@@ -171,18 +171,18 @@ def test_a_hub_of_its_own_is_told_every_prompt(num_prompt_tokens: int) -> None:
     vllm = ToyVllm(token_s=0.003, fallback="none")
     vllm.submit(PROMPT, 20)
     vllm.run()
-    vllm.hub.mood = "reading"
+    vllm.hub.mood = "prefilling"
     assert [seconds_and_opens(vllm, 100, 20)[1] for _ in range(2)] == [4, 4]
     assert [seconds_and_opens(vllm, 100, num_prompt_tokens)[1] for _ in range(3)] == [4, 4, 4]
 
 
 def test_a_hub_that_refuses_has_prefilled_nothing() -> None:
     vllm = ToyVllm()
-    vllm.hub.read_token_s = 0.004
+    vllm.hub.prefill_token_s = 0.004
     seconds_and_opens(vllm, 100)
     known_s = vllm.drafter.costs.prefill.seconds(100)
     assert known_s > 0.1
-    vllm.hub.mood, vllm.hub.read_token_s = "full", 0.0
+    vllm.hub.mood, vllm.hub.prefill_token_s = "full", 0.0
     vllm.drafter.costs.prefill.add_finished(100_000)  # so that it is asked
     seconds_and_opens(vllm, 30)
     assert vllm.hub.num_opens > 4
@@ -191,7 +191,7 @@ def test_a_hub_that_refuses_has_prefilled_nothing() -> None:
 
 def test_one_that_comes_back_and_was_never_prefilled_is_weighed_like_another() -> None:
     vllm = ToyVllm(fallback="none")
-    vllm.hub.read_token_s = 0.02
+    vllm.hub.prefill_token_s = 0.02
     for _ in range(3):
         seconds_and_opens(vllm, 30)
     before = vllm.hub.num_opens
@@ -311,10 +311,10 @@ def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew(
 
 
 def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toy_hub.READING_S", FIRST_PREFILL_WAIT_S + 3.0)
+    monkeypatch.setattr("toy_hub.PREFILL_S", FIRST_PREFILL_WAIT_S + 3.0)
     clock = VirtualClock()
     hub = ToyHub(clock)
-    hub.mood = "reading"
+    hub.mood = "prefilling"
     client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     while not hub.num_opens or client.is_prefilling:
@@ -392,9 +392,9 @@ def test_what_a_batch_takes_without_drafts_is_looked_at_where_drafts_seem_to_pay
 
 
 def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toy_hub.READING_S", 2 * DRAFT_S)
+    monkeypatch.setattr("toy_hub.PREFILL_S", 2 * DRAFT_S)
     vllm = ToyVllm(token_s=0.001, is_new=True)
-    vllm.hub.mood = "reading"  # what it is first told of a request takes it longer
+    vllm.hub.mood = "prefilling"  # what it is first told of a request takes it longer
     steps: set[tuple[int, float]] = set()
     note = vllm.drafter.costs.steps.add
 
@@ -734,7 +734,7 @@ def test_while_a_prompt_is_prefilled_the_other_requests_seldom_wait_and_join_aga
     old = vllm.submit(PROMPT, 440)
     for _ in range(4):
         vllm.step()
-    vllm.hub.mood, vllm.hub.busy_s = "reading", READING_S
+    vllm.hub.mood, vllm.hub.busy_s = "prefilling", PREFILL_S
     new = vllm.submit([9, *PROMPT], 440)
     before_s, num_before, sent_before = vllm.clock.now, len(vllm.num_sent), sum(vllm.num_sent)
     for _ in range(10):
@@ -743,7 +743,7 @@ def test_while_a_prompt_is_prefilled_the_other_requests_seldom_wait_and_join_aga
     assert waited_s <= 3 * vllm.longest_propose_s  # for the Open and the other's verdict, and for the latter once more,
     assert sum(vllm.num_sent) <= sent_before + 5  # when what it asked for cannot be of use any more
     vllm.hub.mood, vllm.hub.busy_s = "good", 0.0
-    while vllm.clock.now < before_s + 2 * READING_S:
+    while vllm.clock.now < before_s + 2 * PREFILL_S:
         vllm.step()
     for _ in range(6):
         vllm.step()

@@ -1,8 +1,8 @@
 """A vLLM server of toy tokens around a StepDrafter, and a hub behind its transport, under one virtual clock.
 
 It treats rows as vLLM does: a request that ends leaves a hole, which the last row or a new request fills; one that is
-preempted comes back in another row with all of its tokens, and is read again; a prompt longer than a chunk takes steps
-in which nothing is sampled.
+preempted comes back in another row with all of its tokens, and is prefilled again; a prompt longer than a chunk takes
+steps in which nothing is sampled.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ToyRequest:
     @property
     def num_forwarded(self) -> int:
         """Tokens of the next step."""
-        num_unread = len(self.token_ids) - self.num_prefilled
-        return 1 + len(self.draft) if num_unread <= 1 else min(num_unread, self.chunk)
+        num_to_prefill = len(self.token_ids) - self.num_prefilled
+        return 1 + len(self.draft) if num_to_prefill <= 1 else min(num_to_prefill, self.chunk)
 
     @property
     def is_done(self) -> bool:

@@ -65,7 +65,7 @@ def test_one_wait_in_vain_is_forgiven_between_two_proposals_in_time() -> None:
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 3])
-def test_a_prompt_may_be_read_for_twice_as_long_each_time_and_a_pause_caught_up_with_in_a_second(
+def test_a_prompt_may_be_prefilled_for_twice_as_long_each_time_and_a_pause_caught_up_with_in_a_second(
     num_before: int,
 ) -> None:
     wait = PrefillWait()

@@ -17,6 +17,7 @@ from starspec.client.tag import HubTag, TokenSource
 from starspec.config import SampleMethod
 from starspec.ids import Tag
 from starspec.policy.deadline import Deadline, RecentRounds, Round
+from starspec.policy.length.round_cost import RoundTimes
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
 from starspec.policy.patience import Patience, note_deadline_passed
 from starspec.sampling.spec import SamplingSpec
@@ -34,12 +35,17 @@ class HubRecord:
 
     patience: Patience = field(default_factory=Patience)  # with the hub as a whole
     rounds: RecentRounds = field(default_factory=RecentRounds)
+    round_times: RoundTimes = field(default_factory=RoundTimes)  # for a target that weighs drafts by their cost
     ask_again_s: float = 0.0  # a full hub is not told of any new tag before this time; 0 = it has room
 
     @property
     def is_full(self) -> bool:
         """Whether the hub had no room for the last tag that it was told of."""
         return self.ask_again_s > 0.0
+
+    def forget_rounds(self) -> None:
+        """The hub is left alone for a while. After that it may be faster."""
+        self.rounds, self.round_times = RecentRounds(), RoundTimes()
 
 
 class Waited(NamedTuple):
@@ -204,12 +210,9 @@ class HubConnection:
         round_ = _round_of(awaited, late, self._clock() - started_s)
         if round_ is not None:
             self.record.rounds.add(round_)
+        if self.record.patience.is_pausing:
+            self.record.forget_rounds()
         return Waited(late, round_)
-
-    def note_paused_step(self) -> None:
-        """One step of a pause with the hub is over. After the pause the hub may be faster: forget its rounds."""
-        self.record.patience.note_paused_step(self._clock())
-        self.record.rounds = RecentRounds()
 
     def _receive_until(self, deadline_s: float, awaited: Sequence[HubTag]) -> bool:
         """Returns: whether there was any message."""

@@ -90,7 +90,8 @@ class HubTag(TagWait):
         """Returns: what the last proposal says after the committed tokens; empty if it does not begin with them."""
         if self.proposal is None:
             return EMPTY_TREE
-        return self.proposal.tree.after(self.tokens.token_ids(self.proposal.prefix_len))
+        committed = self.tokens.token_ids(self.proposal.prefix_len)
+        return self.proposal.tree.after(committed) if committed else self.proposal.tree
 
     def limited(self, budget: DraftBudget) -> DraftBudget:
         """No more draft steps than may come in time, after the last misses."""

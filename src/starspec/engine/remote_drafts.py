@@ -127,7 +127,7 @@ class RemoteDrafts:
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
         if self._hub.record.patience.is_pausing:
-            self._hub.note_paused_step()
+            self._hub.record.patience.note_paused_step(self._clock())
         self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
             link = self._by_request.get(sequence.key)

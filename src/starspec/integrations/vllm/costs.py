@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 from starspec.integrations.vllm.hub_client import HubClient, PrefillCounts
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.round_cost import RoundTimes
 
 
 class HubCosts:
     """Looks at a hub client, and notes in `costs` what has changed since it looked last."""
 
     def __init__(self, hub: HubClient) -> None:
-        self.costs = Costs()
+        self.costs = Costs(hub.round_times)
         self._hub = hub
         self._counts = PrefillCounts()  # when it was looked at last
 
     def forget_hub(self) -> None:
         """Another hub was found: costs of the last one say nothing about it, and neither do its answers."""
-        self.costs.forget_hub()
+        self.costs.forget_hub(self._hub.round_times)
         self._counts = PrefillCounts(self._counts.num_sent, *self._hub.prefill_counts[1:])
 
     def look_at_answers(self, now: float) -> None:
@@ -38,7 +37,7 @@ class HubCosts:
             waited_s: seconds that the step waited for all of them.
             lengths: tokens of each draft that came.
         """
-        self._note_round()
+        self.costs.rounds = self._hub.round_times
         counts, before = self._hub.prefill_counts, self._counts
         if counts.num_sent > before.num_sent:
             drafting_s = self.costs.rounds.cost.seconds_of(lengths) if lengths else 0.0
@@ -46,10 +45,3 @@ class HubCosts:
             extra_s = waited_s - drafting_s if has_waited else None
             self.costs.prefill.add_request(counts.num_sent - before.num_sent, extra_s)
         self.look_at_answers(now)
-
-    def _note_round(self) -> None:
-        """During a pause with a slow hub its rounds are forgotten: after the pause it may be faster."""
-        if not self._hub.is_serving:
-            self.costs.rounds = RoundTimes()
-        elif self._hub.round is not None:
-            self.costs.rounds.add(self._hub.round)

@@ -15,7 +15,8 @@ from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.policy.deadline import PayingDeadline, Round
+from starspec.policy.deadline import PayingDeadline
+from starspec.policy.length.round_cost import RoundTimes
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.wire.messages import Open, Proposal, Reopen, TargetToHub
@@ -58,7 +59,6 @@ class HubClient:
         self._clock = clock
         self._hub = HubConnection(transport, deadline, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
-        self.round: Round | None = None  # of this step; None = it does not tell how long drafting takes
         self.prefill_counts = PrefillCounts()
 
     @property
@@ -79,6 +79,11 @@ class HubClient:
     @property
     def num_tags(self) -> int:
         return len(self._tags)
+
+    @property
+    def round_times(self) -> RoundTimes:
+        """What rounds with this hub cost. Another object after the hub was lost, or left alone for a while."""
+        return self._hub.record.round_times
 
     @property
     def is_prefilling(self) -> bool:
@@ -111,7 +116,6 @@ class HubClient:
         Returns: the draft of each request whose proposal came and begins with its present tokens; None if the hub
             does not serve in this step.
         """
-        self.round = None
         if not self._transport.is_connected:  # `tend` connects
             self._hub.notice_connection()
             return None
@@ -119,7 +123,7 @@ class HubClient:
         if self._hub.is_lost:
             return None
         if self._hub.record.patience.is_pausing:
-            self._hub.note_paused_step()
+            self._hub.record.patience.note_paused_step(self._clock())
             for each_tag in self._tags.values():
                 each_tag.has_to_catch_up = True
             return None
@@ -128,9 +132,10 @@ class HubClient:
             self._hub.send(messages)
         is_prefilling = self._hub.is_prefilling  # which delays all other drafts
         waited = self._hub.wait([tag for each in wanted if (tag := self._tags.get(each.request)) and tag.is_awaited])
-        self.round = None if is_prefilling else waited.round
         if self._hub.is_lost:
             return None
+        if waited.round is not None and self.is_serving and not is_prefilling:
+            self.round_times.add(waited.round)
         return {each.request: draft for each in wanted if (draft := self._draft_of(each)) is not None}
 
     def close(self, requests: Sequence[KnownRequest]) -> None:

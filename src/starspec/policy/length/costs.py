@@ -16,14 +16,14 @@ from starspec.policy.length.step_cost import StepCost
 class Costs:
     """The three costs together, since one measurement tells about one or another of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: RoundTimes | None = None) -> None:
         self.steps = StepCost()  # the target's steps, by their tokens
-        self.rounds = RoundTimes()  # the wait for proposals
+        self.rounds = rounds or RoundTimes()  # the wait for proposals
         self.prefill = PrefillCost()  # of tokens that the hub does not hold yet
 
-    def forget_hub(self) -> None:
-        """Another hub was found: what the last one took says nothing about it."""
-        self.rounds = RoundTimes()
+    def forget_hub(self, rounds: RoundTimes | None = None) -> None:
+        """Another hub was found: what the last one took says nothing about it. Args: rounds: with the new one."""
+        self.rounds = rounds or RoundTimes()
         self.prefill.forget_hub()
 
     def add_step(self, num_tokens: int | None, seconds: float) -> None:
