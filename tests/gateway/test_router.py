@@ -229,8 +229,8 @@ async def test_what_comes_after_an_abort_is_dropped(targets: list[Any]) -> None:
         (routed,) = router.targets
         events: asyncio.Queue[EngineOutput | StarspecError] = asyncio.Queue()
         routed.submit(RequestId("r"), SPEC, events.put_nowait)
-        routed.abandon(RequestId("r"))
-        routed.abandon(RequestId("r"))
+        routed.abort(RequestId("r"))
+        routed.abort(RequestId("r"))
         targets[0].emit(RequestId("r"), "too late", finish="stop")
         routed.submit(RequestId("s"), SPEC, events.put_nowait)
         targets[0].emit(RequestId("s"), "in time", finish="stop")
