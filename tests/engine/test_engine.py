@@ -279,7 +279,7 @@ def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
     assert engine.max_num_requests == 3
     for name in "abc":  # two rows are free, one waits
         engine.submit(RequestId(name), spec_of(PROMPT))
-    with pytest.raises(QueueFull, match=r"^1 requests wait"):
+    with pytest.raises(QueueFull, match=r"^1 requests are waiting"):
         engine.submit(RequestId("d"), spec_of(PROMPT))
     engine.step()
     with pytest.raises(QueueFull):
