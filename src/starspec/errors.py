@@ -1,4 +1,4 @@
-"""Everything that starspec raises on purpose.
+"""The exceptions that starspec raises on purpose.
 
 StarspecError
 ├─ ConfigError              the operator's fault: the CLI prints one line and exits 2
@@ -6,29 +6,29 @@ StarspecError
 │  └─ VocabularyMismatch    target and draft do not share a tokenizer
 ├─ RequestError             the client's fault: HTTP 400 (or `status`), naming `param`
 │  └─ ContextTooLong        the prompt leaves no room for a token
-├─ CapacityError            nobody's fault: HTTP 429/503 with Retry-After
+├─ CapacityError            no capacity now: HTTP 429/503 with Retry-After
 │  ├─ NoFreeRow             every cache row is leased
-│  └─ QueueFull             the waiting line is at its bound
+│  └─ QueueFull             the queue is at its limit
 ├─ LinkError                the network between two processes
 │  ├─ PeerProtocolError     the peer sent something that the protocol forbids
 │  ├─ LocalProtocolError    we tried to send something that the protocol forbids
 │  └─ PeerLost              the peer is gone or silent
 ├─ CacheRangeError          a cache row was asked for slots that it does not have
-├─ ForwardAborted           what was to come of a forward is of no use any more; caught by who said so
-└─ OurBug                   an invariant broke: log it with its state, fail the request, keep serving
+├─ ForwardAborted           a forward was cancelled, because its result is not needed any more
+└─ OurBug                   an invariant is broken: log it, fail the request, keep serving
 """
 
 
 class StarspecError(Exception):
-    """Base of every error raised on purpose; its text is one sentence for the person who must act."""
+    """Base of every error that is raised on purpose. Its text is one sentence for the person who must act."""
 
 
 class ConfigError(StarspecError):
-    """The operator's fault; the CLI prints the sentence and exits 2."""
+    """The operator's fault. The CLI prints the sentence and exits with 2."""
 
 
 class ModelError(ConfigError):
-    """A model that is missing, corrupt or of an unsupported kind."""
+    """A model is missing, corrupt or not supported."""
 
 
 class VocabularyMismatch(ConfigError):
@@ -55,7 +55,7 @@ class ContextTooLong(RequestError):
 
 
 class CapacityError(StarspecError):
-    """Nobody's fault: try again after `retry_after_s` seconds."""
+    """No capacity now; try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -67,11 +67,11 @@ class NoFreeRow(CapacityError):
 
 
 class QueueFull(CapacityError):
-    """The waiting line is at its bound."""
+    """The queue of waiting requests is at its limit."""
 
 
 class LinkError(StarspecError):
-    """The network between two of our processes."""
+    """A failure between two starspec processes."""
 
 
 class PeerProtocolError(LinkError):
@@ -91,8 +91,8 @@ class CacheRangeError(StarspecError):
 
 
 class ForwardAborted(StarspecError):
-    """What was to come of a forward is of no use any more; nothing but the caches' unused slots has changed."""
+    """A forward was cancelled because its result is not needed. Only unused slots of the caches have changed."""
 
 
 class OurBug(StarspecError):
-    """An invariant broke. Never the user's fault."""
+    """An invariant is broken: a bug of starspec, never the user's fault."""

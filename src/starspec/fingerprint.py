@@ -1,4 +1,4 @@
-"""Whether the token ids of two models mean the same, without their tokenizers side by side."""
+"""A hash that tells whether two models share their token ids, without comparing their tokenizers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class HasVocabulary(Protocol):
 
 
 def vocab_fingerprint(tokenizer: HasVocabulary) -> str:
-    """A hash of the token -> id map, added tokens included: equal iff the two share all ids.
+    """A hash of the token -> id map, including added tokens. Two models share all token ids iff it is equal.
 
-    It knows nothing of the embedding, so a padded one (151936 or 152064 rows for the same tokenizer) changes nothing.
+    The size of the embedding has no effect: Qwen2.5 models have 151936 or 152064 rows for the same tokenizer.
     """
     digest = hashlib.sha256()
     for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])):

@@ -1,18 +1,18 @@
-"""Names for the ids that cross module borders, so that a type checker keeps them apart."""
+"""The kinds of ids that modules exchange, as distinct types."""
 
 from typing import Final, NamedTuple, NewType
 
 Tag = NewType("Tag", int)
-"""One decoding session at the hub. Unique per target link, never reused while the link lives."""
+"""One sequence at the hub. Unique for its link, and never reused while the link lives."""
 
 Epoch = NewType("Epoch", int)
-"""Number of times that the target has told the hub where a tag stands. Stamped on every message; never goes back."""
+"""The number of messages that the target has sent about a tag. Every message of the tag carries it; it only grows."""
 
 TargetId = NewType("TargetId", str)
-"""A target (spoke) as its operator named it: shown in metrics, tables and traces."""
+"""The name of a target, chosen by its operator and shown in metrics, tables and traces."""
 
 LinkId = NewType("LinkId", str)
-"""One handshake of a target with a hub: a reconnecting target gets a fresh one."""
+"""One link of a target with a hub. A target that reconnects gets another one."""
 
 RequestId = NewType("RequestId", str)
 """One generation request. Whoever submits it chooses the id; gateway, target and their messages all use that id."""

@@ -1,6 +1,7 @@
-"""One definition of each quantity of StarSD's time decomposition (section 3, eqs. 2-12; appendix C.1).
+"""The statistics of requests, targets and hubs, which `/metrics`, tables and status messages carry.
 
-Times are seconds. Means are exponentially weighted over recent rounds, so that tables and decisions follow load.
+They define each quantity of StarSD's time decomposition (section 3, eqs. 2-12; appendix C.1) once. Times are seconds.
+Means are exponentially weighted over recent rounds, so that tables and decisions follow the load.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ SMOOTHING = 0.1  # weight of the newest round in a mean
 
 @dataclass(slots=True)
 class Mean:
-    """Exponentially weighted mean; the first value counts in full."""
+    """An exponentially weighted mean. The first value counts in full."""
 
-    value: float = 0.0
-    count: int = 0
-    total: float = 0.0  # of all values
+    value: float = 0.0  # the weighted mean
+    count: int = 0  # number of values
+    total: float = 0.0  # sum of all values
 
     @property
     def of_all(self) -> float:
-        """The mean in which all values weigh the same; 0 before any."""
+        """The mean with equal weights; 0 before the first value."""
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: float) -> None:
@@ -33,13 +34,13 @@ class Mean:
 
 @dataclass(slots=True, kw_only=True)
 class AcceptanceStats:
-    """Counts of drafts (proposals verified), of their tokens, and of what came of them."""
+    """Counts of verified proposals, their draft tokens and the tokens that were accepted."""
 
     num_drafts: int = 0  # proposals with at least one token that were verified
-    num_draft_tokens: int = 0  # nodes of those proposals; never counts the root
-    num_accepted_tokens: int = 0  # excludes the target's own last token
+    num_draft_tokens: int = 0  # nodes of those proposals, without the root
+    num_accepted_tokens: int = 0  # without the target's own token after them
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # [depth - 1] -> accepted at that depth
-    num_forwards: int = 0  # target forwards that verified or decoded, with or without a draft
+    num_forwards: int = 0  # sequences times target forwards, with or without a draft
     num_emitted_tokens: int = 0
 
     def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
@@ -48,7 +49,7 @@ class AcceptanceStats:
         Args:
             num_draft_tokens: nodes verified, 0 for a plain round.
             num_accepted: accepted draft tokens.
-            num_emitted: tokens that reached the client, after any truncation at eos, stop or max_tokens.
+            num_emitted: tokens that reach the client, after truncation at eos, stop or max_tokens.
         """
         self.num_forwards += 1
         self.num_emitted_tokens += num_emitted
@@ -63,7 +64,7 @@ class AcceptanceStats:
             self.num_accepted_tokens_per_pos[depth] += 1
 
     def add(self, other: AcceptanceStats) -> None:
-        """Count what another has counted."""
+        """Add the counts of another object."""
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
@@ -78,7 +79,7 @@ class AcceptanceStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a speculative round, with the target's own last one; 1 before any draft."""
+        """Tokens of a round with a draft, including the target's own token; 1 before any draft."""
         return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
 
     @property
@@ -89,17 +90,17 @@ class AcceptanceStats:
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats:
-    """What one request cost and gained: vLLM's `metrics` object is made from it."""
+    """The statistics of one request, from which vLLM's `metrics` object is made."""
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     acceptance_histogram: list[int] = field(default_factory=list)  # [accepted tokens] -> speculative rounds
-    num_spec_tokens: int = 0  # the speculation length asked for
+    num_spec_tokens: int = 0  # the configured speculation length
     queue_s: float = 0.0  # arrival to cache row
     time_to_first_token_s: float = 0.0  # arrival to first token
     generation_s: float = 0.0  # first token to last token
 
     def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
-        """As AcceptanceStats.add_round."""
+        """As AcceptanceStats.add_round, and counts the histogram."""
         self.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
         if num_draft_tokens:
             missing = num_accepted + 1 - len(self.acceptance_histogram)
@@ -108,7 +109,7 @@ class RequestStats:
 
     @classmethod
     def sum_of(cls, several: Sequence[RequestStats]) -> RequestStats:
-        """Several answers as one: counts and generation times add up, waits are the longest."""
+        """The sum of several answers: counts and generation times are added, waits are the longest."""
         total = cls(num_spec_tokens=max((each.num_spec_tokens for each in several), default=0))
         for each in several:
             total.acceptance.add(each.acceptance)
@@ -121,22 +122,22 @@ class RequestStats:
 
 @dataclass(slots=True, kw_only=True)
 class BatchStats:
-    """What rounds spent their time on, in sums: the columns of "Batch Speculative Decoding Done Right", table 2.
+    """What rounds spent their time on, as sums: the columns of "Batch Speculative Decoding Done Right", table 2.
 
-    Prompts are not in it. A ragged batch has no realignment, no copies and no grouping, and keeps zeros there.
+    Prefill is not included. A ragged batch has no realignment, copies or grouping, so these stay 0.
     """
 
     num_rounds: int = 0  # verify calls
     num_sequence_rounds: int = 0  # sequences in them, added up
-    num_realigned_rounds: int = 0  # sequences of different lengths had to be brought to one right edge
-    draft_s: float = 0.0  # telling the hub, waiting for proposals; drafting itself where the hub is on this thread
-    verify_s: float = 0.0  # forward, verdicts and what clients get of them
-    realign_pad_s: float = 0.0  # tokens, positions and masks of rectangles that were realigned: c_pad
-    realign_kv_s: float = 0.0  # keys and values that moved to be realigned: c_kv
-    copy_s: float = 0.0  # keys and values that moved although nothing was realigned: concatenation, growth
+    num_realigned_rounds: int = 0  # sequences of different lengths had to be aligned to one right edge
+    draft_s: float = 0.0  # sending verdicts and waiting for proposals; with a hub on this thread, also drafting
+    verify_s: float = 0.0  # forwards, verification and outputs
+    realign_pad_s: float = 0.0  # tokens, positions and masks of realigned rectangles: c_pad
+    realign_kv_s: float = 0.0  # keys and values that moved for realignment: c_kv
+    copy_s: float = 0.0  # keys and values that moved for other reasons: concatenation, growth
     schedule_s: float = 0.0  # choosing the sequences of each step
-    grouping_wait_s: float = 0.0  # sequences ready and not in a round, each sequence's seconds added up
-    longest_wait_rounds: int = 0  # rounds that one sequence was passed over in a row, at most
+    grouping_wait_s: float = 0.0  # seconds in which a sequence was ready and not in a round, summed over sequences
+    longest_wait_rounds: int = 0  # consecutive rounds that passed over one sequence, at most
 
     @property
     def realign_s(self) -> float:
@@ -145,17 +146,17 @@ class BatchStats:
 
     @property
     def moved_s(self) -> float:
-        """Bringing sequences together, realigned or not."""
+        """Moving keys and values, with and without realignment."""
         return self.realign_s + self.copy_s
 
     @property
     def overhead_s(self) -> float:
-        """All that is neither drafting nor verifying."""
+        """Everything but drafting and verification."""
         return self.moved_s + self.schedule_s
 
     @property
     def total_s(self) -> float:
-        """All rounds, without prompts."""
+        """All rounds, without prefill."""
         return self.draft_s + self.verify_s + self.overhead_s
 
     @property
@@ -169,24 +170,24 @@ class TargetStats:
     """A target's side of StarSD's decomposition."""
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
-    t_v: Mean = field(default_factory=Mean)  # one verifying forward and its verdicts
-    t_c: Mean = field(default_factory=Mean)  # a round trip less the hub's queue and service
-    wait: Mean = field(default_factory=Mean)  # T_wait: engine waiting for proposals, a round
-    round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is read between rounds
+    t_v: Mean = field(default_factory=Mean)  # one forward and its verification
+    t_c: Mean = field(default_factory=Mean)  # round trip without the hub's queue and service time
+    wait: Mean = field(default_factory=Mean)  # T_wait: waiting for proposals, per round
+    round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is prefilled between rounds
     batch: BatchStats = field(default_factory=BatchStats)
     num_rounds: int = 0
-    num_late_rounds: int = 0  # rounds that went on without an awaited proposal
+    num_late_rounds: int = 0  # rounds that started without an expected proposal
     num_stale_messages: int = 0  # dropped by epoch
     num_declined: int = 0  # times that the hub had no room for a tag
     plain_tokens_per_s: float = 0.0  # of one sequence, measured without drafts; 0 = not measured
-    num_reconnects: int = 0  # times that the hub was found again
+    num_reconnects: int = 0  # times that a lost hub was connected again
     degraded_s: float = 0.0  # seconds without a usable hub, while one was configured
     tokens_per_s: float = 0.0  # O_i over the last seconds
     num_finished: int = 0
     num_aborted: int = 0
     num_rejected: int = 0
-    num_frames_rejected: int = 0  # of gateways, that broke the protocol
-    num_dropped: int = 0  # messages for gateways that are gone or do not read
+    num_frames_rejected: int = 0  # frames of gateways that broke the protocol
+    num_dropped: int = 0  # messages to gateways that are gone or do not read
 
     @property
     def return_time_s(self) -> float:
@@ -211,58 +212,58 @@ class HubStats:
     queue: Mean = field(default_factory=Mean)  # arrival to first draft step
     max_batch: int = 0  # sequences in the next draft step, at most; 0 = all that wait
     sequences_per_step: Mean = field(default_factory=Mean)
-    busy_s: float = 0.0  # total seconds of drafting for those that wait
-    ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while nobody waited
+    busy_s: float = 0.0  # total seconds of drafting for waiting requests
+    ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while no request waited
     idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
-    num_evictions: int = 0  # rows taken from a tag for another; the tag lives on as token ids
+    num_evictions: int = 0  # rows taken from one tag for another; the hub keeps the token ids of the first
     num_rows_leased: int = 0  # of the cache
     num_rows_free: int = 0
-    row_fill: float = 0.0  # share of the leased rows that their tags' tokens take; the rest is fragmentation
-    num_prompt_tokens: int = 0  # read: of prompts, and of what tags had lost with their rows
-    num_shared_tokens: int = 0  # not read, because a row held them already
+    row_fill: float = 0.0  # share of the leased rows that tokens fill; the rest is fragmentation
+    num_prompt_tokens: int = 0  # prefilled: prompts, and tokens of tags that had lost their rows
+    num_shared_tokens: int = 0  # not prefilled, because they were in a row already
     num_draft_steps: int = 0
     num_proposals: int = 0
     num_draft_tokens: int = 0
     num_ahead_nodes: int = 0  # forwarded ahead of verdicts
-    num_wasted_nodes: int = 0  # of these, those that the next verdict ruled out, or that were lost before it came
-    saved_s: float = 0.0  # by running ahead: t_s for each draft step of a proposal that was there when it was asked for
-    num_outcomes: int = 0  # verdicts that asked for a proposal, and might have it
-    num_hits: int = 0  # of these, those whose proposal was ready when they came
+    num_wasted_nodes: int = 0  # of these, those that the next verdict made useless, or that were lost before it
+    saved_s: float = 0.0  # by running ahead: t_s for each draft step of a proposal that was ready when it was asked for
+    num_outcomes: int = 0  # verdicts that asked for a proposal that might be ready
+    num_hits: int = 0  # of these, those whose proposal was ready
     num_frames_rejected: int = 0  # multiparts that broke the protocol
     num_leases_expired: int = 0
     num_refused: int = 0  # handshakes
-    num_dropped: int = 0  # messages for targets that are gone or do not read
-    load: float = 0.0  # draft steps / (draft steps + T_idle) over the last seconds; the loop's own time is in neither
+    num_dropped: int = 0  # messages to targets that are gone or do not read
+    load: float = 0.0  # draft time / (draft time + T_idle) over the last seconds; other time of the loop is in neither
     proposals_per_s: float = 0.0  # R_q over the last seconds
-    num_admitted: int = 0  # targets that are drafted for, where not all may be
+    num_admitted: int = 0  # targets that are admitted, if admission is on
     num_full: int = 0  # N_full (eq. 12); 0 = not known
-    num_max: int = 0  # N_max (section 4.2), where targets are admitted by it; 0 = not known
-    num_declined: int = 0  # times that a tag was declined for want of room
-    num_rationed: int = 0  # requests that a rate limit left without a draft token
+    num_max: int = 0  # N_max (section 4.2), if admission is on; 0 = not known
+    num_declined: int = 0  # times that a tag was declined because there was no room
+    num_rationed: int = 0  # requests that got an empty proposal because of a rate limit
     fairness: float = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight
 
     @property
     def hit_rate(self) -> float:
-        """Of the verdicts that asked for a proposal, those that found it ready."""
+        """The share of verdicts that asked for a proposal and found it ready."""
         return self.num_hits / self.num_outcomes if self.num_outcomes else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class HubTargetStats:
-    """What a hub sees of one target; of a vLLM server it is all that there is."""
+    """A hub's statistics of one target. A vLLM server has no others."""
 
     num_tags: int = 0
     num_proposals: int = 0
     num_draft_tokens: int = 0  # of those proposals
     num_verdicts: int = 0  # on proposals with at least one token
-    num_accepted_tokens: int = 0  # of those, without the target's own last tokens
+    num_accepted_tokens: int = 0  # draft tokens of those that were accepted
     queue: Mean = field(default_factory=Mean)  # arrival of a request to its first draft step
     return_time: Mean = field(default_factory=Mean)  # Z = t_c + t_v (eq. 6): a proposal to its verdict
-    round: Mean = field(default_factory=Mean)  # a sequence's proposal, or verdict that did without, to its next
+    round: Mean = field(default_factory=Mean)  # one proposal of a sequence, or verdict without one, to the next
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a speculative round, with the target's own last one; 1 before any."""
+        """Tokens of a round with a draft, including the target's own token; 1 before any."""
         return 1.0 + (self.num_accepted_tokens / self.num_verdicts if self.num_verdicts else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What records when things happened, as those who report to it see it; `observe/trace.py` is one."""
+"""The interface to a trace. `observe/trace.py` implements it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Tracer(Protocol):
-    """Where slices of time are recorded. Callable from any thread."""
+    """Records slices of time. Callable from any thread."""
 
     def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
-        """Record that `name` took from `start_s` to `end_s`, both of `time.monotonic()`."""
+        """Record that `name` ran from `start_s` to `end_s`, both in seconds of the process's monotonic clock."""
         ...

@@ -15,7 +15,7 @@ from starspec.engine.drafts import NgramDrafts, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import TargetSequence
 from starspec.errors import ContextTooLong, QueueFull, RequestError
-from starspec.ids import RequestId
+from starspec.ids import PeerId, RequestId, RequestKey
 from starspec.policy.length.fixed import FixedLength
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
@@ -279,7 +279,7 @@ def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
     assert engine.max_num_requests == 3
     for name in "abc":  # two rows are free, one waits
         engine.submit(RequestId(name), spec_of(PROMPT))
-    with pytest.raises(QueueFull, match=r"^1 requests wait"):
+    with pytest.raises(QueueFull, match=r"^1 requests are waiting"):
         engine.submit(RequestId("d"), spec_of(PROMPT))
     engine.step()
     with pytest.raises(QueueFull):
@@ -288,6 +288,24 @@ def test_a_full_waiting_line_refuses_and_a_full_cache_waits() -> None:
     assert {name: [t for part in parts for t in part.token_ids] for name, parts in done.items()} == {
         name: plain(PROMPT, 12) for name in "abc"
     }
+
+
+def test_two_peers_may_use_the_same_request_id() -> None:
+    engine = engine_of("true", HashRunner(num_rows=2))
+    name, first, second = RequestId("a"), PeerId(b"first"), PeerId(b"second")
+    engine.submit(name, spec_of([1, 2]), first)
+    engine.submit(name, spec_of([3]), second)
+    with pytest.raises(RequestError, match="request id a is in use"):
+        engine.submit(name, spec_of([3]), second)
+    assert engine.requests_of(second) == [name]
+    engine.abort(name, second)
+    tokens: dict[RequestKey, list[int]] = {}
+    while engine.has_work:
+        for key, output in engine.step().items():
+            assert output.request_id == name
+            tokens.setdefault(key, []).extend(output.token_ids)
+    assert tokens == {RequestKey(first, name): plain([1, 2], 12)}
+    engine.check_integrity()
 
 
 def test_an_exception_in_a_step_fails_its_requests_and_no_other() -> None:

@@ -282,7 +282,7 @@ async def test_a_request_for_more_answers_than_the_servers_ever_hold_is_a_400(ga
     reply = await gateway.http.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 5})
     error = error_of(reply)
     assert (reply.status_code, error["param"]) == (400, "prompt")
-    assert f"320 answers, more than the {MAX_ANSWERS} that the servers hold at once" in error["message"]
+    assert f"320 answers, more than the {MAX_ANSWERS} that the targets hold at once" in error["message"]
     assert not gateway.target.submitted
     fits = await gateway.http.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 4})
     assert (fits.status_code, len(fits.json()["choices"])) == (200, MAX_ANSWERS)

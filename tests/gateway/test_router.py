@@ -214,7 +214,7 @@ async def test_a_gateway_that_was_paused_gives_its_requests_up(targets: list[Any
         routed.submit(RequestId("r"), SPEC, events.append)
         clock.now_s += PAUSE_S + 1
         routed.check()
-        assert "paused" in str(events[0])
+        assert "suspended" in str(events[0])
 
 
 def test_a_gateway_asks_several_times_within_the_shortest_lease_that_a_target_may_give() -> None:
@@ -229,8 +229,8 @@ async def test_what_comes_after_an_abort_is_dropped(targets: list[Any]) -> None:
         (routed,) = router.targets
         events: asyncio.Queue[EngineOutput | StarspecError] = asyncio.Queue()
         routed.submit(RequestId("r"), SPEC, events.put_nowait)
-        routed.abandon(RequestId("r"))
-        routed.abandon(RequestId("r"))
+        routed.abort(RequestId("r"))
+        routed.abort(RequestId("r"))
         targets[0].emit(RequestId("r"), "too late", finish="stop")
         routed.submit(RequestId("s"), SPEC, events.put_nowait)
         targets[0].emit(RequestId("s"), "in time", finish="stop")

@@ -59,7 +59,7 @@ def test_every_message_and_field_is_described_with_its_meaning() -> None:
         assert tables.count(f"**{kind.__name__}**: ") >= 1
         for field in kind.__struct_fields__:
             assert f"| `{field}` |" in tables
-    assert "| `port` | int |  | dedicated port at the host that the target already knows |" in tables
+    assert "| `port` | int |  | for this target alone, at the hub's host |" in tables
     assert "| `code` | str |" not in tables
 
 

@@ -377,7 +377,7 @@ async def test_an_answer_that_is_no_status_is_an_error() -> None:
 
         try:
             replying = asyncio.create_task(asyncio.to_thread(reply))
-            with pytest.raises(PeerProtocolError, match="answered a question with Fault"):
+            with pytest.raises(PeerProtocolError, match="answered Ask with Fault"):
                 await asker()
             await replying
         finally:

@@ -1,1 +1,1 @@
-"""The spoke: continuous batching, one verifying forward a round, exact output."""
+"""The target server: continuous batching, one verifying forward a round, exact output."""

@@ -1,4 +1,4 @@
-"""From the name of a batching method to its parts: layout of keys and values, scheduler, what becomes of results.
+"""The parts of each batching method: a layout of keys and values, a scheduler, a rule for verification results.
 
              layout                    rounds over                        commits
     ragged   rows, slot = position     all running sequences              each what it accepted
@@ -6,7 +6,7 @@
     exspec   padded rectangles         sequences of one length, or realigned    each what it accepted
     rollback one padded rectangle      all running sequences              all as many as the one that accepted fewest
 
-Everything else is shared: drafts, verification, ends of answers, statistics.
+All methods share drafts, verification, ends of answers and statistics.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from starspec.stats import BatchStats
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What makes a method: a line of the table above."""
+    """One line of the table above."""
 
-    is_padded: bool  # rectangles, not rows
-    is_grouped: bool = False  # rounds over sequences of one length
-    commits_evenly: bool = False  # all of a round as many tokens as the one that accepted fewest
+    is_padded: bool  # padded rectangles, not one row for each sequence
+    is_grouped: bool = False  # rounds over sequences of equal length
+    commits_evenly: bool = False  # all sequences of a round commit as many tokens as the one that accepted fewest
 
 
 PARTS: Final[Mapping[BatchingMethod, Parts]] = {
@@ -44,9 +44,9 @@ PARTS: Final[Mapping[BatchingMethod, Parts]] = {
 
 
 def lay_out(runner: BatchRunner, batching: BatchingConfig, stats: BatchStats) -> BatchRunner:
-    """The runner as a batching method needs it: itself, or its layers over padded rectangles.
+    """The runner for a batching method: the given one, or its layers over padded rectangles.
 
-    Raises: ConfigError if the method pads, and the runner is none of our own layers' in this process.
+    Raises: ConfigError if the method pads and the runner is not a PackedRunner.
     """
     if not PARTS[batching.method].is_padded:
         return runner
@@ -67,9 +67,10 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
 
 
 def roll_back(results: Sequence[VerifyResult]) -> list[VerifyResult]:
-    """Cut every result to the tokens of the shortest, so that a batch stays aligned.
+    """Cut every result to the length of the shortest, so that a batch stays aligned.
 
-    What is cut was right, and is drafted and verified again: the waste of section 2's rollback approach.
+    The tokens that are cut were right. They are drafted and verified again: the waste of the rollback approach in
+    section 2 of "Batch Speculative Decoding Done Right".
     """
     num_tokens = min(len(each.token_ids) for each in results)
     return [VerifyResult(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in results]

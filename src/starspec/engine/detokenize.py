@@ -1,4 +1,4 @@
-"""Text from tokens as they come: whole characters only, and nothing that a stop string could take back."""
+"""Incremental detokenization: only whole characters, and no text that may become part of a stop string."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete UTF-8 sequence
-CONTEXT_TOKENS = 5  # prompt tokens decoded along, because some tokenizers glue a space to the next word
+CONTEXT_TOKENS = 5  # prompt tokens that are decoded too, because some tokenizers attach a space to the next word
 
 
 class Decodes(Protocol):
-    """The part of a tokenizer that detokenizing needs."""
+    """The part of a tokenizer that detokenization needs."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 class StopMatch(NamedTuple):
-    """A stop string was completed by the token just added."""
+    """The token just added has completed this stop string."""
 
     stop: str
 
 
 class Detokenizer:
-    """One answer's text, grown a token at a time.
+    """The text of one answer, extended token by token.
 
-    `take()` hands out the text that is final: complete characters, less a tail that may turn out to be the
-    beginning of a stop string.
+    `take()` returns the text that is final: complete characters, without a tail that may begin a stop string.
     """
 
     def __init__(
@@ -42,24 +41,24 @@ class Detokenizer:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])  # tokens decoded together
-        self._num_read = len(self._window)  # tokens of the window whose text is in `_text` already
+        self._num_decoded = len(self._window)  # tokens of the window whose text is already in `_text`
         self._text = ""
         self._num_taken = 0
-        self._num_unchecked = 0  # characters at the beginning in which a stop string does not count
+        self._num_unchecked = 0  # leading characters in which a stop string does not count
         self._is_stopped = False
 
     @property
     def text(self) -> str:
-        """All text so far, with what `take` still holds back."""
+        """All text so far, including what `take` holds back."""
         return self._text
 
     def add(self, token_id: int, *, check_stop: bool = True) -> StopMatch | None:
-        """Add one token; on a completed stop string, cut the text there and say which.
+        """Add one token. If it completes a stop string, cut the text there.
 
         Args:
-            check_stop: False while fewer than `min_tokens` tokens are out. A stop string that is complete by then does
-                not count later either, however many tokens come before the next `take`.
-        Effects: the text; after a match nothing may be added.
+            check_stop: False while the answer has fewer than `min_tokens` tokens. A stop string that is complete by
+                then does not count later either.
+        Returns: the completed stop string, if any; then no token may be added.
         """
         self._window.append(token_id)
         self._grow(is_last=False)
@@ -69,7 +68,7 @@ class Detokenizer:
         return None
 
     def finish(self) -> StopMatch | None:
-        """No more tokens will come: text held back for an unfinished character is final now."""
+        """End the text: what was held back for an incomplete character is final now."""
         if self._is_stopped:
             return None
         self._grow(is_last=True)
@@ -78,28 +77,28 @@ class Detokenizer:
         return match
 
     def take(self) -> str:
-        """The final text that was not handed out before."""
+        """The final text that was not returned before."""
         end = len(self._text) if self._is_stopped else len(self._text) - self._held_len()
         taken = self._text[self._num_taken : max(end, self._num_taken)]
         self._num_taken += len(taken)
         return taken
 
     def _grow(self, *, is_last: bool) -> None:
-        """Append the text of the window's unread tokens, unless it ends within a character."""
-        read = self._decode(self._window[: self._num_read])
+        """Append the text of the window's new tokens, unless it ends within a character."""
+        before = self._decode(self._window[: self._num_decoded])
         both = self._decode(self._window)
-        if len(both) <= len(read) or (both.endswith(UNFINISHED) and not is_last):
+        if len(both) <= len(before) or (both.endswith(UNFINISHED) and not is_last):
             return
-        self._text += both[len(read) :]
-        self._window = self._window[self._num_read :]
-        self._num_read = len(self._window)
+        self._text += both[len(before) :]
+        self._window = self._window[self._num_decoded :]
+        self._num_decoded = len(self._window)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _match_stop(self) -> StopMatch | None:
-        """Cut the text at the stop string that begins first, if one is in the text not yet handed out."""
-        found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, self._first_place(stop))) >= 0]
+        """Cut the text at the stop string that begins first, if the text not yet returned contains one."""
+        found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, self._search_start(stop))) >= 0]
         if not found:
             return None
         at, stop = min(found)
@@ -107,12 +106,12 @@ class Detokenizer:
         self._is_stopped = True
         return StopMatch(stop)
 
-    def _first_place(self, stop: str) -> int:
-        """Where a match of it may begin: in text not yet handed out, and so that its end has been checked."""
+    def _search_start(self, stop: str) -> int:
+        """The first index at which a match counts: after the text returned so far, and with a checked end."""
         return max(self._num_taken, self._num_unchecked - len(stop) + 1)
 
     def _held_len(self) -> int:
-        """Characters at the end that may begin a stop string."""
+        """The number of characters at the end that may begin a stop string."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(self._text) - self._num_taken), 0, -1):
             if any(stop.startswith(self._text[-length:]) for stop in self._stop):

@@ -1,4 +1,4 @@
-"""The target's engine: requests in, emissions out, one step at a time. No sockets, no threads."""
+"""The target's engine: requests in, outputs out, one step at a time. No sockets, no threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATE_WINDOW_S = 5.0
 
 
 class TargetEngine:
-    """Batching over one model runner, by the method that the config names.
+    """Batches requests over one model runner, with the batching method of the config.
 
     Every submitted request ends as exactly one of finished, failed or aborted.
     """
@@ -47,13 +47,13 @@ class TargetEngine:
         self._config = config
         self._clock = clock
         self._trace = trace
-        is_even = PARTS[config.batching.method].commits_evenly
-        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, is_even=is_even)
+        commits_evenly = PARTS[config.batching.method].commits_evenly
+        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, commits_evenly=commits_evenly)
         self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestKey, TargetSequence] = {}  # in order of arrival
-        self._at_work: Sequence[TargetSequence] = ()  # whom this step's prompt or round is of
+        self._in_step: Sequence[TargetSequence] = ()  # the sequences of this step's prefill chunk or round
         self._started_s = clock()
-        self._emitted: deque[tuple[float, int]] = deque()  # (when, tokens) of the last seconds
+        self._recent_tokens: deque[tuple[float, int]] = deque()  # (time, number of tokens) of the last seconds
 
     @property
     def has_work(self) -> bool:
@@ -69,23 +69,26 @@ class TargetEngine:
 
     @property
     def max_num_requests(self) -> int:
-        """How many can be held at once, running and waiting."""
+        """Requests that can be held at once, running and waiting."""
         return min(self.runner.cache.num_rows, self._config.num_rows) + self._config.max_num_queued_reqs
 
     @property
     def has_room(self) -> bool:
-        """Whether the waiting line is below its bound; those for whom a row is free do not wait."""
-        return self._num_left_waiting < self._config.max_num_queued_reqs
+        """Whether the queue is below its limit. A request for which a row is free is not in the queue."""
+        return self._num_queued < self._config.max_num_queued_reqs
 
     @property
-    def _num_left_waiting(self) -> int:
-        """Those who would wait after the next step's admissions."""
+    def _num_queued(self) -> int:
+        """Requests that will still wait after the next step's admissions."""
         return max(0, self.num_waiting - self._num_free_rows)
 
     def submit(self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL) -> None:
-        """Take a request in.
+        """Add a request.
 
-        Raises: RequestError if it can never run; QueueFull if the waiting line is at its bound.
+        Args:
+            request_id: unique among the peer's requests that have not ended.
+            peer: the gateway that sends it.
+        Raises: RequestError if the request can never run; QueueFull if the queue is at its limit.
         """
         key = RequestKey(peer, request_id)
         try:
@@ -93,7 +96,7 @@ class TargetEngine:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
             if not self.has_room:
-                raise QueueFull(f"{self._num_left_waiting} requests wait for a cache row already; try again later")
+                raise QueueFull(f"{self._num_queued} requests are waiting for a cache row; try again later")
         except (RequestError, CapacityError):
             self.stats.num_rejected += 1
             raise
@@ -117,7 +120,7 @@ class TargetEngine:
         )
 
     def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
-        """Nobody waits for this request any more: free everything of it. Unknown ids are ignored."""
+        """Stop a request and free its resources. An unknown id is ignored."""
         sequence = self._sequences.get(RequestKey(peer, request_id))
         if sequence is None:
             return
@@ -130,11 +133,11 @@ class TargetEngine:
         return [key.request_id for key in self._sequences if key.peer == peer]
 
     def step(self) -> dict[RequestKey, EngineOutput]:
-        """Admit, forward one prefill chunk, run one round.
+        """Admit sequences, forward one prefill chunk, run one round.
 
-        Returns: what each sequence of the round gained.
+        Returns: the output of each sequence of the round.
         """
-        self._at_work = ()
+        self._in_step = ()
         started_s = self._clock()
         snapshot = self._snapshot()
         plan = self._scheduler.choose(snapshot)
@@ -143,13 +146,13 @@ class TargetEngine:
         if plan.admit:
             self._admit([self._sequences[key] for key in plan.admit])
         if plan.prefill is not None:
-            self._at_work = [self._sequences[plan.prefill]]
+            self._in_step = [self._sequences[plan.prefill]]
             self._prefill(self._sequences[plan.prefill])
         if not plan.decode:
             self.drafts.poll()
             return {}
-        batch = self._in_order_of_rows(plan.decode)
-        self._at_work = batch
+        batch = self._sorted_by_row(plan.decode)
+        self._in_step = batch
         outputs = self._rounds.run(batch)
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
@@ -157,28 +160,29 @@ class TargetEngine:
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
                 self._release(sequence)
-        self._rate(sum(len(each.token_ids) for each in outputs))
+        self._update_rate(sum(len(each.token_ids) for each in outputs))
         return {each.key: output for each, output in zip(batch, outputs, strict=True)}
 
     def fail_step(self, reason: str) -> dict[RequestKey, EngineOutput]:
-        """After an exception in a step: end the requests that it worked on, so that the others can go on.
+        """After an exception in a step: end the requests of that step, so that the others can go on.
 
-        They are those of the prompt or the round that was at work, or all that hold a row if none was.
+        These are the sequences of the prefill chunk or the round that raised. If it raised before both, they are all
+        sequences that hold a cache row.
         """
         outputs = {}
-        at_work = [each for each in self._at_work if each.row is not None]
-        for sequence in at_work or [each for each in self._sequences.values() if each.row is not None]:
+        failed = [each for each in self._in_step if each.row is not None]
+        for sequence in failed or [each for each in self._sequences.values() if each.row is not None]:
             outputs[sequence.key] = sequence.output(RoundOutput(finish=Finish("error", reason)))
             self.drafts.close(sequence)
             self._release(sequence)
         return outputs
 
     def refresh_rate(self) -> None:
-        """Bring `tokens_per_s` up to now; call before reporting."""
-        self._rate(0)
+        """Update `stats.tokens_per_s` to now. Call it before reporting."""
+        self._update_rate(0)
 
     def check_integrity(self) -> None:
-        """Assert that leased rows and sequences that hold rows are the same."""
+        """Assert that the leased cache rows are exactly the rows of the sequences."""
         rows = [each.row for each in self._sequences.values() if each.row is not None]
         assert len(rows) == len(set(rows)), "two sequences share a row"
         assert self.runner.cache.rows.leased == set(rows), "leased rows are not the sequences' rows"
@@ -205,11 +209,8 @@ class TargetEngine:
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
-    def _in_order_of_rows(self, keys: Iterable[RequestKey]) -> list[TargetSequence]:
-        """The sequences in the order of their cache rows: what lies side by side in both is read together.
-
-        (Of a rectangle, it is the order of the rows that share it, whoever came first.)
-        """
+    def _sorted_by_row(self, keys: Iterable[RequestKey]) -> list[TargetSequence]:
+        """The sequences in the order of their cache rows, so that neighbours in the batch are neighbours in memory."""
         sequences = [self._sequences[key] for key in keys]
         return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
 
@@ -226,13 +227,13 @@ class TargetEngine:
 
     @property
     def _num_free_rows(self) -> int:
-        """Rows that this engine may still take: a runner may have more than the engine decodes at once."""
+        """Rows that this engine may still lease. The runner may have more rows than `num_rows` of the config."""
         return min(self.runner.cache.num_free_rows, self._config.num_rows - self.num_running)
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
-        """Count for each sequence the steps in a row that took others in its place: to a row, or to a round.
+        """Count for each sequence the consecutive steps that chose others instead, for a row or for a round.
 
-        Returns: how many could be in this step's round and are not.
+        Returns: the number of sequences that could be in this step's round and are not.
         """
         overtaken, left_out = passed_over(snapshot, plan)
         for key in (*plan.admit, *plan.decode):
@@ -253,9 +254,9 @@ class TargetEngine:
         self.drafts.open(sequences)
 
     def _prefill(self, sequence: TargetSequence) -> None:
-        """Forward the next chunk of the prompt, all but its last token: that one is the first round's root.
+        """Forward the next chunk of a prompt. The prompt's last token is left for the first round, as its root.
 
-        Chunk boundaries depend on this prompt alone, so its K/V has the same bits whoever shares the target.
+        Chunk boundaries depend on this prompt alone, so its keys and values are bitwise equal in every batch.
         """
         assert sequence.row is not None
         cache = self.runner.cache
@@ -279,10 +280,10 @@ class TargetEngine:
             self.runner.cache.free(sequence.row)
             sequence.row = None
 
-    def _rate(self, num_tokens: int) -> None:
+    def _update_rate(self, num_tokens: int) -> None:
         now = self._clock()
-        self._emitted.append((now, num_tokens))
-        while self._emitted[0][0] < now - RATE_WINDOW_S:
-            self._emitted.popleft()
+        self._recent_tokens.append((now, num_tokens))
+        while self._recent_tokens[0][0] < now - RATE_WINDOW_S:
+            self._recent_tokens.popleft()
         known_s = min(RATE_WINDOW_S, now - self._started_s)
-        self.stats.tokens_per_s = sum(tokens for _, tokens in self._emitted) / known_s if known_s > 0 else 0.0
+        self.stats.tokens_per_s = sum(tokens for _, tokens in self._recent_tokens) / known_s if known_s > 0 else 0.0

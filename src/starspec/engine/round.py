@@ -1,4 +1,4 @@
-"""The heart of a target: propose, verify, commit, report. One forward over all its running sequences."""
+"""One round of a target: collect drafts, forward, verify, commit, report. One forward for all running sequences."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from starspec.wire.messages import EngineOutput, TokenLogprob
 
 @dataclass(slots=True)
 class RoundRunner:
-    """Runs rounds; holds what every round needs and nothing about any sequence."""
+    """Runs rounds. It holds what every round needs, and no state of sequences."""
 
     runner: BatchRunner
     drafts: Drafts
     stats: TargetStats
     clock: Callable[[], float]
     trace: Tracer | None = None
-    is_even: bool = False  # whether all sequences of a batch commit as many tokens as the one that accepted fewest
+    commits_evenly: bool = False  # cut all verdicts to the length of the shortest one
 
     def run(self, batch: Sequence[TargetSequence]) -> list[EngineOutput]:
-        """One round: every sequence of the batch gains at least one token, or ends.
+        """Run one round. Every sequence of the batch gains at least one token, or ends.
 
-        Effects: the sequences, their cache rows, the statistics; verdicts go to the hub.
+        Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
         started_s = self.clock()
-        trees = self.drafts.collect(batch)  # an empty tree where none came in time
+        trees = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         output = self.runner.forward(
             [_segment(each, tree) for each, tree in zip(batch, trees, strict=True)], self.drafts.feature_layers
@@ -48,16 +48,16 @@ class RoundRunner:
             [len(each.token_ids) for each in batch],
             [each.counts for each in batch],
         )
-        if self.is_even:
+        if self.commits_evenly:
             results = roll_back(results)
-        emitted = self._commit(batch, trees, results, output)
+        round_outputs = self._commit(batch, trees, results, output)
         verified_s = self.clock()
-        self.drafts.report(batch, emitted)
+        self.drafts.report(batch, round_outputs)
         reported_s = self.clock()
-        outputs = [each.output(added) for each, added in zip(batch, emitted, strict=True)]
-        told_s, report_s = self.clock(), reported_s - verified_s
-        self._time(started_s, collected_s, verified_s)
-        self._time_batch(len(batch), collected_s - started_s + report_s, told_s - collected_s - report_s, moved_s)
+        outputs = [each.output(added) for each, added in zip(batch, round_outputs, strict=True)]
+        ended_s, report_s = self.clock(), reported_s - verified_s
+        self._record_times(started_s, collected_s, verified_s)
+        self._record_batch(len(batch), collected_s - started_s + report_s, ended_s - collected_s - report_s, moved_s)
         return outputs
 
     def _commit(
@@ -67,8 +67,8 @@ class RoundRunner:
         results: Sequence[VerifyResult],
         output: ForwardOutput,
     ) -> list[RoundOutput]:
-        """Extend every sequence by its result; keep the K/V of the root and of the accepted path."""
-        emitted, first_row = [], 0
+        """Extend every sequence by its result. Keep the keys and values of the root and of the accepted path."""
+        round_outputs, first_row = [], 0
         for sequence, tree, result in zip(batch, trees, results, strict=True):
             rows = slice(first_row, first_row + tree.num_draft_tokens + 1)
             first_row = rows.stop
@@ -78,11 +78,11 @@ class RoundRunner:
             assert sequence.row is not None
             self.runner.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
             num_accepted = min(result.num_accepted, len(added.token_ids))
-            self._count(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
-            emitted.append(added)
-        return emitted
+            self._count_tokens(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
+            round_outputs.append(added)
+        return round_outputs
 
-    def _time(self, started_s: float, collected_s: float, verified_s: float) -> None:
+    def _record_times(self, started_s: float, collected_s: float, verified_s: float) -> None:
         self.stats.num_rounds += 1
         self.stats.wait.add(collected_s - started_s)
         self.stats.t_v.add(verified_s - collected_s)
@@ -92,15 +92,17 @@ class RoundRunner:
             self.trace.slice("wire", "wait", started_s, collected_s)
             self.trace.slice("verify", "verify", collected_s, verified_s)
 
-    def _time_batch(self, num_sequences: int, draft_s: float, verify_s: float, moved_before_s: float) -> None:
-        """Args: verify_s: with what the forward took to bring sequences together."""
+    def _record_batch(self, num_sequences: int, draft_s: float, verify_s: float, moved_before_s: float) -> None:
+        """Args: verify_s: includes the time in which the forward moved keys and values."""
         stats = self.stats.batch
         stats.num_rounds += 1
         stats.num_sequence_rounds += num_sequences
         stats.draft_s += draft_s
         stats.verify_s += verify_s - (stats.moved_s - moved_before_s)
 
-    def _count(self, sequence: TargetSequence, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+    def _count_tokens(
+        self, sequence: TargetSequence, num_draft_tokens: int, num_accepted: int, num_emitted: int
+    ) -> None:
         now = self.clock()
         if sequence.first_token_s is None:
             sequence.first_token_s = now
@@ -111,7 +113,7 @@ class RoundRunner:
 
 
 def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
-    """The last committed token, whose K/V is still missing, and the draft nodes below it."""
+    """The last committed token, whose keys and values are still missing, and the draft nodes below it."""
     assert sequence.row is not None
     parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
     token_ids = (sequence.token_ids[-1], *tree.token_ids)
@@ -119,7 +121,7 @@ def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
 
 
 def _logprobs(sequence: TargetSequence, result: VerifyResult, logits: Tensor) -> list[TokenLogprob]:
-    """The target's own log-probabilities at the walked positions, if the request asked for them."""
+    """The target's log-probabilities of the committed tokens, if the request asks for them."""
     if sequence.spec.logprobs is None:
         return []
     pairs = zip(result.rows, result.token_ids, strict=True)

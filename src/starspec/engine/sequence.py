@@ -1,4 +1,4 @@
-"""One request's answer as the target holds it: its tokens, its cache row, its text, its end."""
+"""One request in the engine: its tokens, cache row, text and end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 class SequenceState(Enum):
     WAITING = auto()  # no cache row yet
-    PREFILLING = auto()  # the prompt is being forwarded, chunk by chunk
-    RUNNING = auto()  # one round after the other
+    PREFILLING = auto()  # the prompt is forwarded chunk by chunk
+    RUNNING = auto()  # takes part in rounds
     FINISHED = auto()
 
 
@@ -33,19 +33,19 @@ class Finish:
 
 @dataclass(slots=True)
 class RoundOutput:
-    """What one round added, after truncation."""
+    """What one round added to a sequence, cut after the token that ended it."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
-    features: Tensor | None = None  # [tokens, F] of the positions before each of them, if the drafts read any
+    features: Tensor | None = None  # [tokens, F], of the position before each token; None if the drafts need none
 
 
 class TargetSequence:
-    """A request between arrival and last token.
+    """A request from its arrival to its last token.
 
-    While it runs, the cache row holds the K/V of every committed token but the last: that one is the root of
-    the next forward.
+    While it is RUNNING, its cache row holds the keys and values of every committed token but the last. The last token
+    is the root of the next forward.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class TargetSequence:
         self.row: int | None = None
         self.stats = RequestStats()
         self.arrived_s = arrived_s
-        self.admitted_s = float("inf")  # when it got its row
+        self.admitted_s = float("inf")  # when it got its cache row
         self.first_token_s: float | None = None
-        self.num_passed_over = 0  # steps in a row that took others instead: to a row, or to a round
+        self.num_passed_over = 0  # consecutive steps that chose others instead, for a row or for a round
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = frozenset(spec.sampling.end_token_ids)
         self._detokenizer = detokenizer
@@ -86,32 +86,32 @@ class TargetSequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be emitted."""
+        """Tokens that may still be generated."""
         return self.max_len - len(self.token_ids)
 
     def extend(self, token_ids: tuple[int, ...], logprobs: list[TokenLogprob]) -> RoundOutput:
-        """Commit the tokens of one verdict, up to and with the one that ends the answer.
+        """Commit the tokens of one verdict, up to and including the token that ends the answer.
 
         Args:
-            token_ids: accepted draft tokens and the target's own last token.
-            logprobs: one for each, or empty when none are asked for.
-        Returns: the tokens really added; fewer than given if the answer ended within them.
-        Effects: `token_ids`, `counts`, the text, and `state` at the end.
+            token_ids: the accepted draft tokens and the target's own token after them.
+            logprobs: one for each token, or empty if the request asks for none.
+        Returns: the tokens that were added; fewer than given if the answer ended.
+        Effects: extends `token_ids`, `counts` and the text; sets `state` if the answer ended.
         """
-        emitted = RoundOutput()
+        output = RoundOutput()
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
-            emitted.token_ids.append(token_id)
-            emitted.logprobs.extend(logprobs[index : index + 1])
-            emitted.finish = self._finish_after(token_id)
-            if emitted.finish is not None:
+            output.token_ids.append(token_id)
+            output.logprobs.extend(logprobs[index : index + 1])
+            output.finish = self._finish_after(token_id)
+            if output.finish is not None:
                 self.state = SequenceState.FINISHED
                 break
-        self.counts.append(emitted.token_ids)
-        return emitted
+        self.counts.append(output.token_ids)
+        return output
 
     def _finish_after(self, token_id: int) -> Finish | None:
-        """Whether the answer ends with this token: end token, then stop string, then length."""
+        """Why the answer ends with this token, if it does: end token, then stop string, then length."""
         may_end = self.num_output_tokens >= self.sampling.min_tokens
         if token_id in self._end_token_ids and may_end:
             if token_id not in self._eos_token_ids:
@@ -126,14 +126,14 @@ class TargetSequence:
             return Finish("stop", match.stop)
         return Finish("length") if is_full else None
 
-    def output(self, emitted: RoundOutput) -> EngineOutput:
-        """The message that tells the client; the last one carries the statistics."""
-        finish = emitted.finish
+    def output(self, added: RoundOutput) -> EngineOutput:
+        """The message for the client. The last one of a request carries the statistics."""
+        finish = added.finish
         return EngineOutput(
             request_id=self.request_id,
-            token_ids=emitted.token_ids,
+            token_ids=added.token_ids,
             text=self._detokenizer.take(),
-            logprobs=emitted.logprobs if self.spec.logprobs is not None else None,
+            logprobs=added.logprobs if self.spec.logprobs is not None else None,
             finish_reason=finish.reason if finish else None,
             stop_reason=finish.stop_reason if finish else None,
             stats=self.stats if finish else None,

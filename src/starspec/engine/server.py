@@ -1,7 +1,7 @@
-"""The target as a process: one thread that serves gateways, speaks to the hub and runs the engine.
+"""The target as a process: one thread that serves gateways, talks to the hub and runs the engine.
 
-One loop, no locks: between two steps it reads what gateways sent; within a step the engine itself waits for the
-hub, at most until its deadline.
+There is one loop and no lock. Between two steps the loop reads messages from gateways. Within a step the engine waits
+for the hub, until its deadline at most.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from starspec.wire.messages import (
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import endpoint_at
 
-IDLE_WAIT_S = 0.05  # between looks at the hub's link while there is nothing to do
+IDLE_WAIT_S = 0.05  # between polls of the hub link while the engine is idle
 
 log = structlog.get_logger()
 
@@ -39,8 +39,8 @@ log = structlog.get_logger()
 class TargetServer:
     """Serves one engine to any number of gateways.
 
-    A gateway that is silent for longer than the lease has its requests aborted. `stop` drains: requests in
-    flight end, new ones are refused.
+    When a gateway has been silent for longer than the lease, its requests are aborted. `stop` drains: requests in
+    flight end, and new ones are refused.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class TargetServer:
 
     @property
     def address(self) -> str:
-        """Where gateways find this target, with the port that was really taken."""
+        """The endpoint of this target, with the port that was really taken."""
         return endpoint_at(self._config.host, self._serving.port)
 
     @property
     def memory(self) -> str:
-        """What sequences take, for people."""
+        """The memory that sequences take, as text."""
         cache = self._engine.runner.cache
         return memory_of(cache.num_rows, cache.num_bytes)
 
     def run(self) -> None:
-        """Serve until `stop`, then until the last request ended or the drain time is over."""
+        """Serve until `stop`, then until the last request has ended or the shutdown timeout is over."""
         try:
             while not self._is_done():
-                self._turn()
+                self._run_once()
         finally:
             self._engine.drafts.shutdown()
             self._serving.close()
 
     def stop(self) -> None:
-        """Refuse new requests; let those that run end, for `shutdown_timeout_s` at most; asked again, wait no longer.
+        """Refuse new requests, and let the others end within `shutdown_timeout_s`. A second call does not wait.
 
         Callable from a signal handler.
         """
@@ -91,8 +91,8 @@ class TargetServer:
         is_drained = not self._engine.has_work or self._clock() >= self._stop_by_s
         return self._is_stopping.is_set() and is_drained
 
-    def _turn(self) -> None:
-        """Read what came, then one step of the engine."""
+    def _run_once(self) -> None:
+        """Handle the messages that have arrived, then run one step of the engine."""
         wait_s = 0.0 if self._engine.has_work else IDLE_WAIT_S
         for peer, message in self._serving.receive(wait_s):
             self._handle(peer, message)
@@ -103,7 +103,7 @@ class TargetServer:
         self._deliver(self._step())
 
     def _step(self) -> Mapping[RequestKey, EngineOutput]:
-        """The one place where an exception of a step is survived: those that it worked on fail, the others go on."""
+        """Run one step. If it raises, only the requests of that step fail. No other place catches such errors."""
         try:
             return self._engine.step()
         except Exception:
@@ -135,7 +135,7 @@ class TargetServer:
             self._serving.send(peer, [refusal])
 
     def _deliver(self, outputs: Mapping[RequestKey, EngineOutput]) -> None:
-        """Send each gateway the outputs of its requests in one go."""
+        """Send each gateway the outputs of its requests, all at once."""
         by_peer: dict[PeerId, list[TargetToGateway]] = {}
         for key, output in outputs.items():
             by_peer.setdefault(key.peer, []).append(output)

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible front of one or several targets."""
+"""The OpenAI-compatible HTTP server in front of one or several targets."""

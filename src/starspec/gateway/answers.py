@@ -1,4 +1,4 @@
-"""One answer as it grows at the gateway, and the sums over the answers of a request."""
+"""One answer while it is generated, and the usage and metrics of a request's answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starspec.wire.messages import EngineOutput, TokenLogprob
 
 @dataclass(slots=True)
 class Answer:
-    """Everything that was emitted for one choice."""
+    """Everything that was generated for one choice."""
 
     index: int
     prompt_token_ids: list[int]
@@ -24,8 +24,8 @@ class Answer:
     stats: RequestStats | None = None
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether nothing was emitted yet."""
+    def is_empty(self) -> bool:
+        """Whether nothing was generated yet."""
         return not self.token_ids and self.finish_reason is None
 
     def add(self, output: EngineOutput) -> None:
@@ -38,20 +38,20 @@ class Answer:
 
 
 def finish_reason_of(output: EngineOutput) -> FinishReason | None:
-    """Of an emission that the router let pass: broken-off answers never come this far."""
+    """The finish reason of an output. The router turns aborted and failed ones into errors before."""
     reason = output.finish_reason
     assert reason in (None, "stop", "length")
     return reason
 
 
 def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> Usage:
-    """Each prompt counts once, however many answers it gets."""
+    """The usage of a request. Each prompt counts once, however many answers it has."""
     num_completion_tokens = sum(len(answer.token_ids) for answer in answers)
     return Usage(num_prompt_tokens, num_completion_tokens, num_prompt_tokens + num_completion_tokens)
 
 
 def metrics_of(answers: Sequence[Answer]) -> RequestMetrics:
-    """What the answers cost and gained."""
+    """The metrics of a request. Times are given for a single answer only."""
     stats = [answer.stats for answer in answers if answer.stats is not None]
     speculative = speculative_metrics(stats)
     if len(answers) != 1 or not stats:
@@ -60,7 +60,7 @@ def metrics_of(answers: Sequence[Answer]) -> RequestMetrics:
 
 
 def speculative_metrics(stats: Sequence[RequestStats]) -> SpeculativeMetrics:
-    """Sums; rates are of the sums."""
+    """Sums over the answers. Rates are computed from the sums."""
     total = RequestStats.sum_of(stats)
     histogram = total.acceptance_histogram
     histogram += [0] * (total.num_spec_tokens + 1 - len(histogram))

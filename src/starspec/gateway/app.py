@@ -1,4 +1,4 @@
-"""The HTTP routes. Each reads: translate the request, generate, deliver."""
+"""The HTTP routes. A completion route translates the request, generates, and delivers the answer."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
 
-CLIENT_LEFT: Final = 499  # nobody reads it; it makes disconnects visible in the counters
+CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the routes work with."""
+    """What the routes use."""
 
     config: GatewayConfig
     identity: ModelIdentity
@@ -65,7 +65,7 @@ class Services:
 
 
 class Routes:
-    """One method a route."""
+    """One method for each route."""
 
     def __init__(self, services: Services, metrics: GatewayMetrics) -> None:
         self._services = services
@@ -136,7 +136,7 @@ class Routes:
             return EventStream(delivery, self._services.config.keep_alive_s)
         reply = await until_disconnect(delivery.whole(), request.receive)
         if reply is None:
-            timer.abandon()
+            timer.disconnect()
             return Response(status_code=CLIENT_LEFT)
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
@@ -179,7 +179,7 @@ def build_app(services: Services) -> FastAPI:
     if services.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=services.config.api_key)
     app.add_middleware(DrainMiddleware, drain=services.drain)
-    app.add_middleware(MetricsMiddleware, metrics=metrics)  # added last = outermost: it counts refusals too
+    app.add_middleware(MetricsMiddleware, metrics=metrics)  # added last = outermost, so it counts refused requests too
     return app
 
 

@@ -1,4 +1,4 @@
-"""Stopping in good order: what is in flight ends, what is new is sent elsewhere, and the port stays open to say so."""
+"""Graceful shutdown: requests in flight end, and new ones get 503 while the port stays open."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starspec.gateway.http_errors import HttpError
 
-UNDRAINED_PATHS: Final = frozenset({"/metrics"})  # a scrape that misses the end of a drain misses its last answers
+UNDRAINED_PATHS: Final = frozenset({"/metrics"})  # the last scrape should count the last answers
 REFUSAL: Final = HttpError(503, "the gateway is shutting down and takes no new requests", retry_after_s=1.0)
-BROKEN_OFF: Final = HttpError(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
+CANCELLED: Final = HttpError(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
 
 
 class Drain:
-    """Whether the gateway is asked to stop, and whether it may.
+    """Whether the gateway was asked to stop, and whether it may stop now.
 
     Args:
-        timeout_s: what is in flight when it is asked may go on for so long.
+        timeout_s: how long requests in flight may continue after that.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +33,7 @@ class Drain:
         self.num_in_flight = 0
 
     def ask(self) -> None:
-        """Begin to drain; asked again, wait no longer. Callable from another thread or a signal handler."""
+        """Start to drain. A second call does not wait. Callable from another thread or a signal handler."""
         self._num_asked += 1
         self._over_at_s = min(self._over_at_s, self._clock() + self._timeout_s)
 
@@ -46,14 +47,14 @@ class Drain:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is in flight any more, or is waited for."""
+        """Whether no request is in flight any more, or the drain does not wait for those that are."""
         return self.is_begun and (self.is_impatient or not self.num_in_flight or self._clock() >= self._over_at_s)
 
 
 class DrainMiddleware:
-    """ASGI middleware: counts what is in flight, and while the gateway drains answers 503 to everything else.
+    """ASGI middleware that counts requests in flight, and answers 503 to new ones while the gateway drains.
 
-    What is cancelled because the drain is over answers 503 too, unless it has said something already.
+    A request that is cancelled at the end of the drain gets 503 too, unless its response has started.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
@@ -69,24 +70,24 @@ class DrainMiddleware:
             return
         has_started = False
 
-        async def noted(message: Message) -> None:
+        async def tracking_send(message: Message) -> None:
             nonlocal has_started
             has_started = True
             await send(message)
 
         self._drain.num_in_flight += 1
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, tracking_send)
         except asyncio.CancelledError:
             if has_started or not self._drain.is_over:
                 raise
-            await BROKEN_OFF.response()(scope, receive, _closing(send))
+            await CANCELLED.response()(scope, receive, _closing(send))
         finally:
             self._drain.num_in_flight -= 1
 
 
 def _closing(send: Send) -> Send:
-    """The same, but for telling the client that its connection ends: the next one may reach another gateway."""
+    """Add `Connection: close`, so that the client's next connection may reach another gateway."""
 
     async def send_and_close(message: Message) -> None:
         if message["type"] == "http.response.start":

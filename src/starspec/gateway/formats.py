@@ -1,4 +1,4 @@
-"""Answers in OpenAI's two forms: text completions and chat completions, whole or as stream chunks."""
+"""Builds replies in OpenAI's two formats, text completion and chat completion, whole or as stream chunks."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from starspec.wire.messages import EngineOutput
 
 
 class ReplyFormat(Protocol):
-    """One of the two forms."""
+    """One of the two formats."""
 
     whole_object: str
     chunk_object: str
 
     def opening(self, answer: Answer) -> AnyChoice | None:
-        """What a stream says of an answer before its first text."""
+        """The chunk that opens an answer's stream; None if the format has none."""
         ...
 
     def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
-        """What a stream says of one emission, which `answer` already holds; None if there is nothing to say."""
+        """The chunk for one output, which `answer` already includes; None if it would be empty."""
         ...
 
     def whole(self, answer: Answer) -> AnyChoice:
-        """A finished answer."""
+        """The choice for a finished answer."""
         ...
 
 
@@ -54,11 +54,11 @@ class CompletionFormat:
         self._tokens = tokens
         self._offsets: dict[int, int] = {}  # answer -> characters of its tokens so far
 
-    def opening(self, answer: Answer) -> AnyChoice | None:  # noqa: ARG002 (the form has none)
+    def opening(self, answer: Answer) -> AnyChoice | None:  # noqa: ARG002 (the format has none)
         return None
 
     def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
-        if _says_nothing(output, self._options):
+        if _is_empty_chunk(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
@@ -107,7 +107,7 @@ class ChatFormat:
         )
 
     def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
-        if _says_nothing(output, self._options):
+        if _is_empty_chunk(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
@@ -137,7 +137,7 @@ class ChatFormat:
 
 
 class ReplyBuilder:
-    """What all chunks of one reply have in common."""
+    """Builds the reply, or the chunks of the stream, with the fields that they share."""
 
     def __init__(self, reply_id: str, model: str, fingerprint: str, reply_format: ReplyFormat) -> None:
         self.reply_id = reply_id
@@ -178,8 +178,8 @@ class ReplyBuilder:
         )
 
 
-def _says_nothing(output: EngineOutput, options: ReplyOptions) -> bool:
-    """Tokens whose text is held back, or special ones, make no chunk unless the client asked for tokens."""
+def _is_empty_chunk(output: EngineOutput, options: ReplyOptions) -> bool:
+    """Tokens without text, such as special ones, make no chunk unless the client asked for token ids or logprobs."""
     wants_tokens = options.num_top_logprobs is not None or options.has_token_ids
     return not output.text and output.finish_reason is None and not wants_tokens
 
@@ -189,6 +189,6 @@ def _token_ids(token_ids: list[int], options: ReplyOptions) -> list[int] | Unset
 
 
 def _prompt_token_ids(answer: Answer, output: EngineOutput, options: ReplyOptions) -> list[int] | UnsetType:
-    """Told once, with an answer's first tokens."""
+    """Sent once, with an answer's first tokens."""
     is_first = len(answer.token_ids) == len(output.token_ids)
     return answer.prompt_token_ids if options.has_token_ids and is_first else UNSET

@@ -1,4 +1,4 @@
-"""The answers of one HTTP request while they are made, and the promise that none outlives its client."""
+"""The answers of one HTTP request while they are generated. None of them outlives its client."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Progress(NamedTuple):
 
 
 class Generation:
-    """A context manager: entering submits every answer, leaving aborts those that are not finished, however it is left.
+    """A context manager that submits every answer on entry, and aborts unfinished ones on exit.
 
-    The queue inside is bounded by the answers' own lengths, which the targets bound by their context.
+    The internal queue is bounded by the lengths of the answers, which the targets' contexts bound.
     """
 
     def __init__(self, router: Router, request: GenerationRequest, reply_id: str) -> None:
         self._router = router
         self._request = request
         self._reply_id = reply_id
-        self._placed: list[tuple[RoutedTarget, RequestId]] = []
+        self._submitted: list[tuple[RoutedTarget, RequestId]] = []
         self._events: asyncio.Queue[tuple[int, EngineOutput | StarspecError]] = asyncio.Queue()
         self._num_unfinished = len(request.specs)
 
@@ -46,17 +46,17 @@ class Generation:
             for index, spec in enumerate(self._request.specs):
                 routed = self._router.pick(len(spec.prompt_token_ids))
                 request_id = RequestId(f"{self._reply_id}-{index}")
-                self._placed.append((routed, request_id))
-                routed.submit(request_id, spec, partial(self._note, index))
+                self._submitted.append((routed, request_id))
+                routed.submit(request_id, spec, partial(self._receive, index))
         except StarspecError:
-            self._abandon()
+            self._abort_all()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abandon()
+        self._abort_all()
 
     @property
     def is_finished(self) -> bool:
@@ -65,7 +65,7 @@ class Generation:
     async def next(self, timeout_s: float | None = None) -> Progress | None:
         """The next progress of any answer; None if `timeout_s` passes without one.
 
-        Raises: StarspecError if an answer was refused or broke off: the request as a whole has failed then.
+        Raises: StarspecError if an answer was refused or aborted; the whole request has failed then.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -85,14 +85,14 @@ class Generation:
         if most is not None and num_answers > most:
             param = "n" if self._request.num_prompts == 1 else self._request.prompt_param
             raise RequestError(
-                f"{param}: the request is for {num_answers} answers, more than the {most} that the servers hold "
+                f"{param}: the request is for {num_answers} answers, more than the {most} that the targets hold "
                 "at once, running and waiting: ask for fewer at a time",
                 param,
             )
 
-    def _note(self, choice: int, event: EngineOutput | StarspecError) -> None:
+    def _receive(self, choice: int, event: EngineOutput | StarspecError) -> None:
         self._events.put_nowait((choice, event))
 
-    def _abandon(self) -> None:
-        for routed, request_id in self._placed:
-            routed.abandon(request_id)
+    def _abort_all(self) -> None:
+        for routed, request_id in self._submitted:
+            routed.abort(request_id)

@@ -1,4 +1,4 @@
-"""A request in our own terms: which answers to generate, and in what form the client wants them."""
+"""A parsed request: which answers to generate, and in what form to reply."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class ReplyOptions:
     """The form of the reply."""
 
     is_stream: bool = False
-    include_usage: bool = False  # one more chunk with the usage, at the end of a stream
-    continuous_usage: bool = False  # the usage so far in every chunk
+    include_usage: bool = False  # a stream ends with one more chunk, which has the usage
+    continuous_usage: bool = False  # every chunk has the usage so far
     num_top_logprobs: int | None = None  # None: no log-probabilities
     has_token_ids: bool = False
 
@@ -29,6 +29,6 @@ class GenerationRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts, each counted once however many answers it gets."""
+        """Tokens of all prompts. Each prompt counts once, however many answers it has."""
         per_prompt = len(self.specs) // self.num_prompts
         return sum(len(spec.prompt_token_ids) for spec in self.specs[::per_prompt])

@@ -1,4 +1,4 @@
-"""From an exception to what a client is told: `{"error": {message, type, param, code}}` and an HTTP status."""
+"""Turns exceptions into error responses: `{"error": {message, type, param, code}}` and an HTTP status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """Why a request did not go well, in the client's words."""
+    """An error response."""
 
     status: int
     message: str
@@ -41,7 +41,7 @@ class HttpError:
     retry_after_s: float | None = None
 
     def body(self) -> bytes:
-        """The JSON of an error response, or of the event that ends a broken stream. ASCII, whatever was quoted."""
+        """The JSON of the response, or of the event that ends a failed stream. Always ASCII."""
         kind = TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
         return json.dumps({"error": error}).encode("ascii")
@@ -56,12 +56,14 @@ class HttpError:
 
 
 def http_error_of(error: Exception) -> HttpError:
-    """What to tell the client. Never quotes an unexpected exception: its text may hold paths or prompts.
+    """The error response for an exception.
 
-    Effects: an unexpected exception is logged.
+    It does not quote an unexpected exception, whose text may contain paths or prompts.
+
+    Effects: logs unexpected exceptions.
     """
     if isinstance(error, HTTPException) and isinstance(error.__cause__, RequestError):
-        error = error.__cause__  # the framework wraps what reading a body raises
+        error = error.__cause__  # the framework wraps exceptions of body parsing
     match error:
         case RequestError():
             return HttpError(error.status, str(error), error.param)
@@ -78,8 +80,8 @@ def http_error_of(error: Exception) -> HttpError:
 
 
 def _of_validation(errors: Sequence[Any]) -> HttpError:
-    """The first thing that is wrong with a body, naming the parameter as in `messages[0].content`."""
-    first = _most_telling(errors)
+    """The most specific error of a body, which names the parameter as in `messages[0].content`."""
+    first = _most_specific(errors)
     if first["type"] == "json_invalid":
         return HttpError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'cannot be read')}")
     path = [part for part in first["loc"] if part != "body"]
@@ -92,9 +94,12 @@ def _of_validation(errors: Sequence[Any]) -> HttpError:
     return HttpError(400, f"{param}: {message[:1].lower()}{message[1:]}", param)
 
 
-def _most_telling(errors: Sequence[Any]) -> Any:
-    """The first error, or of several about one field, which are the branches of a union, that of the branch which came
-    furthest; a value out of range is nearer than one of another type."""
+def _most_specific(errors: Sequence[Any]) -> Any:
+    """The error to report for the first field that has one.
+
+    A field of a union type has one error for each branch. The branch that matched furthest wins, and a value out of
+    range counts as nearer than a value of another type.
+    """
 
     def nearness(error: Any) -> tuple[int, bool]:
         places = [part for part in error["loc"] if isinstance(part, int)]
@@ -105,7 +110,7 @@ def _most_telling(errors: Sequence[Any]) -> Any:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """`("messages", 0, "content", "str")` -> `messages[0].content`: names of a union's branches are left out."""
+    """`("messages", 0, "content", "str")` -> `messages[0].content`: names of union branches are left out."""
     name = ""
     for part in path:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""What the gateway counts of itself, next to what it knows of targets and hub."""
+"""The gateway's own metrics, and their registry, which also exports the statuses of targets and hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTED_ROUTES: Final = frozenset(
 
 
 class GatewayMetrics:
-    """Counters of one gateway in a registry of its own, together with the status collector."""
+    """The metrics of one gateway, in a registry of their own together with the status collector."""
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -25,12 +25,16 @@ class GatewayMetrics:
         self.requests = Counter(
             f"{PREFIX}gateway_requests", "HTTP requests answered.", ["route", "status"], registry=self.registry
         )
-        self.in_flight = Gauge(f"{PREFIX}gateway_requests_in_flight", "Being answered now.", registry=self.registry)
+        self.in_flight = Gauge(
+            f"{PREFIX}gateway_requests_in_flight", "HTTP requests in flight.", registry=self.registry
+        )
         self.disconnects = Counter(
-            f"{PREFIX}gateway_disconnects", "Clients that left before their answer ended.", registry=self.registry
+            f"{PREFIX}gateway_disconnects",
+            "Clients that disconnected before their answer ended.",
+            registry=self.registry,
         )
         self.prompt_tokens = Counter(
-            f"{PREFIX}prompt_tokens", "Prompt tokens of requests that were begun.", registry=self.registry
+            f"{PREFIX}prompt_tokens", "Prompt tokens of requests that have produced a token.", registry=self.registry
         )
         self.time_to_first_token = Histogram(
             f"{PREFIX}time_to_first_token_seconds",
@@ -57,9 +61,9 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = "none"  # the client left before there was one
+        status = "none"  # the client disconnected before a status was sent
 
-        async def noted(message: Message) -> None:
+        async def tracking_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
@@ -68,9 +72,9 @@ class MetricsMiddleware:
         route = scope["path"] if scope["path"] in COUNTED_ROUTES else "other"
         with self._metrics.in_flight.track_inprogress():
             try:
-                await self._app(scope, receive, noted)
+                await self._app(scope, receive, tracking_send)
             except Exception:
-                status = "500" if status == "none" else status  # its answer is made further out
+                status = "500" if status == "none" else status  # an outer layer makes the response
                 raise
             finally:
                 self._metrics.requests.labels(route, status).inc()
@@ -86,16 +90,16 @@ class RequestTimer:
         self._is_first = True
 
     def progress(self, num_prompt_tokens: int) -> None:
-        """A token came: the prompt was read."""
+        """A token was generated. The first one counts the prompt and the time to first token."""
         if self._is_first:
             self._is_first = False
             self._metrics.prompt_tokens.inc(num_prompt_tokens)
             self._metrics.time_to_first_token.observe(self._clock() - self._started_s)
 
     def finish(self) -> None:
-        """The last token came."""
+        """The last token was generated."""
         self._metrics.latency.observe(self._clock() - self._started_s)
 
-    def abandon(self) -> None:
-        """The client left."""
+    def disconnect(self) -> None:
+        """The client disconnected."""
         self._metrics.disconnects.inc()

@@ -1,4 +1,4 @@
-"""Text to tokens and back for the gateway: prompts, chat templates, vocabulary bounds."""
+"""Text to tokens and back: prompts, chat templates, and checks of token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starspec.gateway.token_text import TokenText
 from starspec.gateway.unsupported import refuse_unsupported_parts
 from starspec.models.loading.tokenizer import TEMPLATE_ERRORS
 
-RESERVED_KWARGS: Final = frozenset(  # what the caller of a template decides, or what would replace the template
+RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace the template
     {
         "add_generation_prompt",
         "chat_template",
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 
 class PromptCodec:
-    """A transformers tokenizer, used by one thread of its own: long prompts do not stall the event loop.
+    """A transformers tokenizer on a thread of its own, so that long prompts do not block the event loop.
 
     Args:
         tokenizer: a transformers tokenizer.
-        eos_token_ids: what ends an answer of this model.
+        eos_token_ids: the tokens that end an answer of this model.
     """
 
     def __init__(self, tokenizer: Any, eos_token_ids: tuple[int, ...]) -> None:
@@ -61,10 +61,10 @@ class PromptCodec:
         return await self._run(self._encode, text, add_special_tokens)
 
     async def encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        """The token ids of a conversation under the model's own template.
+        """The token ids of a conversation, rendered by the model's chat template.
 
         Raises: RequestError if the model has no template, if the template refuses the conversation, or if a message has
-            parts that cannot be said.
+            parts that are not supported.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
@@ -86,7 +86,7 @@ class PromptCodec:
         return await self._run(self._decode, list(token_ids))
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """Raises: RequestError, naming `param`, if an id is none of the vocabulary."""
+        """Raises: RequestError, naming `param`, if an id is outside the vocabulary."""
         largest = max(token_ids, default=0)
         if largest >= self.vocab_size:
             raise RequestError(f"{param}: token id {largest} is outside the vocabulary of {self.vocab_size}", param)

@@ -1,4 +1,4 @@
-"""What the routes answer with: OpenAI's objects and vLLM's additions, as they go over HTTP."""
+"""The response bodies: OpenAI's objects with vLLM's additions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Usage(Struct, frozen=True):
 
 
 class SpeculativeMetrics(Struct, frozen=True, kw_only=True):
-    """vLLM's `metrics.speculative_decoding`; sums over the answers of a request."""
+    """vLLM's `metrics.speculative_decoding`, summed over the answers of a request."""
 
     mean_acceptance_length: float  # with the target's own token
     draft_acceptance_rate: float
@@ -28,7 +28,7 @@ class SpeculativeMetrics(Struct, frozen=True, kw_only=True):
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):
-    """vLLM's `metrics`. Times describe one answer, so they are null for several."""
+    """vLLM's `metrics`. Times describe one answer; they are null if there are several."""
 
     speculative_decoding: SpeculativeMetrics
     time_to_first_token_ms: float | None = None  # from the cache row to the first token
@@ -63,7 +63,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """Base of whole and partial choices."""
+    """Base of complete choices and of stream chunks."""
 
     index: int
     finish_reason: FinishReason | None = None

@@ -1,8 +1,8 @@
-"""Which target answers, and whether it still lives.
+"""Chooses a target for each request, and notices when a target is lost.
 
-A `RoutedTarget` is the gateway's view of one target: its link, its last status, the requests that are open there. The
-`Router` picks the least loaded one. Nothing here waits for a target: sending never blocks, and a target that is gone
-or silent fails the requests that it held, and no others.
+A `RoutedTarget` is the gateway's view of one target: its link, its last status and its open requests. The `Router`
+picks the least loaded target. Nothing here waits for a target: sending never blocks. When a target is gone or silent,
+its own requests fail and no others.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from starspec.wire.messages import (
     TargetToGateway,
 )
 
-ASK_INTERVAL_S: Final = 0.5  # between questions for a target's status; each also renews the lease there
-SILENCE_S: Final = 30.0  # a connected target that says nothing for so long hangs; one step may take seconds
-MISSED_S: Final = 30.0  # a target that does not answer for so long is complained about once; small models load faster
-PAUSE_S: Final = 8.0  # this process slept for longer: what targets said of leases that ended may not have come through
+ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
+SILENCE_S: Final = 30.0  # a connected target that sends nothing for so long hangs; one step may take seconds
+MISSED_S: Final = 30.0  # log a warning if a target has not answered for so long; small models load faster
+PAUSE_S: Final = 8.0  # if this process was suspended for longer, targets may have ended its leases
 
 log = structlog.get_logger()
 
 Sink = Callable[[EngineOutput | StarspecError], None]
-"""Takes what happens to one request; after an error or a finish reason nothing follows."""
+"""Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
 
 
 class TargetLink(Protocol):
-    """One connection to one target; reconnects by itself."""
+    """One connection to one target. It reconnects by itself."""
 
     @property
     def endpoint(self) -> str:
@@ -57,13 +57,13 @@ class TargetLink(Protocol):
     def is_connected(self) -> bool: ...
 
     def send(self, message: GatewayToTarget) -> None:
-        """Hand a message over without waiting; dropped while not connected."""
+        """Send a message without waiting. It is dropped while not connected."""
         ...
 
     async def receive(self) -> TargetToGateway:
-        """The next message, whenever it comes.
+        """Wait for the next message.
 
-        Raises: PeerLost once each time the connection breaks, after all that had come until then.
+        Raises: PeerLost once each time the connection breaks, after the messages that arrived before.
         """
         ...
 
@@ -77,11 +77,11 @@ class RoutedTarget:
         self._link = link
         self._clock = clock
         self._open: dict[RequestId, Sink] = {}
-        self._num_others = 0  # requests there that are not ours
+        self._num_others = 0  # requests of other gateways at the target
         self._heard_s = clock()
         self._asked_s = clock()
-        self._is_missed = False  # said so already
-        self._refusal = ""  # the target's, as it was logged
+        self._is_missed = False  # logged that it has not answered
+        self._refusal = ""  # the last reason for a refusal that was logged
         self.status: TargetStatus | None = None
         self.last_assigned = 0
 
@@ -91,12 +91,12 @@ class RoutedTarget:
 
     @property
     def is_live(self) -> bool:
-        """Whether it has told its status and the link stands."""
+        """Whether the link is connected and the target has sent its status."""
         return self.status is not None and self._link.is_connected
 
     @property
     def load(self) -> int:
-        """Requests there, running and waiting: ours as of now, the others' as of the last status."""
+        """Requests at the target: this gateway's as of now, those of others as of the last status."""
         return self._num_others + len(self._open)
 
     @property
@@ -104,7 +104,7 @@ class RoutedTarget:
         return len(self._open)
 
     def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
-        """Start a request; what becomes of it goes to `sink`. Raises: RequestError if it is too large to be sent."""
+        """Start a request, whose outputs go to `sink`. Raises: RequestError if it is too large for a message."""
         self._open[request_id] = sink
         try:
             self._link.send(Submit(request_id, spec))
@@ -112,13 +112,13 @@ class RoutedTarget:
             del self._open[request_id]
             raise RequestError("the request is too large to be passed on to a target", status=413) from error
 
-    def abandon(self, request_id: RequestId) -> None:
-        """Nobody waits any more: abort the request if it is still open. Never blocks, never raises."""
+    def abort(self, request_id: RequestId) -> None:
+        """Abort the request if it is still open. Never blocks, never raises."""
         if self._open.pop(request_id, None) is not None:
             self._link.send(Abort(request_id))
 
     async def listen(self) -> None:
-        """Hand out what the target says, for ever."""
+        """Receive the target's messages until cancelled."""
         while True:
             try:
                 message = await self._link.receive()
@@ -129,29 +129,29 @@ class RoutedTarget:
                 self._handle(message)
 
     async def ask(self) -> None:
-        """Ask for the status, for ever, and notice silence."""
+        """Ask for the status, and notice silence, until cancelled."""
         while True:
             self.check()
             self._link.send(Ask(PROTOCOL_VERSION))
             await asyncio.sleep(ASK_INTERVAL_S)
 
     def check(self) -> None:
-        """Judge silence, the target's or this process's own."""
+        """Fail the open requests if the target was silent, or this process suspended, for too long."""
         now = self._clock()
         if now - self._asked_s > PAUSE_S:
-            self._lose("the gateway was paused for so long that targets may have given its requests up")
+            self._lose("the gateway was suspended for so long that targets may have aborted its requests")
         elif self.status is None and not self._is_missed and now - self._heard_s > MISSED_S:
             self._is_missed = True
             why = f"a target has not answered for {MISSED_S:.0f} s: is it started, and are the keys the same?"
             log.warning(why, endpoint=self.endpoint)
         elif self.status is not None and now - self._heard_s > SILENCE_S:
-            self._lose(f"target {self.status.target_id} has said nothing for {SILENCE_S:.0f} s")
+            self._lose(f"target {self.status.target_id} has sent nothing for {SILENCE_S:.0f} s")
         self._asked_s = now
 
     def close(self) -> None:
-        """Abort everything that is open and free the link."""
+        """Abort the open requests and close the link."""
         for request_id in list(self._open):
-            self.abandon(request_id)
+            self.abort(request_id)
         self._link.close()
 
     def _handle(self, message: TargetToGateway) -> None:
@@ -171,26 +171,26 @@ class RoutedTarget:
             case EngineOutput(request_id=request_id) if request_id in self._open:
                 is_last = message.finish_reason is not None
                 sink = self._open.pop(request_id) if is_last else self._open[request_id]
-                sink(_broken_off(message) or message)
+                sink(_error_of(message) or message)
             case Rejected() | EngineOutput():
-                pass  # about a request that was abandoned while this was on its way
+                pass  # of a request that was aborted meanwhile
             case _:
                 assert_never(message)
 
     def _lose(self, why: str) -> None:
-        """Fail every open request; the target is skipped until it tells its status again."""
+        """Fail every open request. The target gets no requests until it sends its status again."""
         if self.status is not None:
             log.warning("target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
         lost, self._open = self._open, {}
         self.status = None
         self._num_others = 0
         for request_id, sink in lost.items():
-            self._link.send(Abort(request_id))  # in case it lives after all; dropped while not connected
+            self._link.send(Abort(request_id))  # in case it is alive after all; dropped while not connected
             sink(PeerLost(f"the target of this request is lost: {why}"))
 
 
 class Router:
-    """All targets of this gateway. Use as an async context manager: its tasks live inside."""
+    """All targets of this gateway. An async context manager, which runs the tasks of the targets."""
 
     def __init__(self, links: Sequence[TargetLink], clock: Callable[[], float] = time.monotonic) -> None:
         self.targets = tuple(RoutedTarget(link, clock) for link in links)
@@ -213,7 +213,7 @@ class Router:
 
     @property
     def statuses(self) -> tuple[TargetStatus, ...]:
-        """Of the targets that live; those of one name are told apart by their endpoints."""
+        """The statuses of the live targets. Targets of the same name get their endpoints in the name."""
         live = [(routed, routed.status) for routed in self.targets if routed.is_live and routed.status is not None]
         num_namesakes = Counter(status.target_id for _, status in live)
         return tuple(
@@ -223,20 +223,20 @@ class Router:
 
     @property
     def max_model_len(self) -> int | None:
-        """The longest context that a living target has; None if none lives."""
+        """The longest context of a live target; None if there is none."""
         return max((status.max_model_len for status in self.statuses), default=None)
 
     @property
     def max_num_requests(self) -> int | None:
-        """How many requests all targets together hold at once; None while one of them is away or does not say."""
+        """Requests that all targets together hold at most; None while one of them is not live or does not report it."""
         statuses = [routed.status for routed in self.targets if routed.is_live]
         known = [each.max_num_requests for each in statuses if each and each.max_num_requests is not None]
         return sum(known) if known and len(known) == len(self.targets) else None
 
     def pick(self, prompt_len: int) -> RoutedTarget:
-        """The least loaded target that takes requests and whose context holds the prompt; of equals, the longest idle.
+        """The least loaded target that accepts the prompt; of equals, the one that was picked longest ago.
 
-        Raises: CapacityError if there is none.
+        Raises: CapacityError if no target is live, accepts requests and has a context that is long enough.
         """
         fit = [routed for routed in self.targets if routed.is_live and _takes(routed, prompt_len)]
         if not fit:
@@ -263,10 +263,10 @@ def _refusal(rejected: Rejected) -> StarspecError:
     return RequestError(rejected.message, rejected.param, rejected.status)
 
 
-def _broken_off(output: EngineOutput) -> StarspecError | None:
-    """The error that a last emission stands for, if it ended neither by stop nor by length."""
+def _error_of(output: EngineOutput) -> StarspecError | None:
+    """The error for a last output that ended neither by stop nor by length."""
     if output.finish_reason == "abort":
-        return CapacityError("the target gave this request up; it may be shutting down")
+        return CapacityError("the target aborted this request; it may be shutting down")
     if output.finish_reason == "error":
         return OurBug("the target failed on this request; its log says more")
     return None

@@ -1,7 +1,7 @@
-"""What the routes accept: OpenAI's request bodies with vLLM's additions.
+"""The request bodies: OpenAI's, with vLLM's additions.
 
-Types are strict, so that `"temperature": "hot"` is a 400 that names `temperature`. Ranges of sampling parameters are
-checked in one place, `SamplingParams`. What is not a field here lands in `model_extra`: `unsupported.py` judges it.
+Types are strict, so that `"temperature": "hot"` is a 400 that names `temperature`. `SamplingParams` checks ranges of
+sampling parameters. Keys that are not fields here are in `model_extra`, and `unsupported.py` checks them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-MAX_COUNT: Final = 2**31 - 1  # of any count or token id
-MAX_PROMPTS: Final = 64  # of one completions request
+MAX_COUNT: Final = 2**31 - 1  # of a count or a token id
+MAX_PROMPTS: Final = 64  # of one completion request
 
 
 def _encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair; UTF-8 cannot, and neither can a tokenizer."""
+    """JSON can contain half a surrogate pair. UTF-8 and tokenizers cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -26,13 +26,13 @@ def _encodable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_encodable)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-TokenIds = Annotated[list[Count], Field(fail_fast=True)]  # a body of a million wrong elements has one fault
+TokenIds = Annotated[list[Count], Field(fail_fast=True)]  # a body with a million wrong elements gives one error
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Body(BaseModel):
-    """A JSON object; null means absent; unknown keys are kept aside."""
+    """A JSON object. Null means absent. Unknown keys are kept in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
 
@@ -43,7 +43,7 @@ class StreamOptions(Body):
 
 
 class SamplingFields(Body):
-    """What both kinds of completion share."""
+    """The fields of both kinds of completion."""
 
     model: Text | None = None
     n: Count | None = None
@@ -67,7 +67,7 @@ class SamplingFields(Body):
     stream_options: StreamOptions | None = None
     speculative: bool | dict[str, Any] | None = None
     return_token_ids: bool | None = None
-    user: str | None = None  # accepted for compatibility: nothing depends on who asks
+    user: str | None = None  # accepted for compatibility and not used
 
 
 class CompletionRequest(SamplingFields):
@@ -89,7 +89,7 @@ class ChatMessage(Body):
     @field_validator("content")
     @classmethod
     def _only_an_assistant_may_say_nothing(cls, content: Any, info: ValidationInfo) -> Any:
-        """Beside a call of a tool it needs no text. Of a message whose role is at fault, that is told already."""
+        """An assistant that calls a tool needs no text. If the role itself is invalid, that error is reported."""
         if content in (None, []) and info.data.get("role", "assistant") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return content
@@ -99,7 +99,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 class ChatPrompt(Body):
-    """What the chat template sees."""
+    """The inputs of the chat template."""
 
     messages: Messages
     add_generation_prompt: bool | None = None

@@ -1,4 +1,4 @@
-"""Delivering a generation: as server-sent events or whole, to a client that may leave at any moment."""
+"""Delivers a generation, as server-sent events or as one reply, to a client that may disconnect at any moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from starspec.gateway.answers import Answer, metrics_of, usage_of
-from starspec.gateway.drain import BROKEN_OFF
+from starspec.gateway.drain import CANCELLED
 from starspec.gateway.formats import ReplyBuilder
 from starspec.gateway.generation import Generation, Progress
 from starspec.gateway.generation_request import GenerationRequest
@@ -25,17 +25,18 @@ DONE: Final = b"data: [DONE]\n\n"
 HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # asks reverse proxies to pass events on as they come
+    (b"x-accel-buffering", b"no"),  # asks reverse proxies not to buffer events
 ]
 
 T = TypeVar("T")
 
 
 async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """Run `work` until it ends or the client leaves: then it is cancelled, and the result is None.
+    """Run `work` until it ends, or cancel it when the client disconnects.
 
     Args:
-        receive: of a request whose body was read: the only message to come is the disconnect.
+        receive: of a request whose body has been read, so that the only message to come is the disconnect.
+    Returns: the result; None if the client disconnected.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
@@ -54,7 +55,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Delivery:
-    """One order on its way to one client."""
+    """Delivers the answers of one generation request to its client."""
 
     def __init__(
         self, request: GenerationRequest, generation: Generation, builder: ReplyBuilder, timer: RequestTimer
@@ -66,43 +67,43 @@ class Delivery:
         self._answers = [Answer(index, spec.prompt_token_ids) for index, spec in enumerate(request.specs)]
 
     async def whole(self) -> Reply:
-        """Wait for every answer. Raises: StarspecError if one was refused or broke off."""
+        """Wait for every answer. Raises: StarspecError if one was refused or aborted."""
         with self.generation:
             while not self.generation.is_finished:
                 await self._next(None)
         return self._builder.whole(self._answers, self._usage(), metrics_of(self._answers))
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
-        """Server-sent events; the first comes no later than `keep_alive_s`. To be read inside `with generation`.
+        """Server-sent events. The first comes within `keep_alive_s`. Iterate inside `with generation`.
 
-        Raises: StarspecError if an answer was refused or broke off.
+        Raises: StarspecError if an answer was refused or aborted.
         """
         while not self.generation.is_finished:
-            noted = await self._next(keep_alive_s)
-            if noted is None:
+            update = await self._next(keep_alive_s)
+            if update is None:
                 yield KEEP_ALIVE
                 continue
-            for chunk in self._chunks(noted):
+            for chunk in self._chunks(update):
                 yield event_of(chunk)
         if self._request.options.include_usage:
             yield event_of(self._builder.chunk([], self._usage(), metrics_of(self._answers)))
         yield DONE
 
     async def _next(self, timeout_s: float | None) -> tuple[Progress, bool] | None:
-        """The next progress, noted in its answer, and whether it is the answer's first."""
+        """The next progress, added to its answer, and whether it is the answer's first; None after `timeout_s`."""
         progress = await self.generation.next(timeout_s)
         if progress is None:
             return None
         self.timer.progress(self._request.num_prompt_tokens)
         answer = self._answers[progress.choice]
-        is_first = answer.is_fresh
+        is_first = answer.is_empty
         answer.add(progress.output)
         if self.generation.is_finished:
             self.timer.finish()
         return progress, is_first
 
-    def _chunks(self, noted: tuple[Progress, bool]) -> list[Reply]:
-        (choice, output), is_first = noted
+    def _chunks(self, update: tuple[Progress, bool]) -> list[Reply]:
+        (choice, output), is_first = update
         answer, reply_format = self._answers[choice], self._builder.reply_format
         chunks = []
         if is_first and (opening := reply_format.opening(answer)) is not None:
@@ -121,15 +122,15 @@ class Delivery:
         return None if options.include_usage else UNSET
 
     def _closing_metrics(self) -> RequestMetrics | UnsetType:
-        """On the last chunk before the end: this one, unless a chunk with the usage follows."""
+        """The metrics, in the last chunk that has content or usage."""
         is_last = self.generation.is_finished and not self._request.options.include_usage
         return metrics_of(self._answers) if is_last else UNSET
 
 
 class EventStream(Response):
-    """Streams a delivery; answers with a plain error as long as nothing was sent, and with an error event after.
+    """Streams a delivery. An error is sent as a JSON response before the first event, and as an error event after it.
 
-    The one broad `except` of the gateway: whatever breaks, the client is told and only this request ends.
+    Any exception ends only this request, and its client gets an error.
     """
 
     def __init__(self, delivery: Delivery, keep_alive_s: float) -> None:
@@ -141,12 +142,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if await until_disconnect(self._stream(scope, receive, send), receive) is None:
-                self._delivery.timer.abandon()
-        except asyncio.CancelledError:  # the shutdown waits no longer; nothing but these last words is left to do
-            await self._fail(BROKEN_OFF, scope, receive, send)
+                self._delivery.timer.disconnect()
+        except asyncio.CancelledError:  # the drain timeout is over; only this error is still sent
+            await self._fail(CANCELLED, scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Returns: True, to tell an end from a cancellation."""
+        """Returns: True, which distinguishes an end from a cancellation."""
         try:
             with self._delivery.generation:
                 async for event in self._delivery.events(self._keep_alive_s):

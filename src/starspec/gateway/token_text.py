@@ -15,7 +15,7 @@ SPACE_PIECE: Final = "\u2581"  # their space
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a printable character: itself where it is one, else one from U+0100 on."""
+    """Byte-level BPE writes each byte as a printable character: the byte itself, or a character from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -36,7 +36,7 @@ class TokenText:
         self.bytes_of = lru_cache(maxsize=65536)(self._bytes_of)
 
     def text_of(self, token_id: int) -> str:
-        r"""The token's text; `bytes:\xe2\x82` when it is no whole characters, as OpenAI writes it."""
+        r"""The token's text; `bytes:\xe2\x82` if it is not whole characters, as in OpenAI's API."""
         raw = self.bytes_of(token_id)
         try:
             return raw.decode()
@@ -47,7 +47,7 @@ class TokenText:
         if token_id in self._verbatim:
             return str(self._verbatim[token_id]).encode()
         piece = self._tokenizer.convert_ids_to_tokens(token_id)
-        if piece is None:  # a row of a padded embedding that no text leads to
+        if piece is None:  # a row of a padded embedding that is no token
             return b""
         if self._is_byte_level and all(char in BYTE_OF for char in piece):
             return bytes(BYTE_OF[char] for char in piece)
@@ -74,7 +74,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, num_top: i
 def completion_logprobs(
     entries: Sequence[TokenLogprob], tokens: TokenText, offset: int
 ) -> tuple[CompletionLogprobs, int]:
-    """Parallel lists; the emitted token is always among its `top_logprobs`, as OpenAI promises.
+    """Parallel lists. `top_logprobs` always includes the generated token, as in OpenAI's API.
 
     Args:
         offset: characters of the answer's tokens before these.

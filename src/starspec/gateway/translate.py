@@ -1,4 +1,4 @@
-"""From an OpenAI request to an order: every parameter is used, refused by name, or known to nobody."""
+"""Translates an OpenAI request into a GenerationRequest. Every known parameter is used, or refused by name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
-SEEDS: Final = 2**63  # any integer is a seed; those that differ by a multiple of this are the same
+SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
 SPECULATIVE_KEYS: Final = ["num_speculative_tokens"]
 
 
 class Translator:
-    """Knows the model's tokenizer and defaults; holds no request."""
+    """Translates requests with the model's tokenizer and defaults."""
 
     def __init__(self, codec: PromptCodec, defaults: GenerationDefaults) -> None:
         self._codec = codec
         self._defaults = defaults
 
     async def completion(self, request: CompletionRequest, max_model_len: int | None) -> GenerationRequest:
-        """Raises: RequestError, naming the parameter, for whatever cannot be done."""
+        """Raises: RequestError, naming the parameter, for anything that is not supported."""
         refuse_unsupported(request.model_extra)
         limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         params = self._params(request, limit, request.logprobs)
@@ -36,14 +36,14 @@ class Translator:
         return self._generation_request(request, params, prompts, "prompt", max_model_len)
 
     async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
-        """Raises: RequestError, naming the parameter, for whatever cannot be done."""
+        """Raises: RequestError, naming the parameter, for anything that is not supported."""
         refuse_unsupported(request.model_extra)
         params = self._chat_params(request)
         prompt = await self._codec.encode_chat(request)
         return self._generation_request(request, params, [prompt], "messages", max_model_len)
 
     def _chat_params(self, request: ChatCompletionRequest) -> SamplingParams:
-        """As `_params`; a complaint names the parameter as the client spelled it."""
+        """As `_params`, with errors that name the parameter as the chat API does."""
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         is_renamed = request.max_completion_tokens is not None

@@ -1,4 +1,4 @@
-"""Parameters that other servers know and this one does not: refused by name, never silently ignored."""
+"""Parameters of other servers that this one does not support. They are refused by name, not ignored."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import structlog
 from starspec.errors import RequestError
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
-    # name: values that ask for nothing, besides null
-    "add_special_tokens": (False,),  # of a chat: its template has them
+    # name: values with no effect, besides null
+    "add_special_tokens": (False,),  # of a chat, whose template adds them
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
@@ -54,7 +54,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 
-OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a template would have to say
+OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat template would have to render
     "audio": (),
     "function_call": (),
     "reasoning": ("",),
@@ -67,16 +67,16 @@ log = structlog.get_logger()
 
 
 def refuse_unsupported(extras: Mapping[str, Any] | None) -> None:
-    """Judge the keys of a body that are no fields of its schema.
+    """Check the keys of a body that are not fields of its schema.
 
-    Raises: RequestError naming the first parameter that asks for something we cannot do.
-    Effects: names nobody knows are logged at debug level and have no effect, as in vLLM.
+    Raises: RequestError that names the first unsupported parameter.
+    Effects: logs unknown names at debug level; they have no effect, as in vLLM.
     """
     _refuse(extras or {}, UNSUPPORTED, "")
 
 
 def refuse_unsupported_parts(index: int, extras: Mapping[str, Any] | None) -> None:
-    """As `refuse_unsupported`, of one message of a conversation: without them it would be another conversation."""
+    """As `refuse_unsupported`, for the keys of one chat message."""
     _refuse(extras or {}, OF_A_MESSAGE, f"messages[{index}].")
 
 

@@ -1,1 +1,1 @@
-"""Metrics and traces."""
+"""Metrics, the status table and traces."""

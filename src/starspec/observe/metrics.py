@@ -1,6 +1,6 @@
-"""Prometheus exposition of status snapshots.
+"""Exports status snapshots to Prometheus.
 
-Any process can use it: the hub for itself, a target for itself, the gateway for everything that it reaches.
+Any process can use it: a hub or a target for itself, the gateway for all processes that it is connected to.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats)
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """What is known at one moment."""
+    """The statuses at one moment."""
 
     targets: tuple[TargetStatus, ...] = ()
     hub: HubStatus | None = None
 
 
 class StatusCollector(Collector):
-    """Asks for a snapshot at every scrape and turns it into metric families.
+    """Gets a snapshot at every scrape and turns it into metric families.
 
     Args:
         snapshot: called on the scraping thread; must not block.
@@ -54,7 +54,7 @@ class StatusCollector(Collector):
         return families(self._snapshot(), self._prefix)
 
     def describe(self) -> Iterator[Metric]:
-        """The families without samples, so that registering does not ask for a snapshot."""
+        """The families without samples, so that registration needs no snapshot."""
         return families(StatusSnapshot(), self._prefix)
 
 
@@ -68,7 +68,7 @@ def registry_of(snapshot: Callable[[], StatusSnapshot], prefix: str = PREFIX) ->
 def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]:
     """Every family, with one sample for each target (label `target`) or for the hub (label `draft`).
 
-    What a hub says of its targets has the label `target` too: a vLLM server has no other samples.
+    A hub's statistics of its targets have the label `target` too; a vLLM server has no other samples.
     """
     targets = {str(each.target_id): each for each in snapshot.targets}
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}

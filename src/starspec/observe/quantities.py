@@ -1,7 +1,7 @@
-"""Every number that a target or a hub exposes: its name, what it means, where it is read.
+"""Every metric of a target or a hub: its name, its help text, and where its value comes from.
 
-Names follow vLLM's suffixes where the meaning is the same; the rest is StarSD's decomposition of time, each in the
-definition of `stats.py`.
+Names have vLLM's suffixes if the meaning is the same. The others are StarSD's decomposition of time, as `stats.py`
+defines it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats)
 
 
 class Quantity(NamedTuple, Generic[S]):
-    """One number of a status."""
+    """One metric."""
 
     name: str  # without prefix and, for counters, without `_total`
     meaning: str
@@ -36,7 +36,7 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     ),
     Target(
         "spec_decode_num_accepted_tokens",
-        "Draft tokens accepted, without the target's own last token.",
+        "Draft tokens accepted, without the target's own token after them.",
         lambda t: t.stats.acceptance.num_accepted_tokens,
     ),
     Target("generation_tokens", "Tokens emitted.", lambda t: t.stats.acceptance.num_emitted_tokens),
@@ -51,28 +51,28 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
         "Rounds whose padded rows had to be realigned.",
         lambda t: t.stats.batch.num_realigned_rounds,
     ),
-    Target("draft_seconds", "Of rounds: waiting for proposals, and telling the hub.", lambda t: t.stats.batch.draft_s),
-    Target("verify_seconds", "Of rounds: forwards, verdicts, answers.", lambda t: t.stats.batch.verify_s),
+    Target("draft_seconds", "Rounds: waiting for proposals and sending verdicts.", lambda t: t.stats.batch.draft_s),
+    Target("verify_seconds", "Rounds: forwards, verification, outputs.", lambda t: t.stats.batch.verify_s),
     Target(
-        "realign_seconds", "Of rounds: padding anew, and moving keys and values.", lambda t: t.stats.batch.realign_s
+        "realign_seconds", "Rounds: padding, and moving keys and values to realign.", lambda t: t.stats.batch.realign_s
     ),
-    Target("copy_seconds", "Of rounds: keys and values moved, nothing realigned.", lambda t: t.stats.batch.copy_s),
-    Target("schedule_seconds", "Of rounds: choosing their sequences.", lambda t: t.stats.batch.schedule_s),
+    Target("copy_seconds", "Rounds: moving keys and values without realignment.", lambda t: t.stats.batch.copy_s),
+    Target("schedule_seconds", "Rounds: choosing their sequences.", lambda t: t.stats.batch.schedule_s),
     Target(
         "grouping_wait_seconds",
-        "Sequences that were ready and not in a round, each one's seconds added up.",
+        "Seconds in which a sequence was ready and not in a round, summed over sequences.",
         lambda t: t.stats.batch.grouping_wait_s,
     ),
-    Target("late_rounds", "Rounds that went on without an awaited proposal.", lambda t: t.stats.num_late_rounds),
-    Target("stale_messages", "Messages of the hub dropped by epoch.", lambda t: t.stats.num_stale_messages),
+    Target("late_rounds", "Rounds that started without an expected proposal.", lambda t: t.stats.num_late_rounds),
+    Target("stale_messages", "Stale messages of the hub.", lambda t: t.stats.num_stale_messages),
     Target("declined_tags", "Times that the hub had no room for a tag.", lambda t: t.stats.num_declined),
-    Target("reconnects", "Times that a lost hub was found again.", lambda t: t.stats.num_reconnects),
+    Target("reconnects", "Times that a lost hub was connected again.", lambda t: t.stats.num_reconnects),
     Target("degraded_seconds", "Seconds without a usable hub, while one was configured.", lambda t: t.stats.degraded_s),
     Target("requests_finished", "Requests that ended by stop or length.", lambda t: t.stats.num_finished),
-    Target("requests_aborted", "Requests that nobody waited for any more.", lambda t: t.stats.num_aborted),
-    Target("requests_rejected", "Requests that were not taken.", lambda t: t.stats.num_rejected),
+    Target("requests_aborted", "Requests that were aborted.", lambda t: t.stats.num_aborted),
+    Target("requests_rejected", "Requests that were rejected.", lambda t: t.stats.num_rejected),
     Target("frames_rejected", "Frames of gateways that broke the protocol.", lambda t: t.stats.num_frames_rejected),
-    Target("messages_dropped", "For gateways that are gone or do not read.", lambda t: t.stats.num_dropped),
+    Target("messages_dropped", "Messages to gateways that are gone or do not read.", lambda t: t.stats.num_dropped),
 )
 
 TARGET_GAUGES: Final[tuple[Target, ...]] = (
@@ -80,48 +80,58 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
     Target("num_requests_waiting", "Requests without a cache row.", lambda t: t.num_waiting),
     Target("cache_rows", "Cache rows in all.", lambda t: t.num_rows),
     Target("cache_rows_free", "Cache rows not leased.", lambda t: t.num_free_rows),
-    Target("draft_connected", "1 while the hub answers.", lambda t: float(t.is_draft_connected)),
-    Target("acceptance_length", "Tokens of a speculative round.", lambda t: t.stats.acceptance.acceptance_length),
+    Target("draft_connected", "1 while the hub is connected.", lambda t: float(t.is_draft_connected)),
+    Target("acceptance_length", "Tokens of a round with a draft.", lambda t: t.stats.acceptance.acceptance_length),
     Target("acceptance_rate", "Accepted / drafted tokens.", lambda t: t.stats.acceptance.acceptance_rate),
     Target("block_efficiency", "Tokens emitted per forward.", lambda t: t.stats.acceptance.block_efficiency),
-    Target("t_v_seconds", "t_v: one verifying forward and its verdicts.", lambda t: t.stats.t_v.value),
-    Target("t_c_seconds", "t_c: a round trip less the hub's queue and service.", lambda t: t.stats.t_c.value),
+    Target("t_v_seconds", "t_v: one forward and its verification.", lambda t: t.stats.t_v.value),
+    Target("t_c_seconds", "t_c: a round trip without the hub's queue and service time.", lambda t: t.stats.t_c.value),
     Target("return_time_seconds", "Z = t_c + t_v.", lambda t: t.stats.return_time_s),
-    Target("wait_seconds", "T_wait: the engine waiting for proposals, a round.", lambda t: t.stats.wait.value),
+    Target("wait_seconds", "T_wait: waiting for proposals, per round.", lambda t: t.stats.wait.value),
     Target(
         "round_seconds",
-        "One round: wait and verify, no prompts.",
+        "One round: wait and verify, without prefill.",
         lambda t: t.stats.round.value,
     ),
     Target("rounds_per_second", "R_p = 1 / round_seconds.", lambda t: t.stats.rounds_per_s),
     Target("tokens_per_second", "O_i: tokens emitted over the last seconds.", lambda t: t.stats.tokens_per_s),
     Target(
         "plain_tokens_per_second",
-        "Of one sequence without drafts; 0 = not measured.",
+        "Speed of one sequence without drafts; 0 = not measured.",
         lambda t: t.stats.plain_tokens_per_s,
     ),
 )
 
 HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_busy_seconds", "Seconds of drafting.", lambda h: h.stats.busy_s),
-    Hub("hub_ahead_seconds", "Seconds of drafting ahead of verdicts, for nobody yet.", lambda h: h.stats.ahead_s),
+    Hub("hub_ahead_seconds", "Seconds of drafting ahead of verdicts.", lambda h: h.stats.ahead_s),
     Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
     Hub("hub_draft_steps", "Draft steps: batched draft forwards.", lambda h: h.stats.num_draft_steps),
-    Hub("hub_declined_tags", "Times that a tag was declined for want of room.", lambda h: h.stats.num_declined),
-    Hub("hub_rationed_requests", "Requests left without a token by a rate limit.", lambda h: h.stats.num_rationed),
-    Hub("hub_evictions", "Rows taken from a tag for another.", lambda h: h.stats.num_evictions),
-    Hub("hub_prompt_tokens", "Tokens read of prompts, some again.", lambda h: h.stats.num_prompt_tokens),
-    Hub("hub_shared_tokens", "Tokens not read: another row held them.", lambda h: h.stats.num_shared_tokens),
+    Hub(
+        "hub_declined_tags", "Times that a tag was declined because there was no room.", lambda h: h.stats.num_declined
+    ),
+    Hub(
+        "hub_rationed_requests", "Requests that a rate limit left without draft tokens.", lambda h: h.stats.num_rationed
+    ),
+    Hub("hub_evictions", "Cache rows taken from one tag for another.", lambda h: h.stats.num_evictions),
+    Hub("hub_prompt_tokens", "Tokens prefilled, including repeated prefills.", lambda h: h.stats.num_prompt_tokens),
+    Hub(
+        "hub_shared_tokens", "Tokens not prefilled, because another row had them.", lambda h: h.stats.num_shared_tokens
+    ),
     Hub("hub_proposals", "Proposals sent.", lambda h: h.stats.num_proposals),
     Hub("hub_draft_tokens", "Tokens of those proposals.", lambda h: h.stats.num_draft_tokens),
     Hub("hub_ahead_nodes", "Nodes forwarded ahead of verdicts.", lambda h: h.stats.num_ahead_nodes),
-    Hub("hub_wasted_nodes", "Of these, those in vain: ruled out, or lost.", lambda h: h.stats.num_wasted_nodes),
-    Hub("hub_saved_seconds", "Seconds of draft steps that were there when asked for.", lambda h: h.stats.saved_s),
+    Hub(
+        "hub_wasted_nodes",
+        "Ahead nodes that a verdict made useless, or that were lost.",
+        lambda h: h.stats.num_wasted_nodes,
+    ),
+    Hub("hub_saved_seconds", "Draft seconds saved by proposals that were ready.", lambda h: h.stats.saved_s),
     Hub("hub_outcomes", "Verdicts that asked for a proposal.", lambda h: h.stats.num_outcomes),
-    Hub("hub_hits", "Of these, those whose proposal was ready when they came.", lambda h: h.stats.num_hits),
+    Hub("hub_hits", "Verdicts whose proposal was ready when they came.", lambda h: h.stats.num_hits),
     Hub("hub_frames_rejected", "Frames that broke the protocol.", lambda h: h.stats.num_frames_rejected),
-    Hub("hub_handshakes_refused", "Answers to targets that were not let in.", lambda h: h.stats.num_refused),
-    Hub("hub_messages_dropped", "For targets that are gone or do not read.", lambda h: h.stats.num_dropped),
+    Hub("hub_handshakes_refused", "Handshakes of targets that were refused.", lambda h: h.stats.num_refused),
+    Hub("hub_messages_dropped", "Messages to targets that are gone or do not read.", lambda h: h.stats.num_dropped),
     Hub("hub_leases_expired", "Targets silent for longer than their lease.", lambda h: h.stats.num_leases_expired),
 )
 
@@ -139,13 +149,13 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_rows_leased", "Cache rows that hold a tag.", lambda h: h.stats.num_rows_leased),
     Hub("hub_rows_free", "Cache rows that hold none.", lambda h: h.stats.num_rows_free),
     Hub("hub_row_fill", "Share of the leased rows that tokens take; the rest is unused.", lambda h: h.stats.row_fill),
-    Hub("hub_admitted", "Targets drafted for, where not all may be.", lambda h: h.stats.num_admitted),
+    Hub("hub_admitted", "Targets that are admitted, if admission is on.", lambda h: h.stats.num_admitted),
     Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
     Hub("hub_n_max", "N_max: targets that can all gain, and have rows; 0 = not known.", lambda h: h.stats.num_max),
     Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
 )
 
-# As the hub sees each target: of a vLLM server this is all, other targets tell more of themselves.
+# What the hub knows of each target. Other targets than vLLM servers also report their own statistics.
 HUB_TARGET_COUNTERS: Final[tuple[HubTarget, ...]] = (
     HubTarget("hub_target_proposals", "Proposals sent to the target.", lambda s: s.num_proposals),
     HubTarget("hub_target_draft_tokens", "Tokens of those proposals.", lambda s: s.num_draft_tokens),
@@ -155,14 +165,14 @@ HUB_TARGET_COUNTERS: Final[tuple[HubTarget, ...]] = (
 
 HUB_TARGET_GAUGES: Final[tuple[HubTarget, ...]] = (
     HubTarget("hub_target_tags", "Tags held for the target.", lambda s: s.num_tags),
-    HubTarget("hub_target_acceptance_length", "Tokens of its speculative rounds.", lambda s: s.acceptance_length),
+    HubTarget("hub_target_acceptance_length", "Tokens of its rounds with a draft.", lambda s: s.acceptance_length),
     HubTarget(
         "hub_target_queue_seconds", "Arrival of its requests to their first draft steps.", lambda s: s.queue.value
     ),
     HubTarget("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
     HubTarget(
         "hub_target_round_seconds",
-        "A proposal, or a verdict that did without, to the tag's next.",
+        "One proposal of a tag, or verdict without one, to the next.",
         lambda s: s.round.value,
     ),
 )

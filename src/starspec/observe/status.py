@@ -1,4 +1,4 @@
-"""Asking hub and targets of this machine how they are, without ever waiting for them."""
+"""Polls hub and targets of this machine for their statuses, without waiting for them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from starspec.wire.messages import (
 from starspec.wire.transports.sockets import connect, make_socket
 
 ASK_INTERVAL_S: Final = 0.5
-SILENCE_S: Final = 3.0  # a process that has said nothing for so long is shown as silent
+SILENCE_S: Final = 3.0  # a process that has been silent for so long has no status
 
 
 class StatusWatch:
-    """The last statuses that the processes of a star sent.
+    """The latest statuses of a star's processes.
 
     Args:
         targets: serving ports, tcp://host:port.
         hub: public port; None = there is no hub.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, targets: Sequence[str], hub: str | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,10 +40,11 @@ class StatusWatch:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._targets = [_PolledProcess(self._context, endpoint, TargetToGateway) for endpoint in targets]
         self._hub = None if hub is None else _PolledProcess(self._context, hub, HubPublicReply)
+        self._processes = [*self._targets, *([] if self._hub is None else [self._hub])]
 
     @property
     def snapshot(self) -> StatusSnapshot:
-        """What is known now; processes that are silent are left out."""
+        """The statuses now, without those of silent processes."""
         now = self._clock()
         statuses = [each.status_at(now) for each in self._targets]
         hub = None if self._hub is None else self._hub.status_at(now)
@@ -52,15 +54,15 @@ class StatusWatch:
         )
 
     def poll(self) -> None:
-        """Take in the answers that have come; ask anew if it is time."""
+        """Read the answers that have arrived, and ask again if it is time."""
         now = self._clock()
-        for asked in [*self._targets, *([] if self._hub is None else [self._hub])]:
-            asked.poll(now)
+        for process in self._processes:
+            process.poll(now)
 
     def close(self) -> None:
-        """Free the sockets. Idempotent."""
-        for asked in [*self._targets, *([] if self._hub is None else [self._hub])]:
-            asked.close()
+        """Close the sockets. Idempotent."""
+        for process in self._processes:
+            process.close()
         self._context.term()
 
 
@@ -88,7 +90,7 @@ class _PolledProcess:
             try:
                 self._socket.send(encode(Ask(PROTOCOL_VERSION)), zmq.NOBLOCK)
                 self._asked_s = now
-            except zmq.Again:  # not connected: it is starting, or gone
+            except zmq.Again:  # not connected: the process is starting, or gone
                 pass
 
     def close(self) -> None:

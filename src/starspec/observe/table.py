@@ -1,4 +1,4 @@
-"""The star at a glance: one row a target, one line for the hub, in StarSD's terms (stats.py)."""
+"""The status table of a star: one row for each target, one line for the hub, in the terms of `stats.py`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from starspec.observe.metrics import StatusSnapshot
 from starspec.wire.messages import HubStatus, TargetStatus
 
 COLUMNS: Final = ("target", "tokens/s", "acceptance\nlength", "T_wait\nms", "t_v\nms", "running", "waiting", "draft")
-PADDING: Final = (0, 0, 0, 1)  # left alone: so no name and no number is cut in 80 columns
+PADDING: Final = (0, 0, 0, 1)  # narrow, so that 80 columns cut neither names nor numbers
 UNKNOWN: Final = "-"
 
 
 def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) -> Table:
-    """A table for a terminal.
+    """The table for a terminal.
 
     Args:
-        snapshot: what answered; a process that did not is shown with its state alone.
-        states: name -> what the supervisor knows of it; gives the rows and their order. The hub is `hub`.
+        snapshot: the known statuses. A process without one is shown with its state alone.
+        states: name -> state at the supervisor, in the order of the rows. The hub is `hub`.
     """
     table = Table(title=title, title_justify="left", caption_justify="left", padding=PADDING)
     for number, column in enumerate(COLUMNS):
@@ -33,16 +33,16 @@ def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) 
         elif name.startswith("target"):
             table.add_row(name, *[UNKNOWN] * (len(COLUMNS) - 2), state)
     if "hub" in states:
-        table.caption = Text(f"hub    {_hub_story(snapshot.hub, states['hub'])}")
+        table.caption = Text(f"hub    {_hub_text(snapshot.hub, states['hub'])}")
     return table
 
 
 def star_line(snapshot: StatusSnapshot, states: Mapping[str, str]) -> str:
-    """The same in one line, for a log."""
-    parts = [_target_story(status) for status in snapshot.targets]
+    """The table as one line, for a log."""
+    parts = [_target_text(status) for status in snapshot.targets]
     parts += [f"{name}: {state}" for name, state in states.items() if _is_silent_target(name, snapshot)]
     if "hub" in states:
-        parts.append(f"hub: {_hub_story(snapshot.hub, states['hub'])}")
+        parts.append(f"hub: {_hub_text(snapshot.hub, states['hub'])}")
     return " | ".join(parts)
 
 
@@ -64,7 +64,7 @@ def _cells(status: TargetStatus) -> tuple[str, ...]:
     )
 
 
-def _target_story(status: TargetStatus) -> str:
+def _target_text(status: TargetStatus) -> str:
     _, tokens_per_s, acceptance_length, wait_ms, _, running, _, draft = _cells(status)
     drafting = "" if status.is_draft_connected else f", draft {draft}"
     return (
@@ -73,7 +73,7 @@ def _target_story(status: TargetStatus) -> str:
     )
 
 
-def _hub_story(status: HubStatus | None, state: str) -> str:
+def _hub_text(status: HubStatus | None, state: str) -> str:
     if status is None:
         return state
     stats = status.stats

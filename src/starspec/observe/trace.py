@@ -1,7 +1,7 @@
-"""Traces that Chrome and Perfetto open: what each process did, when.
+"""Traces for Chrome and Perfetto: what each process did, and when.
 
-One process is one `pid` named by its role, one track (draft, verify, wire, idle) is one `tid`. Times are
-`time.monotonic()`, which all processes of one host share, so parts written by several of them merge into one picture.
+A process is one `pid` with the name of its role. A track (draft, verify, wire, idle) is one `tid`. Times are those of
+`time.monotonic()`, which all processes of a host share, so the traces of several processes can be merged.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX_SLICES = 200_000  # kept per process: about an hour of rounds; the oldest go first
-TRACKS = ("draft", "verify", "wire", "idle")  # in the order in which a viewer shows them; others follow
+MAX_SLICES = 200_000  # kept per process: about an hour of rounds; the oldest are dropped first
+TRACKS = ("draft", "verify", "wire", "idle")  # in the order of the viewer; others follow
 
 Event = dict[str, Any]  # one entry of Chrome's `traceEvents`
-Lane = tuple[str, int]  # (track, 0...): overlapping slices of a track lie in several lanes
+Lane = tuple[str, int]  # (track, 0...): overlapping slices of a track are in different lanes
 
 
 class Slice(NamedTuple):
-    """One stretch of time on a track."""
+    """One span of time on a track."""
 
     track: str
     name: str
@@ -34,8 +34,8 @@ class Trace:
     """The slices of one process, in bounded memory. Safe to call from several threads.
 
     Args:
-        process: shown as the name of the process.
-        max_slices: slices kept; when more come, the oldest are forgotten and counted.
+        process: the name of the process in the viewer.
+        max_slices: slices kept; older ones are dropped and counted.
     """
 
     def __init__(self, process: str, max_slices: int = MAX_SLICES) -> None:
@@ -44,7 +44,7 @@ class Trace:
         self._num_seen = 0
 
     def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
-        """Record that `name` took from `start_s` to `end_s`, both of `time.monotonic()`."""
+        """Record that `name` ran from `start_s` to `end_s`, both of `time.monotonic()`."""
         self._num_seen += 1
         self._slices.append(Slice(track, name, start_s, end_s, args))
 
@@ -53,9 +53,9 @@ class Trace:
         return self._num_seen - len(self._slices)
 
     def write(self, path: Path) -> None:
-        """Write everything recorded so far as Chrome trace JSON.
+        """Write the slices as Chrome trace JSON.
 
-        Effects: replaces `path` at once, so a reader never sees half a file.
+        Effects: replaces `path` atomically.
         """
         slices = sorted(self._slices, key=lambda each: (each.start_s, -each.end_s))
         placed = list(_in_lanes(slices))
@@ -73,10 +73,10 @@ class Trace:
 
 
 def merge(parts: Sequence[Path], path: Path) -> int:
-    """Join the parts that several processes wrote.
+    """Merge the traces of several processes.
 
     Args:
-        parts: files of `Trace.write`; one that is missing (its process was killed) is left out.
+        parts: files of `Trace.write`; a missing one (of a process that was killed) is skipped.
     Returns: the number of parts found.
     """
     found = [part for part in parts if part.is_file()]
@@ -86,7 +86,7 @@ def merge(parts: Sequence[Path], path: Path) -> int:
 
 
 def _in_lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, int]]:
-    """Give each slice a lane in which it overlaps no other: slices of one `tid` have to nest.
+    """Assign each slice a lane in which it overlaps no other, because slices of one `tid` must nest.
 
     Args:
         slices: sorted by start.

@@ -1,12 +1,12 @@
-"""ExSpec's scheduling: rounds over sequences of one length, chosen from a window that is wider than the batch.
+"""ExSpec's scheduler: rounds over sequences of equal length, chosen from a window that is larger than the batch.
 
-Batch Speculative Decoding Done Right, section 3.3 and algorithm 3. The engine's sequences are the pool; those that hold
-cache rows are the window of W. A round takes B of them: of one length if there are as many, so that nothing needs to be
-realigned; else the first B of the window, realigned.
+"Batch Speculative Decoding Done Right", section 3.3 and algorithm 3. The engine's sequences are the pool. Those with
+cache rows are the window, of size W. A round takes B sequences of the window. If B of them have the same length, it
+takes those and realigns nothing; else it takes the first B and realigns them.
 
-One thing is not the paper's. There a sequence whose length nobody shares may wait for ever (its table 3: a P99 of 134 s
-beside EqSpec's 19 s). Here no sequence is passed over more than `max_passed_over` steps, and a few that a turn takes:
-ceil(W / B). None gives the paper's behaviour.
+One thing differs from the paper. There, a sequence of a unique length may wait without bound (its table 3: a P99 of
+134 s, against 19 s of EqSpec). Here a sequence is passed over for at most `max_passed_over` + ceil(W / B) steps. None
+gives the paper's behaviour.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, 
 
 @dataclass(frozen=True, slots=True)
 class SameLengthPool:
-    """Prompts sorted by length into a window, rounds over groups of one length.
+    """Admits prompts sorted by length; runs rounds over sequences of equal length.
 
     Args:
-        batch_size: B, sequences of a round, at most.
+        batch_size: B, the maximum number of sequences in a round.
         max_passed_over: steps after which a sequence goes first; None = no bound.
     """
 
@@ -32,13 +32,13 @@ class SameLengthPool:
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         """Refill the window, forward one prefill chunk, and run a round over one group.
 
-        The window is whoever holds a row: `num_free_rows` bounds it.
+        The window is the set of sequences with cache rows; `num_free_rows` bounds it.
         """
         admit = keys_of(self._refill(snapshot.waiting)[: snapshot.num_free_rows])
         return StepPlan(admit, first_prefill(snapshot, admit), keys_of(self._group(snapshot.running)))
 
     def _refill(self, waiting: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """In the order in which prompts enter the window: neighbours are of similar length."""
+        """The order in which prompts enter the window: overdue ones, then by length."""
         overdue, others = self._split(waiting)
         return (*overdue, *sorted(others, key=lambda each: each.num_tokens))
 
@@ -52,7 +52,7 @@ class SameLengthPool:
         return (*overdue, *others)[:size]
 
     def _split(self, candidates: tuple[Candidate, ...]) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
-        """Those who waited too long, the longest first; and the others, oldest first."""
+        """The overdue candidates, the longest wait first; and the others, oldest first."""
         if self.max_passed_over is None:
             return (), candidates
         limit = self.max_passed_over
@@ -63,7 +63,7 @@ class SameLengthPool:
 
 
 def _groups_of_one_length(candidates: tuple[Candidate, ...]) -> list[tuple[Candidate, ...]]:
-    """By length, the group of the first candidate first."""
+    """Candidates grouped by length, in the order of their first members."""
     groups: defaultdict[int, list[Candidate]] = defaultdict(list)
     for each in candidates:
         groups[each.num_tokens].append(each)

@@ -1,4 +1,4 @@
-"""Which sequences a step works on: pure functions of a snapshot."""
+"""Which sequences a step admits, prefills and decodes: pure functions of a snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Candidate:
 
     key: RequestKey
     num_tokens: int = 0  # committed
-    num_passed_over: int = 0  # steps in a row that took others instead, although it could have been taken
+    num_passed_over: int = 0  # consecutive steps that chose others, although it was ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +23,29 @@ class ScheduleSnapshot:
     """The target's sequences, each list oldest first."""
 
     waiting: tuple[Candidate, ...]
-    prefilling: tuple[Candidate, ...]  # in the order in which they got their rows
+    prefilling: tuple[Candidate, ...]  # in the order of their admission
     running: tuple[Candidate, ...]
     num_free_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does, in this order."""
+    """What one step does, in the order of the fields."""
 
-    admit: tuple[RequestKey, ...]  # get a cache row and a tag at the hub
+    admit: tuple[RequestKey, ...]  # give these a cache row and a tag at the hub
     prefill: RequestKey | None  # forward one chunk of this prompt
-    decode: tuple[RequestKey, ...]  # one round over these
+    decode: tuple[RequestKey, ...]  # run one round over these
 
 
 class Scheduler(Protocol):
-    """Chooses steps. Implementations hold configuration only."""
+    """Plans steps. Implementations hold configuration only."""
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """First come, first served; one prefill chunk beside each round, so that a long prompt delays others little."""
+    """First come, first served. A step runs one prefill chunk and one round, so long prompts delay others little."""
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         admit = keys_of(snapshot.waiting[: snapshot.num_free_rows])
@@ -54,7 +54,7 @@ class Continuous:
 
 @dataclass(frozen=True, slots=True)
 class FixedBatches:
-    """The batches of the paper's algorithm 2: all of a batch begin together, and nobody joins until all have ended."""
+    """Static batches (algorithm 2 of the paper): all begin together, and none joins until all have ended."""
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         is_over = not snapshot.prefilling and not snapshot.running
@@ -65,10 +65,10 @@ class FixedBatches:
 
 @dataclass(frozen=True, slots=True)
 class PromptsFirst:
-    """Another scheduler's steps, but no round while a prompt is read: rounds are as full as rows allow.
+    """Wraps another scheduler: no round runs while a prompt is prefilled, so rounds are as full as rows allow.
 
-    For work that is there all at once, of which throughput counts. Who runs waits for whole prompts of others; beside
-    rounds, prompts longer than answers would come one after the other, each too late for the batch of the one before.
+    For offline work, where throughput counts. Running sequences wait for the whole prompts of others. With one chunk a
+    round instead, prompts that are longer than answers would each be ready too late for the batch of the one before.
     """
 
     scheduler: Scheduler
@@ -83,16 +83,15 @@ def keys_of(candidates: tuple[Candidate, ...]) -> tuple[RequestKey, ...]:
 
 
 def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestKey, ...]) -> RequestKey | None:
-    """The prompt whose turn it is: one that was begun is read to its end; of those that enter together, the oldest."""
+    """The next prompt to prefill: the one that has been started, else the oldest of those that are admitted now."""
     entering = (each for each in keys_of(snapshot.waiting) if each in admit)
     return next(chain(keys_of(snapshot.prefilling), entering), None)
 
 
 def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[RequestKey], list[RequestKey]]:
-    """In whose place a plan takes others.
+    """The sequences that a plan passes over.
 
-    Returns: those who wait on although one that arrived later gets a row; and those who could be in the plan's
-        round and are not.
+    Returns: those that still wait although a later one gets a row; and those that could be in the round and are not.
     """
     admitted, decoded = set(plan.admit), set(plan.decode)
     waiting = keys_of(snapshot.waiting)

@@ -1,1 +1,1 @@
-"""What crosses between processes: typed messages, their codec, the sans-IO session, and the transports."""
+"""The protocol between processes: messages, codec, state machines without I/O, keys and transports."""

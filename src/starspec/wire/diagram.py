@@ -1,7 +1,7 @@
-"""Writes the generated parts of docs/protocol.md: `python -m starspec.wire.diagram docs/protocol.md`.
+"""Generates parts of docs/protocol.md: `python -m starspec.wire.diagram docs/protocol.md`.
 
-State diagrams come from the transition tables, message tables from the structs and the comments beside their fields.
-What stands between the markers `<!-- generated: NAME -->` and `<!-- end -->` is replaced; the rest is prose.
+State diagrams come from the transition tables. Message tables come from the structs and the comments of their fields.
+The text between the markers `<!-- generated: NAME -->` and `<!-- end -->` is replaced.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from starspec.wire.session import TRANSITIONS, TagState
 
 DIRECTIONS: Final[dict[str, Any]] = {
     "Anyone to the hub's public port": messages.HandshakeMessage,
-    "The hub's public port to who called": messages.HubPublicReply,
+    "The hub's public port to anyone": messages.HubPublicReply,
     "Target to hub, on the target's own port": messages.TargetToHub,
     "Hub to target, on the target's own port": messages.HubToTarget,
     "Gateway to target": messages.GatewayToTarget,
     "Target to gateway": messages.TargetToGateway,
 }
-INSIDE: Final = (  # values within messages
+INSIDE: Final = (  # types of fields of messages
     SamplingSpec,
     messages.TreeShape,
     messages.Drawn,
@@ -69,7 +69,7 @@ def tag_diagram() -> str:
 
 
 def message_tables() -> str:
-    """Every message of every direction, with its fields. A message of two directions is described once."""
+    """Tables of all messages and their fields, by direction. A message of two directions is described once."""
     described: set[type] = set()
     sections = {title: get_args(union) for title, union in DIRECTIONS.items()} | {"Values within messages": INSIDE}
     return "\n\n".join(
@@ -86,7 +86,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def render(text: str) -> str:
-    """`text` with every generated part made anew. Raises: KeyError for a marker of an unknown part."""
+    """Regenerate every generated part of `text`. Raises: KeyError for a marker of an unknown part."""
     return _MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
 
 
@@ -117,7 +117,7 @@ def _message(kind: type, described: set[type]) -> str:
 
 
 def _default(field: shapes.Field) -> str:
-    """What a field means that is left out; "" if it must not be."""
+    """The default of a field; "" if the field is required."""
     if field.required:
         return ""
     value = field.default if field.default is not NODEFAULT else field.default_factory()
@@ -152,7 +152,7 @@ def _type(shape: shapes.Type) -> str:
 
 
 def main(path: Path) -> None:
-    """Rewrite the file's generated parts."""
+    """Regenerate the parts of a file."""
     path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

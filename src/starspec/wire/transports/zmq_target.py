@@ -66,7 +66,7 @@ class ZmqTarget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host_of(endpoint, "the hub")
-        require_keys(self._host, keys, is_insecure, "the target would speak to the hub at")
+        require_keys(self._host, keys, is_insecure, "the target would connect to the hub at")
         self._endpoint = endpoint
         self._hello = hello
         self._clock = clock
@@ -257,7 +257,7 @@ class ZmqTarget:
             self._public = None
             self.problem = self._logged_problem = ""
             self.num_connects += 1
-            log.info("hub connected", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
+            log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
         """Drop the link and start again with Hello, `wait_s` from now."""
