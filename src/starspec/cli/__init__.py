@@ -15,8 +15,7 @@ from starspec import __version__
 from starspec.cli import bench
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
-from starspec.cli.keys import keygen
-from starspec.cli.serve import child, draft, gateway, target
+from starspec.cli.serve import child, draft, gateway, keygen, target
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
