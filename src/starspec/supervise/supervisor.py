@@ -1,4 +1,4 @@
-"""Keeps a set of child processes running, and ends them all.
+"""Keeps a set of child processes running, and stops them all.
 
 One thread, one selector: what children report, what they print and that they exit all arrive in `step`.
 """
