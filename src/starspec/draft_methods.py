@@ -1,4 +1,4 @@
-"""What can draft, in vLLM's words, and what is true of each: all that depends on the method asks here."""
+"""The draft methods, in vLLM's words, and what each can do. Code that depends on the method asks here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DraftMethod = Literal["draft_model", "eagle", "eagle3", "ngram"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodTraits:
-    """True of all drafts of a method."""
+    """What all drafts of a method have in common."""
 
-    needs_model: bool  # it drafts by a checkpoint, whose rows hold keys and values
-    reads_features: bool  # hidden states of the target
-    draws_trees: bool  # else chains
-    knows_probabilities: bool  # of its tokens
-    why_not_ahead: str | None  # it runs ahead, and shares prefixes between targets; or why it does neither
+    needs_model: bool  # drafts with a checkpoint and keeps keys and values in cache rows
+    reads_features: bool  # takes hidden states of the target as input
+    draws_trees: bool  # otherwise chains
+    knows_probabilities: bool  # of its draft tokens
+    why_not_ahead: str | None  # why it cannot run ahead or share prefixes between targets; None = it can do both
 
 
 HEAD: Final = MethodTraits(
@@ -25,7 +25,7 @@ HEAD: Final = MethodTraits(
     reads_features=True,
     draws_trees=True,
     knows_probabilities=True,
-    why_not_ahead="reads what its target's verdicts bring",
+    why_not_ahead="needs what its target's verdicts bring",
 )
 DRAFT_METHODS: Final[Mapping[DraftMethod, MethodTraits]] = {
     "draft_model": MethodTraits(
@@ -38,6 +38,6 @@ DRAFT_METHODS: Final[Mapping[DraftMethod, MethodTraits]] = {
         reads_features=False,
         draws_trees=False,
         knows_probabilities=False,
-        why_not_ahead="looks its tokens up in no time",
+        why_not_ahead="takes no time to look its tokens up",
     ),
 }

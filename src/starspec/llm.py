@@ -1,4 +1,4 @@
-"""The offline API: one process, a target and a hub that take turns on one thread. Like vLLM's `LLM`.
+"""The offline API, like vLLM's `LLM`: a target and its hub take turns on one thread of this process.
 
 from starspec import LLM, SamplingParams
 
@@ -48,7 +48,7 @@ class CompletionOutput:
     metrics: RequestStats = field(default_factory=RequestStats)
 
     def add(self, output: EngineOutput) -> None:
-        """Take in what one round added."""
+        """Append the output of one round."""
         self.text += output.text
         self.token_ids += output.token_ids
         if output.logprobs is not None:
@@ -73,7 +73,7 @@ class RequestOutput:
 
 
 class LLM:
-    """A target, and if asked for a draft beside it, in this process.
+    """A target in this process, with a draft if `speculative_config` names one.
 
     Args:
         model: Hugging Face folder, hub id, .gguf file, or "synthetic:...".
@@ -169,7 +169,7 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[EngineOutput]:
         """Answer one prompt piece by piece. Closing the iterator aborts the request.
 
-        Several streams may be read in turns, and `generate` called between: each keeps what the others' steps bring it.
+        A caller may read several streams in turns, and call `generate` in between: each stream buffers its own output.
         """
         (params,) = _params_for([prompt], sampling_params)
         if params.n != 1:
@@ -198,12 +198,12 @@ class LLM:
         if isinstance(prompt, str):
             try:
                 return list(self.tokenizer.encode(prompt))
-            except TypeError as error:  # of the tokenizer: half of a surrogate pair
+            except TypeError as error:  # the tokenizer's, for half of a surrogate pair
                 raise RequestError("the prompt is not valid Unicode text", "prompt") from error
         return list(prompt)
 
     def _run(self, specs: list[tuple[RequestId, RequestSpec]], answers: dict[RequestId, CompletionOutput]) -> None:
-        """Feed the waiting line as it empties; on an exception, abort what is left."""
+        """Submit requests whenever the engine has room. On an exception, abort the unfinished ones."""
         waiting = iter(specs)
         upcoming = next(waiting, None)
         unfinished = set(answers)
@@ -261,7 +261,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _unwrapped(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the ids of a prompt; of both, the ids, as vLLM has it."""
+    """The text or the ids of a prompt. If it has both, the ids win, as in vLLM."""
     found: object = prompt
     if isinstance(prompt, Mapping):
         for key in prompt:

@@ -1,4 +1,4 @@
-"""A star within one process: a target whose hub runs on the same thread, in the time that the target waits for it."""
+"""A star within one process: the hub runs on the target's thread, while the target waits for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
-NO_DEADLINE_S = 3600.0  # nobody else could act while the target does not wait for its own hub
+NO_DEADLINE_S = 3600.0  # a target has nothing else to do than wait for its own hub
 
 
 def local_drafts(
@@ -36,12 +36,12 @@ def local_drafts(
     tokenizer: Any,
     max_num_seqs: int | None = None,
 ) -> Drafts:
-    """The drafts of a target that has no hub elsewhere.
+    """The drafts of a target without a hub elsewhere.
 
     Args:
         info: what was found when the target was loaded.
-        tokenizer: the target's, to be compared with the draft's.
-        max_num_seqs: sequences of a round, at most; None = not known.
+        tokenizer: the target's. It is compared with the draft's.
+        max_num_seqs: largest number of sequences in a round; None = unknown.
     Raises: ConfigError if the config names a hub elsewhere or no draft; VocabularyMismatch; ModelError.
     """
     if speculative is None:
@@ -52,7 +52,7 @@ def local_drafts(
 
 
 class LocalHub:
-    """A hub on the thread of its targets.
+    """A hub that runs on its targets' thread.
 
     Args: as local_drafts.
     Raises: as local_drafts. Effects: loads the draft.
@@ -77,17 +77,20 @@ class LocalHub:
         )
 
     def connect(self) -> MemoryTarget:
-        """Another target's link; the hub works while one of them waits."""
+        """A link for one more target. The hub works while a target waits."""
         return self._transport.connect(self._hello, partial(self._loop.turn, 0.0))
 
     def drafts(self, policy: LengthPolicy, stats: TargetStats) -> RemoteDrafts:
-        """Another target's drafts; they know already which features the hub reads, so none of a prompt are missed."""
+        """Drafts for one more target.
+
+        They know the hub's feature layers from the start, so they send the features of whole prompts.
+        """
         drafts = RemoteDrafts(self.connect(), policy, stats, deadline_s=NO_DEADLINE_S, method=self._method)
         drafts.poll()
         return drafts
 
 
 def _load_draft(target: ModelConfig, draft: DraftSpec) -> LoadedDrafter:
-    """The draft runs as the target does, but for its weights; it has a row for each of the target's."""
+    """Load the draft. It runs as the target does, with as many cache rows; only its weights may be quantized."""
     model = draft.config.draft_model(replace(target, num_threads=None, kv_budget_bytes=None))
     return load_drafter(draft, model, target.num_rows, None if draft.head is None else target.model)

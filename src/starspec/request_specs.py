@@ -1,4 +1,4 @@
-"""From what a caller asks to what a target runs: one spec for each answer."""
+"""From sampling parameters to what a target runs: one RequestSpec for each answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def request_specs(
     eos_token_ids: tuple[int, ...],
     num_draft_tokens: int | None = None,
 ) -> list[RequestSpec]:
-    """The `n` answers of one prompt, each with a seed of its own.
+    """One spec for each of the `n` answers to a prompt. Each has its own seed.
 
     Args:
         num_draft_tokens: None = the target's own choice, 0 = do not speculate.

@@ -1,4 +1,4 @@
-"""What a caller may ask of one generation: vLLM's names and meanings."""
+"""Sampling parameters of a request, with vLLM's names and meanings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ OPTIONAL = ("max_tokens", "seed", "logprobs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request. Raises RequestError, naming the parameter, if a value is out of range."""
+    """Parameters of one request.
+
+    Raises: RequestError that names the parameter, if a value is out of range.
+    """
 
     n: int = 1  # independent answers, 1..8
     temperature: float = 1.0  # 0 = greedy
@@ -104,19 +107,25 @@ class SamplingParams:
         return {int(_token_id(key)): float(value) for key, value in (self.logit_bias or {}).items()}
 
     def sampling_specs(self, eos_token_ids: tuple[int, ...]) -> list[SamplingSpec]:
-        """The token laws of the `n` answers: seeds follow each other from the given one, or from one drawn here."""
-        seed = secrets.randbits(62) if self.seed is None else int(self.seed)  # NumPy's would overflow below
+        """One sampling spec for each of the `n` answers.
+
+        Their seeds are consecutive. The first one is `seed`, or is drawn here if `seed` is None.
+        """
+        seed = secrets.randbits(62) if self.seed is None else int(self.seed)  # a NumPy integer would overflow below
         return [self.sampling_spec(eos_token_ids, (seed + choice) % 2**63) for choice in range(self.n)]
 
     def sampling_spec(self, eos_token_ids: tuple[int, ...], seed: int | None = None) -> SamplingSpec:
-        """One answer's token law, under a seed other than the parameters' own if one is given.
+        """The sampling spec of one answer.
+
+        Args:
+            seed: None = the parameters' own.
 
         Raises: RequestError, naming the parameter, if a value is out of range.
         """
         end_token_ids = self.stop_ids if self.ignore_eos else (*eos_token_ids, *self.stop_ids)
         try:
             return SamplingSpec(
-                temperature=float(self.temperature),  # NumPy's numbers are no rationals and do not travel
+                temperature=float(self.temperature),  # NumPy's number types cannot be encoded
                 top_k=max(int(self.top_k), 0),
                 top_p=float(self.top_p),
                 min_p=float(self.min_p),

@@ -42,7 +42,7 @@ MISTAKES = {
     ),
     "an option that would do nothing": (
         ("up", "--target", "x", "--window", "9"),
-        "--window and --max-passed-over are of --batching exspec, not ragged",
+        "--window and --max-passed-over are for --batching exspec, not ragged",
     ),
     "a star told how to draft, and not with what": (
         ("up", "--target", "x", "--draft-quantization", "int4"),
@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     "an objective that would do nothing": (
         ("draft", "--spec-method", "ngram", "--slo-round-ms", "a=40", "--scheduling", "fifo"),
-        "slo_round_ms are of fair scheduling",
+        "slo_round_ms needs fair scheduling",
     ),
     "no rate": (("draft", "--spec-method", "ngram", "--rate-limit", "a=0"), "rate_limits must be above 0, that of 'a'"),
     "half a batch": (("draft", "--spec-method", "ngram", "--max-batch", "0.5"), "--max-batch must be auto or a number"),
@@ -88,19 +88,19 @@ MISTAKES = {
     ),
     "a star that runs ahead of nothing": (
         ("up", "--target", "x", "--spec-method", "ngram", "--run-ahead", "chain"),
-        "--run-ahead chain is of draft models",
+        "--run-ahead chain is for draft models",
     ),
     "running ahead of nothing": (
         ("draft", "--spec-method", "ngram", "--run-ahead", "outcomes"),
-        "--run-ahead outcomes is of draft models",
+        "--run-ahead outcomes is for draft models",
     ),
     "prefixes of nothing": (
         ("up", "--target", "x", "--spec-method", "ngram", "--share-prefixes", "hub"),
-        "--share-prefixes hub is of draft models",
+        "--share-prefixes hub is for draft models",
     ),
     "weights that would do nothing": (
         ("draft", "--spec-method", "ngram", "--weights", "a=2", "--scheduling", "fifo"),
-        "weights are of fair scheduling",
+        "weights needs fair scheduling",
     ),
     "admission": (
         ("draft", "--spec-method", "ngram", "--admission", "nmax"),
@@ -120,7 +120,7 @@ MISTAKES = {
     ),
     "memory without keys and values": (
         ("draft", "--spec-method", "ngram", "--kv-budget", "1GiB"),
-        "--kv-budget is of draft models",
+        "--kv-budget is for draft models",
     ),
     "hub elsewhere": (
         ("up", "--target", "x", "--speculative-config", '{"remote": {"endpoint": "tcp://10.0.0.1:7700"}}'),

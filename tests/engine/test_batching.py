@@ -420,8 +420,8 @@ def test_a_model_without_layers_is_refused_in_one_sentence():
         ({"prompts": "last"}, "prompts"),
         ({"method": "exspec", "window": 0}, "window must be at least 1"),
         ({"method": "exspec", "max_passed_over": 0}, "max_passed_over must be at least 1, or None for no bound, got 0"),
-        ({"method": "eqspec", "window": 8}, "window and max_passed_over are of exspec, and batching is eqspec"),
-        ({"max_passed_over": None}, "are of exspec, and batching is ragged"),
+        ({"method": "eqspec", "window": 8}, "window and max_passed_over are for exspec, and batching is eqspec"),
+        ({"max_passed_over": None}, "are for exspec, and batching is ragged"),
         ({"method": "exspec", "admission": "fixed"}, "no fixed batches"),
     ],
 )

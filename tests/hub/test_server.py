@@ -175,7 +175,7 @@ def test_a_draft_model_that_is_not_given_is_asked_for() -> None:
 def test_drafts_that_have_nothing_to_prepare_refuse_to_run_ahead(method: Literal["ngram", "eagle3"]) -> None:
     speculative = SpeculativeConfig(method=method)
     for run_ahead in ("chain", "outcomes"):
-        with pytest.raises(ConfigError, match=f"--run-ahead {run_ahead} is of draft models: this draft .* leave the"):
+        with pytest.raises(ConfigError, match=f"--run-ahead {run_ahead} is for draft models: this draft .* leave the"):
             suited_to(resolve_draft(speculative), HubConfig(run_ahead=run_ahead))
     assert suited_to(resolve_draft(speculative), HubConfig(run_ahead="auto")).run_ahead == "off"
     assert suited_to(resolve_draft(SpeculativeConfig()), HubConfig(run_ahead="auto")).run_ahead == "auto"
@@ -186,7 +186,7 @@ def test_drafts_that_have_no_prefix_to_share_refuse_to_share_between_targets(
     method: Literal["ngram", "eagle3"],
 ) -> None:
     speculative = SpeculativeConfig(method=method)
-    with pytest.raises(ConfigError, match=r"--share-prefixes hub is of draft models: this draft .* leave the"):
+    with pytest.raises(ConfigError, match=r"--share-prefixes hub is for draft models: this draft .* leave the"):
         suited_to(resolve_draft(speculative), HubConfig(share_prefixes="hub"))
     for unsaid in ("target", "off"):
         assert suited_to(resolve_draft(speculative), HubConfig(share_prefixes=unsaid)).share_prefixes == unsaid

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.supervise.restart import MAX_DEATHS, MAX_DELAY_S, WINDOW_S, restart_delay_s
+from starspec.supervise.supervisor import MAX_DEATHS, MAX_DELAY_S, WINDOW_S, restart_delay_s
 
 
 def test_delays_double() -> None:

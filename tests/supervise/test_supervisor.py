@@ -102,8 +102,8 @@ sys.exit(7)
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starspec.supervise.restart.FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("starspec.supervise.restart.MAX_DEATHS", 2)
+    monkeypatch.setattr("starspec.supervise.supervisor.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("starspec.supervise.supervisor.MAX_DEATHS", 2)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -1,6 +1,6 @@
-"""The command `starspec`: one module a group of commands; what goes wrong is one line on stderr.
+"""The command `starspec`. Each group of commands has a module; an error is one line on stderr.
 
-Commands import what they run only when they run it, so that `--help` and mistakes answer at once.
+Commands import torch and the like only when they run, so that `--help` and errors come at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from starspec import __version__
 from starspec.cli import bench
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
-from starspec.cli.keys import keygen
-from starspec.cli.serve import child, draft, gateway, target
+from starspec.cli.serve import child, draft, gateway, keygen, target
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line. Returns: the exit code. Effects: what went wrong is one line on stderr."""
+    """Run one command line. Returns: the exit code. Effects: prints an error as one line on stderr."""
     try:
         return app(arguments, prog_name="starspec", standalone_mode=False) or 0
     except Abort:
@@ -81,7 +80,7 @@ def _say(sentence: str, code: int) -> int:
 
 
 def _sentence_of(error: TyperException) -> str:
-    """Typer's complaint in one line, with the nearest option and where to read more."""
+    """Typer's error in one line, with the nearest option and the command whose `--help` tells more."""
     context = getattr(error, "ctx", None)
     nearest = getattr(error, "possibilities", None)
     what = (

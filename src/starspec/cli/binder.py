@@ -26,13 +26,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
 from starspec.cli import given
 from starspec.config.checks import hints_of, options_of, split
 from starspec.config.option import Option
+
+T = TypeVar("T")
 
 TEXT_FORMS: Final[Mapping[str, Callable[[str, str, Option], Any]]] = {
     "memory": lambda text, flag, _: given.num_bytes(text, flag),
@@ -70,7 +72,7 @@ def take(*names: str, **values: Any) -> Taken:
     return Taken(names, values)
 
 
-def bound(command: Callable[..., None]) -> Callable[..., None]:
+def bound(command: Callable[..., T]) -> Callable[..., T]:
     """The command as typer sees it: an option for each field of its configs.
 
     Raises: KeyError if `take` names a field without an Option.
@@ -83,8 +85,8 @@ def bound(command: Callable[..., None]) -> Callable[..., None]:
         parameters += group.parameters(name) if group else [own[name].replace(annotation=hints[name])]
 
     @functools.wraps(command)
-    def run(**values: Any) -> None:
-        command(**{name: group.build(name, values) if group else values[name] for name, group in groups.items()})
+    def run(**values: Any) -> Any:
+        return command(**{name: group.build(name, values) if group else values[name] for name, group in groups.items()})
 
     parameters.sort(key=lambda each: each.kind)  # keywords last, as a signature wants it
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

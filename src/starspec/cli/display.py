@@ -25,7 +25,7 @@ LINE_INTERVAL_S = 10.0
 
 
 class Display(Protocol):
-    """A context manager; leaving it gives the terminal back."""
+    """Shows a star. A context manager; on exit the terminal is free again."""
 
     def __enter__(self) -> Self: ...
 
@@ -34,15 +34,15 @@ class Display(Protocol):
     ) -> None: ...
 
     def say(self, name: str, line: str) -> None:
-        """Show one line that a process printed, or that is said of it."""
+        """Show one line that a process printed, or that the supervisor says about it."""
         ...
 
     def show_start(self, views: Sequence[ChildView]) -> None:
-        """Show how far the processes are; called often."""
+        """Show how far the processes have started; called often."""
         ...
 
     def begin(self, ports: StarPorts, *, has_hub: bool) -> None:
-        """The processes are ready: ask them for their statistics from now on."""
+        """Start to ask the processes, which are ready, for their statistics."""
         ...
 
     def show(self, views: Sequence[ChildView]) -> None:
@@ -51,7 +51,7 @@ class Display(Protocol):
 
 
 class _Watching:
-    """The part that both displays share: asking for the statistics, and when to show them."""
+    """What both displays share: asking for the statistics, and when to show them."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -68,7 +68,7 @@ class _Watching:
             self._watch = None
 
     def is_due(self) -> bool:
-        """Whether something is to be shown now. Effects: takes in what has been answered."""
+        """Whether it is time to show something. Effects: takes in the statistics that have arrived."""
         now = time.monotonic()
         if self._watch is not None:
             self._watch.poll()
@@ -96,7 +96,7 @@ class LineDisplay(_Watching):
     def say(self, name: str, line: str) -> None:
         try:
             print(f"{name:<9}| {line}", flush=True)
-        except BrokenPipeError:  # who read us has gone, as `tee` does at Ctrl-C; the star is to stop in good order
+        except BrokenPipeError:  # the reader is gone, as `tee` at Ctrl-C. The star still stops in good order
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def show_start(self, views: Sequence[ChildView]) -> None:
@@ -112,7 +112,7 @@ class LineDisplay(_Watching):
 
 
 class TableDisplay(_Watching):
-    """A table at the foot of the terminal; what the processes print scrolls above it."""
+    """A table at the foot of the terminal. The output of the processes scrolls above it."""
 
     def __init__(self) -> None:
         super().__init__(TABLE_INTERVAL_S)

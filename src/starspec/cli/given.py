@@ -1,4 +1,4 @@
-"""What options that are given as text say, and what several of them say together."""
+"""Parsers of options that are given as text, and checks of several options together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "
 
 
 def batching_config(method: BatchingMethod, window: int | None, max_passed_over: int | None) -> BatchingConfig:
-    """What the three options say together. Raises: ConfigError for an option of exspec beside another method."""
+    """The config that three options make. Raises: ConfigError if an option for exspec comes with another method."""
     if method != "exspec" and (window, max_passed_over) != (None, None):
-        raise ConfigError(f"--window and --max-passed-over are of --batching exspec, not {method}")
+        raise ConfigError(f"--window and --max-passed-over are for --batching exspec, not {method}")
     bound = MAX_PASSED_OVER if max_passed_over is None else max_passed_over or None
     return BatchingConfig(method=method, window=window, max_passed_over=bound)
 
 
 def batching_configs(methods: str, window: int | None, max_passed_over: int | None) -> list[BatchingConfig]:
-    """What was given as ragged,exspec. Raises: ConfigError as batching_config, and for a name that there is not."""
+    """Parse ragged,exspec. Raises: ConfigError as batching_config, and for an unknown name."""
     names: list[Any] = [*dict.fromkeys(name.strip() for name in methods.split(","))]
     check_exspec(names, "--batching", window, max_passed_over)
     return [
@@ -34,13 +34,13 @@ def batching_configs(methods: str, window: int | None, max_passed_over: int | No
 
 
 def check_exspec(names: Collection[str], option: str, window: int | None, max_passed_over: int | None) -> None:
-    """Raises: ConfigError for options of exspec where it is not among the names that an option was given."""
+    """Raises: ConfigError for options for exspec, if `names`, the value of `option`, does not contain it."""
     if "exspec" not in names and (window, max_passed_over) != (None, None):
-        raise ConfigError(f"--window and --max-passed-over are of exspec, which is not among {option}")
+        raise ConfigError(f"--window and --max-passed-over are for exspec, which is not among {option}")
 
 
 def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | None:
-    """What was given as 2,15,27, each at least `least`. Raises: BadParameter naming the option."""
+    """Parse 2,15,27; each is at least `least`. Raises: BadParameter that names the option."""
     found = _numbers(text, option, int, "2,15,27")
     if found is not None and min(found) < least:
         raise typer.BadParameter(f"numbers from {least} on, not {min(found)}", param_hint=option)
@@ -48,7 +48,7 @@ def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | 
 
 
 def reals(text: str | None, option: str) -> tuple[float, ...] | None:
-    """What was given as 0,0.3. Raises: BadParameter naming the option."""
+    """Parse 0,0.3. Raises: BadParameter that names the option."""
     return _numbers(text, option, float, "0,0.3")
 
 
@@ -62,7 +62,7 @@ def _numbers(text: str | None, option: str, read: Callable[[str], Number], examp
 
 
 def by_name(text: str | None, option: str) -> dict[str, float]:
-    """What was given as name=3,other=1. Raises: ConfigError naming the option unless it is that, each name once."""
+    """Parse name=3,other=1. Raises: ConfigError that names the option, also if a name comes twice."""
     found: dict[str, float] = {}
     for each in text.split(",") if text else ():
         name, _, number = (part.strip() for part in each.rpartition("="))
@@ -79,7 +79,7 @@ def by_name(text: str | None, option: str) -> dict[str, float]:
 
 
 def word_or_number(text: str, flag: str, option: Option) -> str | int:
-    """What was given as auto or 4. Raises: ConfigError unless it is a word of the option, or a number from 1 on."""
+    """Parse auto or 4. Raises: ConfigError unless it is one of the option's words, or a number from 1 on."""
     if text in option.words:
         return text
     if not text.isdecimal() or int(text) < 1:
@@ -88,7 +88,7 @@ def word_or_number(text: str, flag: str, option: Option) -> str | int:
 
 
 def port_range(text: str, option: str) -> tuple[int, int]:
-    """What was given as 7701-7764. Raises: ConfigError naming the option unless it is that."""
+    """Parse 7701-7764. Raises: ConfigError that names the option."""
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536):
         raise ConfigError(f"{option} must be FIRST-LAST, as in 7701-7764, not '{text}'")
@@ -96,7 +96,7 @@ def port_range(text: str, option: str) -> tuple[int, int]:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """What was given as 2/4: the number and how many there are. Raises: ConfigError unless it is that."""
+    """Parse 2/4: the number of a shard, and how many there are. Raises: ConfigError."""
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal()):
         raise ConfigError(f"--shard must be as 2/4, the second of four, not '{text}'")
@@ -104,18 +104,18 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def check_key_variable(api_key: str | None) -> None:
-    """Whoever sets STARSPEC_API_KEY wants no open server, and an empty variable passes for none.
+    """Refuse an empty STARSPEC_API_KEY: its operator does not want an open server, but empty means no key.
 
     Args:
-        api_key: as it was taken from the option or the variable.
-    Raises: ConfigError if the variable is empty, and not overruled by the option.
+        api_key: the value of the option or of the variable.
+    Raises: ConfigError if the variable is empty and the option is not given.
     """
     if api_key is None and os.environ.get("STARSPEC_API_KEY") == "":
         raise ConfigError("STARSPEC_API_KEY is empty: give a key, or unset it to ask for none")
 
 
 def num_bytes(text: str | None, option: str) -> int | None:
-    """What was given as 2GiB, 1.5 GB or 1048576. Raises: ConfigError naming the option."""
+    """Parse 2GiB, 1.5 GB or 1048576. Raises: ConfigError that names the option."""
     if text is None:
         return None
     number = text.rstrip("BGIKMbgikm ")

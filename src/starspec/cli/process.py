@@ -1,4 +1,4 @@
-"""What every server command does around its server: logs, progress, signals, the supervisor's line, the trace."""
+"""What every server command does around its server: logs, progress, signals, reports to a supervisor, the trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Server(Protocol):
 
     @property
     def memory(self) -> str:
-        """What it keeps for sequences, for people; empty = nothing."""
+        """The memory that it keeps for sequences, as text for people; empty = none."""
         ...
 
     def run(self) -> None:
@@ -36,17 +36,17 @@ class Server(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask the server to stop in good order; asked again, it waits for nothing. Callable from a signal handler."""
+        """Stop in good order; a second call stops at once. Callable from a signal handler."""
         ...
 
 
 class ServerProcess:
-    """This process as a server, seen from outside: by a person, or by the supervisor that started it.
+    """This process as its operator sees it, or the supervisor that started it.
 
     Args:
         name: shown in logs, tables and traces.
     Raises: ConfigError if the trace cannot be written where it is told to.
-    Effects: threads of this process's forwards spin only briefly before they sleep, if torch is not loaded yet.
+    Effects: sets up logging. Makes idle OpenMP threads sleep soon, unless torch is loaded already.
     """
 
     def __init__(self, name: str, config: ProcessConfig) -> None:
@@ -61,7 +61,7 @@ class ServerProcess:
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        """Show that something slow goes on: a spinner on a terminal, a line elsewhere, a report to a supervisor."""
+        """Show that something slow runs: a spinner on a terminal, a line elsewhere, a report to a supervisor."""
         if self._line is not None:
             self._line.send(Loading(what))
         elif self._console.is_terminal:
@@ -98,12 +98,12 @@ class ServerProcess:
         except StarspecError as error:
             if self._line is not None:
                 self._line.send(Failed(str(error)))
-                raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error  # its supervisor says it, once
+                raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error  # the supervisor prints it
             raise
 
 
 def check_folder(file: Path | None, option: str) -> None:
-    """Raises: ConfigError if there is no folder for a file that is to be written much later, or one in its place."""
+    """Check early that a file can be written later. Raises: ConfigError if its folder is missing, or it is a folder."""
     if file is None:
         return
     if not file.absolute().parent.is_dir():
@@ -113,11 +113,11 @@ def check_folder(file: Path | None, option: str) -> None:
 
 
 def stop_on_signal(stop: Callable[[], None], then: signal.Handlers) -> None:
-    """SIGINT or SIGTERM stops in good order.
+    """Make SIGINT and SIGTERM stop the server in good order.
 
     Args:
-        then: what a second one does. It ends a process that a person started at once. A supervised one ignores it:
-            where a whole service is told to stop, the supervisor's own SIGTERM comes second, and it has SIGKILL too.
+        then: what a second signal does. It ends a process that a person started. A supervised process ignores it: when
+            a whole service is told to stop, its supervisor sends a second SIGTERM, and has SIGKILL too.
     """
 
     def handle(number: int, frame: object) -> None:  # noqa: ARG001 (the signature of a handler)

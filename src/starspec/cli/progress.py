@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, elsewhere a line for each tenth of a stage. On standard error."""
+"""Progress of a long command, on standard error: a bar on a terminal, a line for each tenth of a stage elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 
 class ProgressBar:
-    """One bar, stage after stage. A context manager; leaving it takes the bar away."""
+    """One bar for all stages. A context manager; on exit the bar disappears."""
 
     def __init__(self, what: str) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -40,14 +40,14 @@ class ProgressBar:
         self._progress.stop()
 
     def begin(self, stage: str, num_turns: int | None) -> None:
-        """A stage of so many turns begins; None: nobody knows how many."""
+        """Begin a stage of `num_turns` turns; None = the number is unknown."""
         self._stage, self._num_turns, self._num_done = stage, num_turns, 0
         if not self._console.is_terminal:
             self._console.print(f"{self._what}: {stage} ...")
         self._progress.reset(self._task, total=num_turns, description=stage)
 
     def turn(self, what: str) -> None:
-        """A turn of the stage is done, or begins; `what` is shown."""
+        """Count one turn of the stage and show `what`."""
         self._progress.update(self._task, advance=1, description=what)
         self._num_done += 1
         if self._num_turns and not self._console.is_terminal:
@@ -56,14 +56,14 @@ class ProgressBar:
                 self._console.print(f"{self._what}: {self._stage}, {10 * tenths}%")
 
     def advance(self, what: str, num_turns: int | None) -> None:
-        """A turn, or, if so many turns are told, the beginning of a stage: what measurements call."""
+        """Count a turn; or begin a stage, if `num_turns` is given. Measurements call this."""
         if num_turns is None:
             self.turn(what)
         else:
             self.begin(what, num_turns)
 
     def reach(self, stage: str, num_done: int, num_turns: int) -> None:
-        """So much of a stage is done; the first time a stage is named, it begins."""
+        """Show that `num_done` turns of a stage are done. A stage begins when it is first named."""
         if stage != self._stage:
             self.begin(stage, num_turns)
         before, self._num_done = self._num_done, min(num_done, num_turns)

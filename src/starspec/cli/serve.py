@@ -1,4 +1,4 @@
-"""`starspec draft`, `target`, `gateway`: one server each."""
+"""`starspec draft`, `target`, `gateway`: one server each; `starspec keygen`: the keys of the links between them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, assert_never
 
 import msgspec
@@ -99,6 +100,20 @@ def gateway(
     """Run the OpenAI-compatible gateway in front of one or several targets."""
     given.check_key_variable(server.api_key)
     serve(GatewayProcess(gateway=server, process=process))
+
+
+def keygen(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; must not hold keys yet.", metavar="FOLDER")],
+) -> None:
+    """Make the keys that encrypt links between machines: one pair each for hub, targets and gateways."""
+    from starspec.wire.keys import generate_keys  # noqa: PLC0415 (imports ZeroMQ)
+
+    for path in generate_keys(folder):
+        print(path)
+    print(
+        "Give each machine the secret of its own role, and the public keys of the roles that it talks to. "
+        "Pass --keys FOLDER there."
+    )
 
 
 def child(

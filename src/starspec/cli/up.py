@@ -145,7 +145,7 @@ def up(
 
 
 def _run_as(model: ModelConfig, draft: ModelConfig, star: StarOptions) -> ModelConfig:
-    """How the draft runs: as the targets do, except for what is said of the draft."""
+    """How the draft runs: as the targets do, except where an option says otherwise."""
     return replace(
         draft,
         dtype=model.dtype,
@@ -156,7 +156,7 @@ def _run_as(model: ModelConfig, draft: ModelConfig, star: StarOptions) -> ModelC
 
 
 def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConfig:
-    """Raises: ConfigError if the draft cannot do what the hub is told: here, and not in a process that is restarted."""
+    """Check early, and not in a child. Raises: ConfigError if the draft cannot do what the hub is told."""
     default = HubConfig()
     if speculative is None or (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes):
         return hub
@@ -167,11 +167,11 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
-    """Find the models once, before several processes look for them. Raises: ModelError if one is not there.
+    """Find the models once, before several processes look for them. Raises: ModelError if one is missing.
 
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
-    from starspec.models.loading.locate import is_synthetic, locate  # noqa: PLC0415 (a mistake is told before)
+    from starspec.models.loading.locate import is_synthetic, locate  # noqa: PLC0415 (errors in options come first)
 
     for model in dict.fromkeys([target, (speculative.model if speculative else None) or target]):
         if not is_synthetic(model):
@@ -200,7 +200,7 @@ def _trace_folder(trace: Path | None) -> Iterator[Path | None]:
 
 @contextmanager
 def _removed(ready_file: Path | None) -> Iterator[None]:
-    """The file of an earlier run that was killed says nothing of this one, and this one's nothing after its end."""
+    """Remove the ready file at the start, for an earlier run may have left one, and at the end."""
     if ready_file is None:
         yield
         return
@@ -212,7 +212,7 @@ def _removed(ready_file: Path | None) -> Iterator[None]:
 
 
 def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
-    """All addresses before any process starts, so that all can load their models at the same time."""
+    """Reserve all addresses before any process starts, so that all processes load their models at the same time."""
     return StarPorts(
         gateway=reservations.reserve(star.gateway.host, star.gateway.port),
         hub=reservations.reserve(LOOPBACK, 0),
@@ -221,7 +221,7 @@ def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
 
 
 class _Interrupts:
-    """Counts SIGINT and SIGTERM; those that come together count once, as `timeout` and some shells send two."""
+    """Counts SIGINT and SIGTERM. Two within TOGETHER_S count once: `timeout` and some shells send two."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -237,7 +237,7 @@ class _Interrupts:
 
 
 def _run(star: _Star, options: UpOptions) -> None:
-    """From start to end; on return every child has ended, in good order if they could."""
+    """Run the star from start to end. On return every child has ended, in good order if possible."""
     interrupts, was_ready = _Interrupts(), False
     try:
         star.supervisor.start()

@@ -139,7 +139,7 @@ class HubConfig:
                 raise ConfigError(f"the weight of '{name}' must be {MIN_WEIGHT} to {MAX_WEIGHT:g}, got {weight:g}")
         for setting in ("weights", "slo_round_ms"):
             if getattr(self, setting) and self.scheduling == "fifo":
-                raise ConfigError(f"{setting} are of fair scheduling: with fifo they would do nothing")
+                raise ConfigError(f"{setting} needs fair scheduling: with fifo it would do nothing")
         for setting in ("slo_round_ms", "rate_limits"):
             for name, number in getattr(self, setting).items():
                 if not 0 < number < float("inf"):

@@ -87,7 +87,7 @@ class SpeculativeConfig:
         Raises: ConfigError if `base` has memory for keys and values, and the method keeps none.
         """
         if base.kv_budget_bytes is not None and not self.traits.needs_model:
-            raise ConfigError(f"--kv-budget is of draft models: method '{self.method}' keeps no keys and values")
+            raise ConfigError(f"--kv-budget is for draft models: method '{self.method}' keeps no keys and values")
         if self.model is None:
             return None
         return replace(

@@ -41,7 +41,7 @@ class BatchingConfig:
         if self.max_passed_over is not None and self.max_passed_over < 1:
             raise ConfigError(f"max_passed_over must be at least 1, or None for no bound, got {self.max_passed_over}")
         if self.method != "exspec" and (self.window, self.max_passed_over) != (None, MAX_PASSED_OVER):
-            raise ConfigError(f"window and max_passed_over are of exspec, and batching is {self.method}")
+            raise ConfigError(f"window and max_passed_over are for exspec, and batching is {self.method}")
         if self.method == "exspec" and self.admission == "fixed":
             raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
 

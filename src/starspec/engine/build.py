@@ -1,4 +1,4 @@
-"""From configs to a target server: model, drafts, engine, sockets."""
+"""Builds a target server from its configs: model, drafts, engine, sockets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def build_server(
 def make_drafts(
     config: TargetConfig, speculative: SpeculativeConfig | None, runner: BatchRunner, tokenizer: Any, stats: TargetStats
 ) -> Drafts:
-    """The drafts of a target server: a hub's, prompt lookup in this process, or none."""
+    """The drafts of a target server: from a hub, by prompt lookup in this process, or none."""
     if speculative is None:
         return NoDrafts()
     policy = make_policy(speculative, config.max_num_seqs)

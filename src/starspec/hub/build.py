@@ -24,13 +24,13 @@ from starspec.tracing import Tracer
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
-    """A drafter, and what must be known of it from outside."""
+    """A drafter, and what the hub tells others about it."""
 
     drafter: Drafter
     vocab_fingerprint: str | None  # None: any vocabulary will do
     num_rows: int  # sequences that can grow at once
-    num_cache_bytes: int  # when every slot of every row is in use
-    features: FeatureTerms | None = None  # what it reads of the target besides token ids
+    num_cache_bytes: int  # when all rows are full
+    features: FeatureTerms | None = None  # the hidden states that it takes from the target
 
 
 def load_drafter(
@@ -82,7 +82,7 @@ def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
     why_not = draft.traits.why_not_ahead
     if why_not is None:
         return config
-    told = f"is of draft models: this draft {why_not}, leave the option out"
+    told = f"is for draft models: this draft {why_not}, leave the option out"
     if config.run_ahead in ("chain", "outcomes"):
         raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
     if config.share_prefixes == "hub":
@@ -93,13 +93,13 @@ def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
 def build_hub(
     loaded: LoadedDrafter, config: HubConfig, clock: Callable[[], float] = time.monotonic, trace: Tracer | None = None
 ) -> DraftHub:
-    """A hub with the config's limits, which keeps of features what its drafter asks for."""
+    """A hub with the config's limits, and a feature window as long as its drafter needs."""
     window = loaded.features.window if loaded.features else 0
     return DraftHub(loaded.drafter, clock, config, feature_window=window, trace=trace)
 
 
 def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:
-    """What the hub offers to targets that say Hello."""
+    """What the hub answers to a target's Hello."""
     return HubTerms(
         draft_name=loaded.drafter.name,
         vocab_fingerprint=loaded.vocab_fingerprint,

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class DraftServer:
-    """Loads the draft, listens, and drafts for whoever comes.
+    """Loads the draft, listens, and drafts for all targets that connect.
 
     Args:
         speculative: method and limits of the drafter.
@@ -46,7 +46,7 @@ class DraftServer:
         trace: Tracer | None = None,
     ) -> None:
         draft = resolve_draft(speculative)
-        config = suited_to(draft, config)  # first: a mistake is known at once, a model takes a while
+        config = suited_to(draft, config)  # first: an error shows at once, and loading a model takes a while
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
         check_free(config.host, config.port, "the hub")
@@ -83,7 +83,7 @@ class DraftServer:
 
     @property
     def memory(self) -> str:
-        """What sequences take, for people; empty if the drafter keeps nothing."""
+        """The memory that it keeps for sequences, as text for people; empty if it keeps none."""
         return memory_of(self._loaded.num_rows, self._loaded.num_cache_bytes) if self._loaded.num_cache_bytes else ""
 
     def run(self) -> None:
@@ -100,7 +100,7 @@ class DraftServer:
             self._transport.close()
 
     def _publish(self) -> None:
-        """Leave a copy of the statistics for the transport's thread, which answers whoever asks."""
+        """Leave a copy of the statistics for the transport's thread, which answers requests for them."""
         self._status = self._loop.status()
         self._published_s = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""One child process: started, listened to, stopped. Nothing here waits."""
+"""One child process: start it, read its reports and output, signal it. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAX_LINE_BYTES = 64 * 1024  # of output; a longer line is cut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What a child is."""
+    """What to start, and how the others depend on it."""
 
     name: str  # shown to people
     command: tuple[str, ...]
-    stdin: bytes = b""  # all that it can read of its standard input
-    environment: Mapping[str, str] = field(default_factory=dict)  # the whole of it
-    stop_stage: int = 0  # children of a lower stage have stopped before this one is asked to
-    is_essential: bool = True  # given up = everything stops; otherwise the others go on without it
+    stdin: bytes = b""  # its whole standard input
+    environment: Mapping[str, str] = field(default_factory=dict)  # its whole environment
+    stop_stage: int = 0  # children of lower stages stop before this one is asked to
+    is_essential: bool = True  # if it is given up, everything stops; otherwise the others go on
 
 
 class ChildState(enum.Enum):
@@ -41,7 +41,7 @@ class ChildState(enum.Enum):
 
 
 class LineBuffer:
-    """Bytes in, whole lines out; a carriage return ends a line too, so that progress bars do not pile up."""
+    """Splits bytes into lines. A carriage return ends a line too, so that progress bars do not pile up."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -70,8 +70,8 @@ class Child:
         self.spec = spec
         self.line, theirs = socket.socketpair()
         self.line.setblocking(False)
-        with theirs, tempfile.TemporaryFile() as stdin:  # from then on the child alone holds its ends
-            stdin.write(spec.stdin)  # a file: writing it never waits for the child, and it has no name to open
+        with theirs, tempfile.TemporaryFile() as stdin:  # after the block, only the child holds its ends
+            stdin.write(spec.stdin)  # a file without a name: nobody else can open it, and writing it never blocks
             stdin.seek(0)
             self._process = subprocess.Popen(
                 spec.command,
@@ -97,7 +97,7 @@ class Child:
         return cast(FileIO, self._process.stdout)  # bufsize=0: the bare pipe
 
     def read_reports(self) -> list[Report] | None:
-        """Reports that have arrived; None once the child has closed its end: it is exiting."""
+        """Reports that have arrived; None once the child has closed its end, because it is exiting."""
         try:
             data = self.line.recv(1 << 16)
         except BlockingIOError:
@@ -131,7 +131,7 @@ class Child:
         return self._process.wait(timeout_s)
 
     def close(self) -> None:
-        """Let go of its pipes. The child itself sees its supervisor gone."""
+        """Close the pipes. A child that still runs takes this as the end of its supervisor."""
         self.line.close()
         self.output.close()
 
@@ -140,4 +140,4 @@ def _report_of(line: bytes) -> Report | None:
     try:
         return decode_report(line)
     except msgspec.DecodeError:
-        return None  # a child of another version; what it is will show in its output
+        return None  # a child of another version: its output will tell

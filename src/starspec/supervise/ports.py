@@ -1,4 +1,4 @@
-"""Ports that are known before their servers run, and stay theirs while a server is restarted."""
+"""Ports that are known before their servers start, and that stay reserved while a server restarts."""
 
 from __future__ import annotations
 

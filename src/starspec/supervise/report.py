@@ -1,8 +1,9 @@
 """The line between a child process and its supervisor.
 
-One socket pair a child, JSON records in lines. Up go reports: what it is loading, that it is ready and where, or why
-it cannot start. Down goes nothing but the end of file: it says that the supervisor is gone, however it ended, so no
-child outlives it. The child's own end closes with the child, so the supervisor sees every exit in the same place.
+Each child has one socket pair. The child sends reports, one JSON record a line: what it is loading, where it serves,
+or why it cannot start. The supervisor sends nothing. When the supervisor ends, the child reads the end of the file and
+stops, so no child outlives its supervisor. When a child ends, its end of the pair closes, so the supervisor sees every
+exit in the same place.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ import msgspec
 FD_VARIABLE = "STARSPEC_SUPERVISOR_FD"  # where a child finds its end
 ORPHAN_GRACE_S = 5.0  # a child whose supervisor is gone has this long to stop in good order
 MAX_REPORT_BYTES = 64 * 1024
-HURRY: Final = (
-    signal.SIGURG
-)  # supervisor -> child that was told to stop: wait for nothing. Whoever does not know it ignores it
+HURRY: Final = signal.SIGURG
+"""supervisor -> child that was told to stop: stop at once. A process without a handler ignores this signal."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -35,7 +35,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """child -> supervisor: it serves at this address."""
 
     address: str  # tcp://host:port or http://host:port
-    memory: str = ""  # what it keeps for sequences, for people
+    memory: str = ""  # the memory that it keeps for sequences, as text for people
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -49,7 +49,7 @@ _DECODER: Final[msgspec.json.Decoder[Report]] = msgspec.json.Decoder(Report)
 
 
 def decode_report(line: bytes) -> Report:
-    """Raises: msgspec.DecodeError if the line is no report."""
+    """Raises: msgspec.DecodeError if the line is not a report."""
     return _DECODER.decode(line)
 
 
@@ -61,7 +61,7 @@ class SupervisorLine:
         threading.Thread(target=self._watch, name="supervisor-line", daemon=True).start()
 
     def send(self, report: Report) -> None:
-        """Tell the supervisor; a supervisor that is gone is not an error here, the watch deals with it."""
+        """Send a report. A missing supervisor is not an error here: `_watch` deals with it."""
         try:
             self._socket.sendall(msgspec.json.encode(report) + b"\n")
         except OSError:
@@ -89,5 +89,5 @@ def supervisor_line(environ: MutableMapping[str, str]) -> SupervisorLine | None:
 
 
 def environment_with_line(environ: Mapping[str, str], fd: int) -> dict[str, str]:
-    """What a child is started with so that it finds its end of the line."""
+    """The environment of a child, with the variable that names its end of the line."""
     return {**environ, FD_VARIABLE: str(fd)}

@@ -29,7 +29,9 @@ from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 
 LAST_WORDS_S: Final = 1.0  # of a star's drain, for the gateway to answer requests that did not end in time
-GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(3)  # of stopping: whoever is asked for work stops first
+GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(
+    3
+)  # order of stopping: a process stops before those that it asks for work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def _check_speculative(speculative: SpeculativeConfig) -> None:
     if speculative.remote.endpoint is not None:
         raise ConfigError("remote.endpoint names a hub elsewhere, but `starspec up` starts its own: leave it out")
     if speculative.remote.keys is not None:
-        raise ConfigError("remote.keys are of a hub elsewhere, but `starspec up` starts its own: leave them out")
+        raise ConfigError("remote.keys are for a hub elsewhere, but `starspec up` starts its own: leave them out")
     if speculative.model is None and speculative.traits.needs_model:
         raise ConfigError("a star that is told how to draft needs a draft: give --draft MODEL, or --spec-method ngram")
 
@@ -175,7 +177,7 @@ def _process(star: StarConfig, name: str) -> ProcessConfig:
 
 
 def target_name(number: int) -> str:
-    """As the hub, the metrics and the table know it."""
+    """The name of a target in the hub, the metrics and the table."""
     return f"target-{number}"
 
 

@@ -1,4 +1,4 @@
-"""Keeps a set of child processes running, and ends them all.
+"""Keeps a set of child processes running, and stops them all.
 
 One thread, one selector: what children report, what they print and that they exit all arrive in `step`.
 """
@@ -16,11 +16,15 @@ from types import TracebackType
 from starspec.errors import ConfigError, StarspecError
 from starspec.supervise.child import Child, ChildSpec, ChildState
 from starspec.supervise.report import HURRY, Failed, Loading, Ready, Report
-from starspec.supervise.restart import WINDOW_S, restart_delay_s
 
 EXIT_WAIT_S = 2.0  # from the moment that a child closes its line to its end
 LATE_STAGE_GRACE_S = 2.0  # what a stage gets at least, when the stages before it used up the time
 HURRY_S = 2.0  # what a stage gets when nobody wants to wait
+
+FIRST_DELAY_S = 0.25  # of a restart; it doubles with each death within the window
+MAX_DELAY_S = 8.0
+MAX_DEATHS = 5  # within the window; then a child is given up
+WINDOW_S = 60.0
 
 OnOutput = Callable[[str, str], None]  # (child's name, line)
 
@@ -227,3 +231,16 @@ def _wait(run: Child) -> int:
 
 def _how_it_ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def restart_delay_s(deaths_s: Sequence[float]) -> float | None:
+    """How long to wait before the next start.
+
+    Args:
+        deaths_s: times of the child's deaths, the newest last.
+    Returns: seconds, doubling with each death of the last minute; None = give it up.
+    """
+    recent = [death_s for death_s in deaths_s if death_s > deaths_s[-1] - WINDOW_S]
+    if len(recent) > MAX_DEATHS:
+        return None
+    return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(recent) - 1)))
