@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 
 from starspec.config import MAX_DRAFT_TOKENS
-from starspec.hub.drafter import Drafter, Growth
+from starspec.hub.drafter import Drafter, StepInput
 from starspec.hub.sequence import DraftLimits, DraftSequence
 from starspec.ids import Epoch, LinkId, Tag
 from starspec.models.runner import BatchRunner, Segment
@@ -74,7 +74,7 @@ def time_steps(
         features = target.forward([Segment(row, prefix, num_logits=0)], feature_layers).features
         target.cache.append(row, len(prefix))
         if features is not None:
-            sequence.features.add(0, features)
+            sequence.add_features(0, features)
         steps = [
             partial(_layer, drafter, sequence),
             partial(_step, target, row, 1, feature_layers),
@@ -129,11 +129,11 @@ def _root(drafter: Drafter, sequence: DraftSequence) -> None:
     """Begin the chain anew: read the committed tokens, and know the first draft token."""
     drafter.free(sequence)
     drafter.lease(sequence)
-    drafter.grow([Growth(sequence, drafter.num_missing(sequence))])
+    drafter.grow([StepInput(sequence, drafter.num_missing(sequence))])
 
 
 def _layer(drafter: Drafter, sequence: DraftSequence) -> None:
-    drafter.grow([Growth(sequence, 1)])
+    drafter.grow([StepInput(sequence, 1)])
 
 
 def _step(target: BatchRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
