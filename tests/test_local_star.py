@@ -18,5 +18,5 @@ def test_the_hub_is_told_of_all_rows_of_a_padded_embedding() -> None:
     info = replace(load_runner(config).info, vocab_size=len(tokenizer) + 28)
     hub = LocalHub(config, info, SpeculativeConfig(model=DRAFT), tokenizer)
     hub.connect().receive(0.0)
-    (routed,) = hub._loop._hub._records._records.values()
+    (routed,) = hub._loop._hub._links._links.values()
     assert routed.limits.target_vocab_size == info.vocab_size

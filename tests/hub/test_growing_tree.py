@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starspec.hub import growing_tree
-from starspec.hub.growing_tree import Children, DraftToken, GrowingTree
+from starspec.hub.growing_tree import GrowingTree
+from starspec.hub.tree_nodes import Children, DraftToken
 from starspec.speculation.budget import DraftBudget, TopKSpec
 from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates
 

@@ -415,9 +415,9 @@ def test_a_forward_that_raises_costs_its_sessions_only_and_the_hub_goes_on() -> 
 def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
     star.say("a", tag.open(0), tag.close())
-    star.hub.lose(A, Tag(1), star.clock())
-    star.hub.lose(A, Tag(2), star.clock())
-    star.hub.lose(LinkId("gone"), Tag(1), star.clock())
+    star.hub.fail_tag(A, Tag(1), star.clock())
+    star.hub.fail_tag(A, Tag(2), star.clock())
+    star.hub.fail_tag(LinkId("gone"), Tag(1), star.clock())
     assert star.drain() == []
 
 
@@ -492,4 +492,4 @@ def test_a_hub_keeps_as_many_features_as_its_drafter_asks_for(terms: FeatureTerm
     star = ToyStar()
     hub = build_hub(LoadedDrafter(CausalDrafter(star.runner), None, 4, 0, terms), HubConfig(), star.clock)
     hub.join(A, TargetId("target"), VOCAB_SIZE)
-    assert hub._records[A].limits.feature_window == window
+    assert hub._links[A].limits.feature_window == window

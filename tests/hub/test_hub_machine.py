@@ -32,8 +32,8 @@ from hypothesis.stateful import (
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixNames
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
 from starspec.hub.hub import FAILURE_PAUSE_S
+from starspec.hub.links import MIN_ROUNDS
 from starspec.hub.sequence import NUM_OUTCOMES
-from starspec.hub.target_record import MIN_ROUNDS
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.policy.draft_batch import TagKey
 from starspec.sampling.spec import SamplingSpec
@@ -179,7 +179,7 @@ class Life(RuleBasedStateMachine):
 
         def arrives() -> bool:
             now = self.star.clock()
-            answers.extend(answer for _, answer in hub.answer_ahead(LinkId(name), verdict, now, now))
+            answers.extend(answer for _, answer in hub.answer_early(LinkId(name), verdict, now, now))
             return hub.is_obsolete([(LinkId(name), verdict)])
 
         self._layer(arrives)
@@ -189,7 +189,7 @@ class Life(RuleBasedStateMachine):
             self._receive(name, answer)
         self._send(name, verdict)
         if answers:  # even if its target has lost its place meanwhile
-            assert hub._sequences[TagKey(LinkId(name), tag.session.tag)].request is None
+            assert hub._sequences[TagKey(LinkId(name), tag.session.tag)].round.request is None
             assert (LinkId(name), tag.session.tag) not in [(to, message.tag) for to, message in hub._outbox]
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
@@ -223,7 +223,7 @@ class Life(RuleBasedStateMachine):
             self._send(name, message)
             if isinstance(message, Close):
                 self.torn.discard(self.tags[name].pop(message.tag))
-        assert all(sequence.early_proposal is None for sequence in hub._sequences.values())
+        assert all(sequence.round.early_proposal is None for sequence in hub._sequences.values())
         told = {(to, each.tag, each.epoch) for to, each in hub._outbox if isinstance(each, Proposal)}
         assert not told & answered_early, "told twice"
 
@@ -238,7 +238,7 @@ class Life(RuleBasedStateMachine):
         verdict = tag.verdict(ids, tag.budget if chance.random() < 0.8 else chance.choice(BUDGETS))
         early += [(name, verdict)] * chance.choice((1, 1, 2))
         now = self.star.clock()
-        answers = [answer for _ in range(2) for answer in self.star.hub.answer_ahead(LinkId(name), verdict, now, now)]
+        answers = [answer for _ in range(2) for answer in self.star.hub.answer_early(LinkId(name), verdict, now, now)]
         for to, answer in answers:
             self._meets(ANSWERED_AHEAD)
             self._receive(str(to), answer)
@@ -355,8 +355,8 @@ class Life(RuleBasedStateMachine):
         self._look_at_rows()
 
     def _look_at_rows(self) -> None:
-        buffer = self.star.hub._buffer
-        if 0 < len(buffer._settled) < len(buffer._waiting):
+        hub = self.star.hub
+        if 0 < len(hub._scheduler._repeating) < hub._buffer.num_waiting:
             self._meets(OTHERS_WAIT)
         assert self.star.num_leased <= min(self.num_rows, len(self._open_tags()))
 
@@ -485,8 +485,8 @@ class LifeOfTrials(Life):
     def change_the_mode(self, seed: int) -> None:
         """Of some sequences, and of some that will be opened: as many rounds as that takes. Then all go on in it."""
         chance, hub = random.Random(seed), self.star.hub
-        choices = [sequence.ahead_choice for sequence in hub._sequences.values()]
-        choices += [hub._records[LinkId(name)].ahead_choice for name in self.tags]
+        choices = [sequence.round.ahead_choice for sequence in hub._sequences.values()]
+        choices += [hub._links[LinkId(name)].ahead_choice for name in self.tags]
         for choice in chance.sample(choices, chance.randint(1, len(choices))):
             before = choice.mode
             while choice.mode == before:
@@ -547,8 +547,8 @@ class LifeWithForetoldAdmission(LifeWithAdmission):
 
     @invariant()
     def whoever_has_a_place_is_there(self) -> None:
-        places = self.star.hub._records._admission
-        assert places._held.keys() <= {LinkId(name) for name in self.tags}
+        places = self.star.hub._links._admission
+        assert places._admitted.keys() <= {LinkId(name) for name in self.tags}
         if places.num_max:
             self._meets(FORECAST)
 

@@ -66,12 +66,12 @@ def test_running_ahead_makes_a_single_target_faster_and_leaves_the_hub_no_idle_t
 def test_with_admission_nobody_is_slower_than_alone_and_nobody_flaps(num_targets: int, service: str) -> None:
     star = starsd(num_targets, SERVICES[service])
     star.run(SETTLED_S)
-    held = set(star.hub._records._admission._held)
+    held = set(star.hub._links._admission._admitted)
     assert len(held) == num_targets or service == ADMITTED
     rates = []
     for _ in range(5):
         rates.append(star.run(SECONDS))
-        assert set(star.hub._records._admission._held) == held
+        assert set(star.hub._links._admission._admitted) == held
     assert min(mean(each[name] for each in rates) for name in rates[0]) >= 0.98 * 1e3 / point.PLAIN_MS, "at the ends"
 
 

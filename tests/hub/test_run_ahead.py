@@ -155,7 +155,7 @@ def answered_ahead(star: ToyStar, tag: ToyTag, verdict: Verdict) -> list[int] | 
     answers: list[tuple[LinkId, HubToTarget]] = []
 
     def arrives() -> bool:
-        answers.extend(star.hub.answer_ahead(LinkId("a"), verdict, star.clock(), star.clock()))
+        answers.extend(star.hub.answer_early(LinkId("a"), verdict, star.clock(), star.clock()))
         return star.hub.is_obsolete([(LinkId("a"), verdict)])
 
     assert star.step(arrives) == []
@@ -229,7 +229,7 @@ def test_a_promise_is_kept_though_the_place_is_lost() -> None:
     verdict, num_before = tag.verdict(tag.expected(1), NUM_NODES), star.hub.stats.num_proposals
 
     def arrives() -> bool:
-        ((_, answer),) = star.hub.answer_ahead(LinkId("a"), verdict, star.clock(), star.clock())
+        ((_, answer),) = star.hub.answer_early(LinkId("a"), verdict, star.clock(), star.clock())
         assert tag.receive(answer)
         return False
 
@@ -256,7 +256,7 @@ def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_run
     proposed(star, tag)
     tag.verdict(tag.expected(1), NUM_NODES)  # lost on its way
     for stale in (old, tag.verdict([7], NUM_NODES)):
-        assert star.hub.answer_ahead(LinkId("a"), stale, star.clock(), star.clock()) == []
+        assert star.hub.answer_early(LinkId("a"), stale, star.clock(), star.clock()) == []
 
 
 def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:

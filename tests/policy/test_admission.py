@@ -75,7 +75,7 @@ class World:
 
     @property
     def held(self) -> set[str]:
-        return {name for name in self.demands if self.places.is_held(LinkId(name))}
+        return {name for name in self.demands if self.places.is_admitted(LinkId(name))}
 
 
 def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
@@ -249,12 +249,12 @@ def test_one_that_gained_nothing_and_left_its_place_unused_is_tried_again_too() 
 def test_losing_is_forgotten_while_nobody_is_measured() -> None:
     places, now = AdmissionControl("n_max"), 100.0
     for name in ("a", "b"):
-        places._held[LinkId(name)] = _Admitted(0.0, now)
+        places._admitted[LinkId(name)] = _Admitted(0.0, now)
 
     def review(**demands: Demand) -> set[str]:
-        load = Load({LinkId(name): each for name, each in demands.items()}, {}, frozenset(places._held), COST)
+        load = Load({LinkId(name): each for name, each in demands.items()}, {}, frozenset(places._admitted), COST)
         places.review(load, now)
-        return set(places._held)
+        return set(places._admitted)
 
     assert review(a=STARSD, b=HOT) == {"a", "b"}
     assert review() == {"a", "b"}
@@ -274,7 +274,7 @@ def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(
 ) -> None:
     places = AdmissionControl("n_max")
     for name in (LinkId("silent"), *others):
-        places._held[name] = _Admitted(0.0, 0.0)
+        places._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {LinkId("b"): 35.0}, frozenset(), COST, max_sequences=1)
     assert places.ask(LinkId("b"), load, waited_s) == has_room
 
@@ -283,7 +283,7 @@ def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(
 def test_one_that_is_drafted_for_is_load_though_it_cannot_be_measured(is_busy: bool) -> None:
     places, known, unknown = AdmissionControl("n_max"), LinkId("known"), LinkId("unknown")
     for name in (known, unknown):
-        places._held[name] = _Admitted(0.0, 0.0)
+        places._admitted[name] = _Admitted(0.0, 0.0)
     busy = frozenset([known, unknown] if is_busy else [known])
     load = Load({known: LONG}, {LinkId("b"): 35.0}, busy, COST, max_sequences=1, present=frozenset([known, unknown]))
     places.review(load, UNKNOWN_S)
@@ -294,7 +294,7 @@ def test_one_that_is_drafted_for_is_load_though_it_cannot_be_measured(is_busy: b
 def test_nobody_is_taken_in_whose_sessions_would_take_the_rows_of_others(num_rows: int | None, has_room: bool) -> None:
     places, others = AdmissionControl("n_max"), {LinkId(name): STARSD for name in "ab"}
     for name in others:
-        places._held[name] = _Admitted(0.0, 0.0)
+        places._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
     assert places.ask(LinkId("c"), load, 1.0) == has_room
     places.review(load, 1.0)
@@ -305,7 +305,7 @@ def test_not_even_where_those_who_are_there_gain_nothing() -> None:
     places, hot = AdmissionControl("n_max"), replace(STARSD, num_tokens=1.0)
     others = {LinkId(name): hot for name in "ab"}
     for name in others:
-        places._held[name] = _Admitted(0.0, 0.0)
+        places._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=2)
     assert places.ask(LinkId("c"), replace(load, num_rows=3), 1.0)
     places.leave(LinkId("c"))
@@ -316,7 +316,7 @@ def test_not_even_where_those_who_are_there_gain_nothing() -> None:
 def test_not_even_where_those_who_are_there_cannot_be_measured(num_rows: int | None, has_room: bool) -> None:
     places, others = AdmissionControl("n_max"), [LinkId(name) for name in "ab"]
     for name in others:
-        places._held[name] = _Admitted(0.0, 0.0)
+        places._admitted[name] = _Admitted(0.0, 0.0)
     load = Load({}, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
     assert places.ask(LinkId("c"), load, UNKNOWN_S + 1.0) == has_room
 
@@ -329,8 +329,8 @@ def test_of_a_crowd_as_many_are_taken_in_at_once_as_are_measured() -> None:
         load = Load(dict(measured), {}, frozenset(measured), COST, max_sequences=None)
         for name in comers:
             places.ask(name, load, float(now))
-        num_held.append(places.num_held)
-        measured = dict.fromkeys(places._held, STARSD)
+        num_held.append(places.num_admitted)
+        measured = dict.fromkeys(places._admitted, STARSD)
     assert num_held == [1, 2, 4, 8]
     assert not places.ask(LinkId("more"), replace(load, demands=dict(list(measured.items())[:4])), 3.0)
     later = replace(load, demands=dict(list(measured.items())[:4]))
@@ -339,8 +339,10 @@ def test_of_a_crowd_as_many_are_taken_in_at_once_as_are_measured() -> None:
 
 def test_n_max_counts_targets_all_of_whose_sessions_have_rows() -> None:
     places, wide = AdmissionControl("n_max"), replace(STARSD, num_sequences=8.0)
-    places._held |= {LinkId(name): _Admitted(0.0, 0.0) for name in "ab"}
-    load = Load(dict.fromkeys(places._held, wide), {}, frozenset(places._held), COST, max_sequences=None, num_rows=8)
+    places._admitted |= {LinkId(name): _Admitted(0.0, 0.0) for name in "ab"}
+    load = Load(
+        dict.fromkeys(places._admitted, wide), {}, frozenset(places._admitted), COST, max_sequences=None, num_rows=8
+    )
     places.review(load, 1.0)
     assert places.num_max == 1
     places.review(replace(load, num_rows=16), 2.0)
@@ -374,8 +376,8 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     tag = ToyTag(1, [1, 2])
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
-    star.hub._records._admission.leave(LinkId("a"))
-    assert star.hub._records._admission.ask(LinkId("somebody"), star.hub._records._load(star.clock()), star.clock())
+    star.hub._links._admission.leave(LinkId("a"))
+    assert star.hub._links._admission.ask(LinkId("somebody"), star.hub._records._load(star.clock()), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()

@@ -18,7 +18,7 @@ def test_over_any_time_no_more_than_the_rate_a_burst_and_a_proposal(rate: float,
     bucket, now, given_at = TokenBucket(rate), 0.0, list[tuple[float, int]]()
     for pause_s, num_tokens in asks:
         now += pause_s
-        if bucket.has_some(now):
+        if bucket.has_tokens(now):
             bucket.take(num_tokens)
             given_at.append((now, num_tokens))
     for first in range(len(given_at)):
@@ -31,9 +31,9 @@ def test_over_any_time_no_more_than_the_rate_a_burst_and_a_proposal(rate: float,
 @given(rate=st.floats(0.5, 500.0), num_tokens=st.integers(1, 64))
 def test_who_has_had_its_rate_gets_more_in_time(rate: float, num_tokens: int) -> None:
     bucket = TokenBucket(rate)
-    assert bucket.has_some(5.0)
+    assert bucket.has_tokens(5.0)
     bucket.take(num_tokens)
-    assert bucket.has_some(5.0 + num_tokens / rate + 0.01)
+    assert bucket.has_tokens(5.0 + num_tokens / rate + 0.01)
 
 
 def served(star: ToyStar, name: str, num_rounds: int, round_s: float) -> list[int]:

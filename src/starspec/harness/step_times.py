@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 
 from starspec.config import MAX_DRAFT_TOKENS
-from starspec.hub.drafter import Drafter, Growth
+from starspec.hub.drafter import Drafter, StepInput
 from starspec.hub.sequence import DraftLimits, DraftSequence
 from starspec.ids import Epoch, LinkId, Tag
 from starspec.models.runner import BatchRunner, Segment
@@ -50,7 +50,7 @@ class StepSeconds:
 def time_steps(
     target: BatchRunner,
     drafter: Drafter,
-    feature_draft_steps: Sequence[int] = (),
+    feature_layers: Sequence[int] = (),
     *,
     max_tokens: int = 1,
     num_chains: int = 2,
@@ -60,7 +60,7 @@ def time_steps(
     They take turns, so a slow moment of the machine slows all of them. The first chain is a warm-up.
 
     Args:
-        feature_draft_steps: hidden states of the target that the drafter needs.
+        feature_layers: hidden states of the target that the drafter needs.
         num_chains: each of CHAIN_LEN timed turns.
     Effects: leases and frees a row of each; commits nothing.
     """
@@ -69,13 +69,13 @@ def time_steps(
     sequence = _sequence(prefix, drafter, target.info.vocab_size)
     row = target.cache.lease()
     try:
-        features = target.forward([Segment(row, prefix, num_logits=0)], feature_draft_steps).features
+        features = target.forward([Segment(row, prefix, num_logits=0)], feature_layers).features
         target.cache.append(row, len(prefix))
         if features is not None:
-            sequence.features.add(0, features)
+            sequence.add_features(0, features)
         steps = [
             partial(_draft_step, drafter, sequence),
-            partial(_step, target, row, 1, feature_draft_steps),
+            partial(_step, target, row, 1, feature_layers),
             *(partial(_step, target, row, num + 1) for num in range(max_tokens)),
         ]
         times: list[list[float]] = [[] for _ in steps]
@@ -127,16 +127,16 @@ def _root(drafter: Drafter, sequence: DraftSequence) -> None:
     """Start the chain again: prefill the committed tokens, which gives the first draft token."""
     drafter.free(sequence)
     drafter.lease(sequence)
-    drafter.grow([Growth(sequence, drafter.num_missing(sequence))])
+    drafter.grow([StepInput(sequence, drafter.num_missing(sequence))])
 
 
 def _draft_step(drafter: Drafter, sequence: DraftSequence) -> None:
-    drafter.grow([Growth(sequence, 1)])
+    drafter.grow([StepInput(sequence, 1)])
 
 
-def _step(target: BatchRunner, row: int, num_tokens: int, feature_draft_steps: Sequence[int] = ()) -> None:
+def _step(target: BatchRunner, row: int, num_tokens: int, feature_layers: Sequence[int] = ()) -> None:
     segment = Segment(row, [TOKEN_ID] * num_tokens, num_logits=num_tokens)
-    logits = target.forward([segment], feature_draft_steps).logits
+    logits = target.forward([segment], feature_layers).logits
     argmaxes(logits)
 
 

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from starspec.hub.growing_tree import Children, DraftToken
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.tree_nodes import Children, DraftToken
 from starspec.sampling.argmax import argmaxes, is_on_cpu
 from starspec.speculation.budget import TopKSpec
 from starspec.speculation.propose_coupled import propose_token, propose_tokens

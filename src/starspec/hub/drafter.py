@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from starspec.hub.growing_tree import Survivors
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.tree_nodes import Survivors
 from starspec.wire.messages import Features
 
 
-class Growth(NamedTuple):
-    """A sequence's part of a draft step: the first `num_tokens` of those that it misses, or nodes that it may soon
-    miss.
-    """
+class StepInput(NamedTuple):
+    """One sequence's part of a draft step: the first `num_tokens` of its missing tokens, or nodes to prepare."""
 
     sequence: DraftSequence
     num_tokens: int
-    prepared: Sequence[int] = ()  # these nodes; no proposal is owed
+    prepared: Sequence[int] = ()  # those nodes, if the draft step runs ahead
 
 
-def in_order_of_rows(draft_step: Sequence[Growth]) -> list[Growth]:
-    """The growths in the order of their sequences' cache rows: what lies side by side in both is read together."""
-    return sorted(draft_step, key=lambda growth: -1 if growth.sequence.row is None else growth.sequence.row)
+def in_order_of_rows(draft_step: Sequence[StepInput]) -> list[StepInput]:
+    """Sort by cache row. Rows that lie side by side in the cache and in the forward are loaded together."""
+    return sorted(draft_step, key=lambda each: -1 if each.sequence.row is None else each.sequence.row)
 
 
 class Drafter(Protocol):
@@ -79,7 +77,7 @@ class Drafter(Protocol):
         """Tokens that must be read before the next draft step of the tree is known, at least 1."""
         ...
 
-    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:
+    def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:
         """Read tokens of several sequences at once; the tree of each that then misses none grows by a draft step.
 
         Args:

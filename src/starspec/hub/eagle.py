@@ -22,9 +22,9 @@ from torch import Tensor
 from starspec.cache.features import MAX_FEATURE, are_readable, from_bytes
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.hub.children import Point, draft_children
-from starspec.hub.drafter import Growth, in_order_of_rows
-from starspec.hub.growing_tree import Survivors
+from starspec.hub.drafter import StepInput, in_order_of_rows
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.tree_nodes import Survivors
 from starspec.models.heads.head import EagleHead
 from starspec.models.runner import Segment
 from starspec.wire.messages import Features
@@ -61,16 +61,17 @@ class EagleDrafter:
         return self._cache.num_free_rows
 
     def lease(self, sequence: DraftSequence) -> None:
-        sequence.row = self._cache.lease()
-        self._first[sequence.row] = sequence.features.start
-        self._hidden[sequence.row] = {}
+        row = self._cache.lease()
+        sequence.hold_row(row)
+        self._first[row] = sequence.features.start
+        self._hidden[row] = {}
 
     def free(self, sequence: DraftSequence) -> None:
         if sequence.row is not None:
             self._cache.free(sequence.row)
             del self._first[sequence.row], self._hidden[sequence.row]
-            sequence.row = None
-            sequence.tree.clear()
+            sequence.drop_row()
+            sequence.forget_tree()
 
     def learn(self, sequence: DraftSequence, message: Features) -> None:
         """Take in features. Raises: PeerProtocolError, changing nothing, unless they are what this head reads."""
@@ -84,7 +85,7 @@ class EagleDrafter:
             raise PeerProtocolError(f"features of position {message.start} in {len(sequence.token_ids)} tokens")
         if not bool(are_readable(features).all()):
             raise PeerProtocolError(f"features must be finite and at most {MAX_FEATURE:g}")
-        sequence.features.add(message.start, features)
+        sequence.add_features(message.start, features)
         self._close_hole(sequence)
 
     def can_grow(self, sequence: DraftSequence) -> bool:
@@ -95,7 +96,7 @@ class EagleDrafter:
     def num_missing(self, sequence: DraftSequence) -> int:
         return self._num_unread(sequence) or len(sequence.to_forward) or 1
 
-    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+    def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         draft_step = in_order_of_rows(draft_step)
         to_forward = [growth.sequence.to_forward for growth in draft_step]
         segments = [self._segment(growth, nodes) for growth, nodes in zip(draft_step, to_forward, strict=True)]
@@ -109,7 +110,7 @@ class EagleDrafter:
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
         for (sequence, node), tokens, said in zip(points, children, output.hidden, strict=True):
-            sequence.tree.expand(node, tokens, sequence.top_k_spec)
+            sequence.expand(node, tokens)
             if sequence.row is not None:
                 self._hidden[sequence.row][node] = said
 
@@ -149,7 +150,7 @@ class EagleDrafter:
             self._forget_tree(sequence)
 
     def _forget_tree(self, sequence: DraftSequence) -> None:
-        sequence.tree.clear()
+        sequence.forget_tree()
         if sequence.row is not None:
             self._hidden[sequence.row].clear()
 
@@ -161,7 +162,7 @@ class EagleDrafter:
         start = sequence.features.start if sequence.row is None else self._next(sequence.row)
         return len(sequence.token_ids) - 1 - start
 
-    def _segment(self, growth: Growth, nodes: Sequence[int]) -> Segment:
+    def _segment(self, growth: StepInput, nodes: Sequence[int]) -> Segment:
         sequence, num_tokens = growth.sequence, growth.num_tokens
         if sequence.row is None:
             raise OurBug(f"sequence {sequence.key} is to grow without a row")
@@ -174,7 +175,7 @@ class EagleDrafter:
         num_forwarded = len(sequence.tree.forwarded)
         return Segment(sequence.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
 
-    def _read(self, growth: Growth, segment: Segment, nodes: Sequence[int]) -> Tensor:
+    def _read(self, growth: StepInput, segment: Segment, nodes: Sequence[int]) -> Tensor:
         """What the new tokens of a segment, or the nodes, read beside their embeddings: [num_new, C]."""
         sequence, row = growth.sequence, segment.row
         if segment.parents is None:

@@ -8,10 +8,10 @@ from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.hub.children import Point, draft_children
-from starspec.hub.drafter import Growth, in_order_of_rows
-from starspec.hub.growing_tree import Survivors
+from starspec.hub.drafter import StepInput, in_order_of_rows
 from starspec.hub.prefix_sharing import PrefixSharing
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.tree_nodes import Survivors
 from starspec.models.runner import ModelRunner, Segment
 from starspec.wire.messages import Features
 
@@ -51,13 +51,13 @@ class CausalDrafter:
         return self._sharing.num_tokens
 
     def lease(self, sequence: DraftSequence) -> None:
-        sequence.row = self._sharing.lease(sequence)
+        sequence.hold_row(self._sharing.lease(sequence))
 
     def free(self, sequence: DraftSequence) -> None:
         if sequence.row is not None:
             self._cache.free(sequence.row)
-            sequence.row = None
-            sequence.tree.clear()
+            sequence.drop_row()
+            sequence.forget_tree()
 
     def learn(self, sequence: DraftSequence, message: Features) -> None:  # noqa: ARG002
         raise PeerProtocolError("this draft reads no features")
@@ -71,7 +71,7 @@ class CausalDrafter:
             num_uncommitted = min(num_uncommitted, len(sequence.token_ids) - self._sharing.num_held(sequence))
         return num_uncommitted or len(sequence.to_forward) or 1
 
-    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:
+    def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:
         for growth in draft_step:
             self._sharing.catch_up(growth.sequence)
         draft_step = in_order_of_rows(draft_step)
@@ -90,7 +90,7 @@ class CausalDrafter:
                 self._cache.append(segment.row, segment.num_new)
                 self._sharing.note(growth.sequence)
         for (sequence, node), known in zip(points, children, strict=True):
-            sequence.tree.expand(node, known, sequence.top_k_spec)
+            sequence.expand(node, known)
 
     def num_preparable(self, sequence: DraftSequence) -> int:
         if sequence.row is None or not sequence.tree.is_rooted:
@@ -127,7 +127,7 @@ class CausalDrafter:
         """Committed tokens of which no K/V is held."""
         return len(sequence.token_ids) - (0 if sequence.row is None else self._cache.lengths[sequence.row])
 
-    def _segment(self, growth: Growth, nodes: Sequence[int]) -> Segment:
+    def _segment(self, growth: StepInput, nodes: Sequence[int]) -> Segment:
         sequence, num_tokens = growth.sequence, growth.num_tokens
         if sequence.row is None:
             raise OurBug(f"sequence {sequence.key} is to grow without a row")
@@ -141,7 +141,7 @@ class CausalDrafter:
 
     def _restart(self, sequence: DraftSequence) -> None:
         """Forget the tree; the root's logits are gone, so its last token is to be forwarded anew."""
-        sequence.tree.clear()
+        sequence.forget_tree()
         if sequence.row is not None:
             length = min(self._cache.lengths[sequence.row], len(sequence.token_ids) - 1)
             self._cache.truncate(sequence.row, length)

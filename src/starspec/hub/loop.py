@@ -33,7 +33,7 @@ class HubLoop:
     def turn(self, idle_wait_s: float = 0.0) -> bool:
         """Take in what has arrived, then one step of the hub.
 
-        Here and in `_answer_ahead` alone an exception is survived: what it hit is given up, all else goes on.
+        Here and in `_answer_early` alone an exception is survived: what it hit is given up, all else goes on.
 
         Args:
             idle_wait_s: longest wait for arrivals; there is none while the hub has work.
@@ -73,18 +73,18 @@ class HubLoop:
         """
         news = self._transport.receive(0.0)
         self._early += news
-        self._deliver([reply for arrival in news for reply in self._answer_ahead(arrival)])
+        self._deliver([reply for arrival in news for reply in self._answer_early(arrival)])
         messages = [(each.link_id, each.message) for each in self._early]
         return bool(news) and self._hub.is_obsolete(
             (name, message) for name, message in messages if not isinstance(message, Joined | Left)
         )
 
-    def _answer_ahead(self, arrival: Arrival) -> Sequence[Reply]:
+    def _answer_early(self, arrival: Arrival) -> Sequence[Reply]:
         """The answer to a verdict, if it is there. What fails here must not end the draft step: others are in it."""
         if not isinstance(arrival.message, Verdict):
             return []
         try:
-            return self._hub.answer_ahead(arrival.link_id, arrival.message, arrival.arrived_at, self._clock())
+            return self._hub.answer_early(arrival.link_id, arrival.message, arrival.arrived_at, self._clock())
         except Exception:
             log.exception("a verdict could not be answered while a draft step ran; it is handled after the draft step")
             return []
@@ -110,4 +110,4 @@ class HubLoop:
 
     def _give_up(self, arrival: Arrival) -> None:
         if isinstance(arrival.message, Open | Features | Verdict | Close):
-            self._hub.lose(arrival.link_id, arrival.message.tag, self._clock())
+            self._hub.fail_tag(arrival.link_id, arrival.message.tag, self._clock())

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from starspec.cache.rows import RowPool
 from starspec.errors import OurBug, PeerProtocolError
-from starspec.hub.drafter import Growth
-from starspec.hub.growing_tree import Survivors
+from starspec.hub.drafter import StepInput
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.tree_nodes import Survivors
 from starspec.speculation.ngram import PromptLookup
 from starspec.wire.messages import Features
 
@@ -38,14 +38,15 @@ class NgramDrafter:
         return self._rows.num_free
 
     def lease(self, sequence: DraftSequence) -> None:
-        sequence.row = self._rows.lease()
-        self._lookup.append(sequence.row, sequence.token_ids)
+        row = self._rows.lease()
+        sequence.hold_row(row)
+        self._lookup.append(row, sequence.token_ids)
 
     def free(self, sequence: DraftSequence) -> None:
         if sequence.row is not None:
             self._rows.free(sequence.row)
             self._lookup.forget(sequence.row)
-            sequence.row = None
+            sequence.drop_row()
 
     def learn(self, sequence: DraftSequence, message: Features) -> None:  # noqa: ARG002
         raise PeerProtocolError("prompt lookup reads no features")
@@ -56,21 +57,20 @@ class NgramDrafter:
     def num_missing(self, sequence: DraftSequence) -> int:  # noqa: ARG002  every lookup is one step
         return 1
 
-    def grow(self, draft_step: Sequence[Growth], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+    def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         for sequence in (growth.sequence for growth in draft_step):
-            guessed = self._lookup.propose(_row_of(sequence), sequence.budget.num_steps)
+            guessed = self._lookup.propose(_row_of(sequence), sequence.round.budget.num_steps)
             ends = [place for place, token_id in enumerate(guessed) if token_id in sequence.sampling.end_token_ids]
-            sequence.tree.become_chain(guessed[: ends[0] + 1] if ends else guessed)
-            sequence.is_exhausted = True
+            sequence.become_chain(guessed[: ends[0] + 1] if ends else guessed)
 
     def num_preparable(self, sequence: DraftSequence) -> int:  # noqa: ARG002  a lookup takes no time
         return 0
 
     def note_request(self, sequence: DraftSequence) -> None:
-        sequence.is_exhausted = False
+        pass
 
     def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:  # noqa: ARG002
-        sequence.tree.clear()  # with more tokens to look up there may be a better guess
+        sequence.forget_tree()  # with more tokens to look up there may be a better guess
         if sequence.row is not None:
             self._lookup.append(sequence.row, token_ids)
 

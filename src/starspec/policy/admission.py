@@ -68,28 +68,28 @@ class AdmissionControl:
 
     def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
-        self._held: dict[LinkId, _Admitted] = {}  # first come first
+        self._admitted: dict[LinkId, _Admitted] = {}  # first come first
         self._past: dict[LinkId, _Past] = {}
         self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
         self.num_max = 0  # at the last review; 0 = not known
 
     @property
-    def num_held(self) -> int:
-        return len(self._held)
+    def num_admitted(self) -> int:
+        return len(self._admitted)
 
-    def is_held(self, target: LinkId) -> bool:
-        return target in self._held
+    def is_admitted(self, target: LinkId) -> bool:
+        return target in self._admitted
 
     def ask(self, target: LinkId, load: Load, now: float) -> bool:
         """Whether the target has a place from now on."""
-        if target not in self._held and self._has_room(target, load, now):
-            self._held[target] = _Admitted(now, now)
-        return target in self._held
+        if target not in self._admitted and self._has_room(target, load, now):
+            self._admitted[target] = _Admitted(now, now)
+        return target in self._admitted
 
     def leave(self, target: LinkId) -> None:
         """The target is gone. Idempotent."""
-        self._held.pop(target, None)
+        self._admitted.pop(target, None)
         self._past.pop(target, None)
 
     def is_review_due(self, now: float) -> bool:
@@ -98,7 +98,7 @@ class AdmissionControl:
     def review(self, load: Load, now: float) -> None:
         """Take back places that are not used, and one by which others have lost for a while."""
         self._reviewed_s = now
-        for target, place in list(self._held.items()):
+        for target, place in list(self._admitted.items()):
             if target in load.busy:
                 place.used_s = now
             elif now - place.used_s >= (PAUSE_S if target in load.present else KEEP_S):
@@ -115,19 +115,19 @@ class AdmissionControl:
             return
         if self._losing_since_s is None:
             self._losing_since_s = now
-        if now >= max(self._losing_since_s + PATIENCE_S, self._held[leaver].since_s + STAY_S):
+        if now >= max(self._losing_since_s + PATIENCE_S, self._admitted[leaver].since_s + STAY_S):
             past = self._past.get(leaver)
             self._let_go(leaver, min(2.0 * past.forget_s, LONGEST_FORGET_S) if past else FORGET_S, now)
             self._losing_since_s = None
 
     def _let_go(self, target: LinkId, forget_s: float, now: float) -> None:
-        del self._held[target]
+        del self._admitted[target]
         self._past[target] = _Past(now, forget_s)
 
     def _has_room(self, target: LinkId, load: Load, now: float) -> bool:
         if self._fixed is not None:
-            return len(self._held) < self._fixed
-        held, cost, measured = self._held.items(), load.cost, self._measured(load)
+            return len(self._admitted) < self._fixed
+        held, cost, measured = self._admitted.items(), load.cost, self._measured(load)
         unknown = [place for name, place in held if name not in load.demands]
         num_known_soon = sum(now - place.since_s < UNKNOWN_S for place in unknown)
         if num_known_soon >= max(1, len(measured)):
@@ -151,21 +151,21 @@ class AdmissionControl:
         )
 
     def _measured(self, load: Load) -> list[Demand]:
-        return [load.demands[target] for target in self._held if target in load.demands]
+        return [load.demands[target] for target in self._admitted if target in load.demands]
 
     def _who_should_go(self, load: Load, cost: DraftStepCost) -> LinkId | None:
         """If anybody is slower than alone: one that gains next to nothing even alone, else the last to come.
 
         The only one stays: how long to speculate is its own decision.
         """
-        if len(self._held) < 2:
+        if len(self._admitted) < 2:
             return None
         losing = losers(self._measured(load), cost, load.max_sequences, -MARGIN)
-        for target in reversed(self._held):
+        for target in reversed(self._admitted):
             demand = load.demands.get(target)
             if demand is not None and demand in losing and not _is_worth_it(demand, load, cost):
                 return target
-        return next(reversed(self._held)) if losing else None
+        return next(reversed(self._admitted)) if losing else None
 
     def _remembered(self, target: LinkId, load: Load, now: float) -> Demand | None:
         """What a target asked for when it had a place, unless that was long ago."""

@@ -97,6 +97,11 @@ class DraftStep:
     def has_prefill(self) -> bool:
         return self.num_prompt_tokens > 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it forwards, or nodes."""
+        return sum([portion.num_tokens for portion in self.portions])
+
     @cached_property
     def num_prompt_tokens(self) -> int:
         return sum([portion.num_tokens for portion in self.portions if portion.is_prefill])

@@ -19,12 +19,12 @@ class TokenBucket:
         self._level = tokens_per_s * BURST_S
         self._filled_s: float | None = None
 
-    def has_some(self, now: float, num_owed: int = 0) -> bool:
+    def has_tokens(self, now: float, num_reserved: int = 0) -> bool:
         """Whether a proposal may be drafted, if so many tokens of others are to be taken before."""
         since_s = 0.0 if self._filled_s is None else max(0.0, now - self._filled_s)
         self._level = min(self._tokens_per_s * BURST_S, self._level + self._tokens_per_s * since_s)
         self._filled_s = now if self._filled_s is None else max(now, self._filled_s)
-        return self._level > num_owed
+        return self._level > num_reserved
 
     def take(self, num_tokens: int) -> None:
         """They have been proposed."""

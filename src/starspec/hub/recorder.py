@@ -1,4 +1,4 @@
-"""The hub's account of its time: StarSD's t_s, S, T_idle, R_q and the load, out of what happened when."""
+"""Records what happened when, and computes the hub's statistics: StarSD's t_s, S, T_idle, R_q and the load."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from starspec.hub.round import MadeProposal
 from starspec.ids import LinkId
 from starspec.policy.draft_batch import DraftStep
 from starspec.policy.fairness import jains_index
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
 
-WINDOW_S = 5.0  # "the last seconds" of load and R_q
-SLOT_S = 0.25  # what targets got is remembered in slots of time of this length
+WINDOW_S = 5.0  # load, R_q and fairness are those of so many seconds
+SLOT_S = 0.25  # draft tokens of each target are counted in slots of this length
 DRAFT_TRACK, IDLE_TRACK = "draft", "idle"
 
 
@@ -26,9 +27,9 @@ class _Span(NamedTuple):
 
 
 class _Window:
-    """Spans of the last WINDOW_S: none begins before the one before it has ended.
+    """Spans of the last WINDOW_S seconds. No span begins before the one before it has ended.
 
-    Their seconds are summed up as they come and go, for a hub looks ten times a second and does little else then.
+    The sum of their seconds is kept up to date, so that a look is cheap: the hub looks ten times a second.
     """
 
     def __init__(self) -> None:
@@ -41,12 +42,12 @@ class _Window:
         self._forget(span.end_s - WINDOW_S)
 
     def count(self, since_s: float) -> int:
-        """How many have ended since then, which is never less than in the call before."""
+        """Spans that have ended since then. Later calls may only ask about the same time or a later one."""
         self._forget(since_s)
         return len(self._spans)
 
     def seconds(self, since_s: float) -> float:
-        """How long they are together since then; see `count`."""
+        """Seconds of all spans since then. Later calls may only ask about the same time or a later one."""
         self._forget(since_s)
         if not self._spans:
             return 0.0
@@ -65,11 +66,11 @@ class _Proposed(NamedTuple):
     num_tokens: Counter[LinkId]
 
 
-class Ledger:
-    """Adds up draft steps, idle gaps and proposals. Times come from outside, in seconds on one clock.
+class StatsRecorder:
+    """Counts draft steps, idle gaps and proposals. All times come from the caller, in seconds of one clock.
 
     Args:
-        stats: what is kept up to date; `load`, `proposals_per_s`, `idle_s` and `fairness` by `refresh` only.
+        stats: is kept up to date; `load`, `proposals_per_s`, `idle_s` and `fairness` by `refresh` only.
         started_s: the time now.
         trace: also gets every draft step and every idle gap, if given.
     """
@@ -81,11 +82,11 @@ class Ledger:
         self._busy, self._idle = _Window(), _Window()
         self._proposed = _Window()  # instants
         self._slots: deque[_Proposed] = deque()
-        self._idle_s = 0.0  # of gaps that are over
+        self._idle_s = 0.0  # of gaps that have ended
         self._idle_since_s: float | None = None
 
     def add_step(self, start_s: float, end_s: float, draft_step: DraftStep) -> None:
-        """Count one batched forward. Draft steps with prefill in them are no sample of t_s."""
+        """Count one draft step that targets wait for. A draft step with prefill is not a sample of t_s."""
         self._stats.busy_s += end_s - start_s
         self._stats.num_draft_steps += 1
         self._stats.num_evictions += len(draft_step.evicted)
@@ -95,12 +96,12 @@ class Ledger:
             self._stats.t_s.add(end_s - start_s)
         self._busy.add(_Span(start_s, end_s))
         if self._trace:
-            num_tokens = sum(portion.num_tokens for portion in draft_step.portions)
+            num_tokens = draft_step.num_tokens
             name = "prefill" if draft_step.has_prefill else "draft step"
             self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sequences=len(draft_step.portions), tokens=num_tokens)
 
-    def add_ahead(self, start_s: float, end_s: float, num_sequences: int, num_nodes: int) -> None:
-        """Count one batched forward that nobody waited for; without a node if it was given up."""
+    def add_step_ahead(self, start_s: float, end_s: float, num_sequences: int, num_nodes: int) -> None:
+        """Count one draft step that ran ahead; without a node if it was aborted."""
         self._stats.ahead_s += end_s - start_s
         self._stats.num_ahead_nodes += num_nodes
         self._busy.add(_Span(start_s, end_s))
@@ -109,30 +110,31 @@ class Ledger:
             self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sequences=num_sequences, tokens=num_nodes)
 
     def add_wasted(self, num_nodes: int) -> None:
-        """Count nodes that were forwarded ahead in vain."""
+        """Count nodes that were drafted ahead and turned out to be useless."""
         self._stats.num_wasted_nodes += num_nodes
 
-    def add_outcome(self, is_hit: bool) -> None:
-        """Count one verdict whose next proposal was ready, or was not."""
+    def add_hit_or_miss(self, *, is_hit: bool) -> None:
+        """Count one verdict that asks for a proposal; a hit if the proposal was ready when it came."""
         self._stats.num_outcomes += 1
         self._stats.num_hits += is_hit
 
-    def add_proposal(self, now: float, target: LinkId, num_draft_tokens: int) -> None:
-        """Count one proposal sent. Those without a token are no draft round, so not in R_q."""
+    def add_proposal(self, made: MadeProposal) -> None:
+        """Count one proposal. One without draft tokens is not in R_q."""
         self._stats.num_proposals += 1
-        self._stats.num_draft_tokens += num_draft_tokens
-        if num_draft_tokens:
-            self._proposed.add(_Span(now, now))
-            self._add_to_slot(now, target, num_draft_tokens)
-
-    def add_service(self, queue_s: float, service_s: float, has_prefill: bool) -> None:
-        """Count the draft steps behind one proposal. With prefill among them they took longer than S(d) = d t_s."""
-        self._stats.queue.add(queue_s)
-        if not has_prefill:
-            self._stats.service.add(service_s)
+        self._stats.num_draft_tokens += made.num_draft_tokens
+        if made.has_service:
+            self._stats.queue.add(made.queue_s)
+            if not made.has_prefill:  # with prefill they took longer than S(d) = d t_s
+                self._stats.service.add(made.service_s)
+        if not made.num_draft_tokens:
+            return
+        self._proposed.add(_Span(made.made_s, made.made_s))
+        self._add_to_slot(made.made_s, made.key.link_id, made.num_draft_tokens)
+        if not made.has_prefill:
+            self._stats.saved_s += made.num_spared * self._stats.t_s.value
 
     def mark(self, now: float, is_idle: bool) -> None:
-        """Say whether the hub has, from now on, tags open and nothing to draft."""
+        """Say whether the hub is idle from now on: tags are open, and there is nothing to draft."""
         if is_idle and self._idle_since_s is None:
             self._idle_since_s = now
         elif not is_idle and self._idle_since_s is not None:
@@ -147,8 +149,8 @@ class Ledger:
         """Bring the statistics of the last seconds, and the idle time, up to now.
 
         Args:
-            weights: of all targets; what they got is compared by weight.
-            waiting: targets that count even if they got nothing at all.
+            weights: of all targets; fairness compares their draft tokens per unit of weight.
+            waiting: targets that count in fairness even if they got no draft tokens.
         """
         since_s = now - WINDOW_S
         open_gap = _Span(now if self._idle_since_s is None else self._idle_since_s, now)
@@ -156,8 +158,8 @@ class Ledger:
         idle_s = self._idle.seconds(since_s) + open_gap.seconds_since(since_s)
         num_proposals = self._proposed.count(since_s)
         known_s = min(WINDOW_S, now - self._started_s)
-        told_s = self._stats.idle_s  # the request that ends a gap may have come just before it was last told
-        self._stats.idle_s = max(told_s, self._idle_s + open_gap.seconds_since(0.0))
+        published_s = self._stats.idle_s  # may include a part of a gap that had ended, unknown to us, when it was read
+        self._stats.idle_s = max(published_s, self._idle_s + open_gap.seconds_since(0.0))
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
         self._stats.fairness = self._fairness(since_s, weights or {}, waiting)

@@ -7,7 +7,8 @@ from hub_toys import Slices, ToyStar, ToyTag
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.hub.ledger import WINDOW_S, Ledger, _Span, _Window
+from starspec.hub.recorder import WINDOW_S, StatsRecorder, _Span, _Window
+from starspec.hub.round import MadeProposal
 from starspec.ids import LinkId, Tag
 from starspec.policy.draft_batch import DraftStep, Portion, TagKey
 from starspec.policy.fairness import jains_index
@@ -19,6 +20,23 @@ S = LinkId("s")
 
 def draft_step(*prefill: bool) -> DraftStep:
     return DraftStep(tuple(Portion(TagKey(S, Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
+
+
+def proposal(made_s: float, link_id: LinkId, num_draft_tokens: int) -> MadeProposal:
+    """One that took no draft step after its request."""
+    return MadeProposal(
+        TagKey(link_id, Tag(1)),
+        num_draft_tokens,
+        arrived_s=made_s,
+        made_s=made_s,
+        queue_s=0.0,
+        service_s=0.0,
+        has_service=False,
+        has_prefill=False,
+        num_steps=0,
+        num_spared=0,
+        round_s=None,
+    )
 
 
 @pytest.fixture
@@ -81,65 +99,65 @@ def test_idle_is_time_with_tags_open_and_nothing_to_draft(slow_star: ToyStar) ->
 
 def test_a_request_that_came_before_the_layer_ended_leaves_no_idle_gap() -> None:
     slices = Slices()
-    ledger = Ledger(HubStats(), 0.0, slices)
-    ledger.mark(2.0, is_idle=True)
-    ledger.mark(1.5, is_idle=False)
-    ledger.refresh(2.0)
+    recorder = StatsRecorder(HubStats(), 0.0, slices)
+    recorder.mark(2.0, is_idle=True)
+    recorder.mark(1.5, is_idle=False)
+    recorder.refresh(2.0)
     assert slices.all == []
 
 
 def test_load_and_proposal_rate_look_at_the_last_seconds_only() -> None:
     stats = HubStats()
-    ledger = Ledger(stats, 0.0)
-    ledger.add_step(0.0, 1.0, draft_step(False))
-    ledger.add_proposal(1.0, S, 4)
-    ledger.mark(1.0, is_idle=True)
-    ledger.refresh(2.0)
+    recorder = StatsRecorder(stats, 0.0)
+    recorder.add_step(0.0, 1.0, draft_step(False))
+    recorder.add_proposal(proposal(1.0, S, 4))
+    recorder.mark(1.0, is_idle=True)
+    recorder.refresh(2.0)
     assert (stats.load, stats.proposals_per_s) == (0.5, 0.5)
-    ledger.mark(10.0, is_idle=False)
-    ledger.add_step(10.0, 11.0, draft_step(False))
-    ledger.add_proposal(11.0, S, 4)
-    ledger.refresh(11.0)
+    recorder.mark(10.0, is_idle=False)
+    recorder.add_step(10.0, 11.0, draft_step(False))
+    recorder.add_proposal(proposal(11.0, S, 4))
+    recorder.refresh(11.0)
     assert (stats.load, stats.proposals_per_s) == (1.0 / WINDOW_S, 1.0 / WINDOW_S)
 
 
 def test_an_empty_proposal_is_no_draft_round() -> None:
     stats = HubStats()
-    ledger = Ledger(stats, 0.0)
-    ledger.add_proposal(1.0, S, 0)
-    ledger.refresh(1.0)
+    recorder = StatsRecorder(stats, 0.0)
+    recorder.add_proposal(proposal(1.0, S, 0))
+    recorder.refresh(1.0)
     assert (stats.num_proposals, stats.proposals_per_s) == (1, 0.0)
 
 
 def test_fairness_is_of_what_targets_got_whether_they_waited_for_it_or_not() -> None:
     stats = HubStats()
-    ledger = Ledger(stats, 0.0)
+    recorder = StatsRecorder(stats, 0.0)
     ahead, asked = LinkId("ahead"), LinkId("asked")
-    ledger.add_ahead(0.0, 1.0, 1, 4)
-    ledger.add_proposal(1.0, ahead, 4)  # a hit: nobody waited for a draft step of it
-    ledger.add_step(1.0, 2.0, DraftStep((Portion(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
-    ledger.add_proposal(2.0, asked, 4)
-    ledger.refresh(2.0, {ahead: 1.0, asked: 1.0})
+    recorder.add_step_ahead(0.0, 1.0, 1, 4)
+    recorder.add_proposal(proposal(1.0, ahead, 4))  # a hit: nobody waited for a draft step of it
+    recorder.add_step(1.0, 2.0, DraftStep((Portion(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
+    recorder.add_proposal(proposal(2.0, asked, 4))
+    recorder.refresh(2.0, {ahead: 1.0, asked: 1.0})
     assert stats.fairness == 1.0
-    ledger.refresh(2.0, {ahead: 1.0, asked: 3.0})
+    recorder.refresh(2.0, {ahead: 1.0, asked: 3.0})
     assert stats.fairness == pytest.approx(jains_index([4.0, 4.0 / 3.0]))
 
 
 def test_idle_time_that_was_told_is_never_taken_back() -> None:
     stats = HubStats()
-    ledger = Ledger(stats, 0.0)
-    ledger.mark(1.0, is_idle=True)
-    ledger.refresh(10.0)
-    ledger.mark(9.5, is_idle=False)  # the request had come, and was not read yet
-    ledger.refresh(10.1)
+    recorder = StatsRecorder(stats, 0.0)
+    recorder.mark(1.0, is_idle=True)
+    recorder.refresh(10.0)
+    recorder.mark(9.5, is_idle=False)  # the request had come, and was not read yet
+    recorder.refresh(10.1)
     assert stats.idle_s == 9.0
 
 
 def test_old_spans_are_forgotten() -> None:
-    ledger = Ledger(HubStats(), 0.0)
+    recorder = StatsRecorder(HubStats(), 0.0)
     for second in range(1000):
-        ledger.add_step(second, second + 0.5, draft_step(False))
-    assert len(ledger._busy._spans) <= WINDOW_S + 1
+        recorder.add_step(second, second + 0.5, draft_step(False))
+    assert len(recorder._busy._spans) <= WINDOW_S + 1
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 2.0)), max_size=40), st.floats(0.0, 5.0))
@@ -158,12 +176,12 @@ def test_a_window_is_the_sum_of_what_lies_in_it(steps: list[tuple[float, float]]
 
 def test_the_trace_shows_layers_prefill_and_idle_gaps() -> None:
     slices = Slices()
-    ledger = Ledger(HubStats(), 0.0, slices)
-    ledger.add_step(0.0, 1.0, draft_step(False, True))
-    ledger.add_step(1.0, 2.0, draft_step(False))
-    ledger.mark(2.0, is_idle=True)
-    ledger.mark(2.5, is_idle=True)
-    ledger.mark(3.0, is_idle=False)
+    recorder = StatsRecorder(HubStats(), 0.0, slices)
+    recorder.add_step(0.0, 1.0, draft_step(False, True))
+    recorder.add_step(1.0, 2.0, draft_step(False))
+    recorder.mark(2.0, is_idle=True)
+    recorder.mark(2.5, is_idle=True)
+    recorder.mark(3.0, is_idle=False)
     assert slices.all == [
         ("draft", "prefill", 0.0, 1.0),
         ("draft", "draft step", 1.0, 2.0),

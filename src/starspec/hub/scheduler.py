@@ -1,0 +1,189 @@
+"""Chooses the sequences of the next draft step, and learns from the draft steps before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MaxBatch
+from starspec.hub.drafter import Drafter
+from starspec.hub.sequence import DraftSequence
+from starspec.ids import LinkId
+from starspec.policy.batch_limit import BatchLimit
+from starspec.policy.capacity import DraftStepCost
+from starspec.policy.draft_batch import DraftStep, DraftStepSnapshot, Portion, SequenceView, TagKey, choose_step
+from starspec.policy.draft_step_times import DraftStepTimes
+from starspec.policy.fairness import RoundRobin, choose_fairly
+
+SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: a shorter past is forwarded like one depth of a tree, and is not a prefill
+MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens of one verdict; an EAGLE head forwards all of them again
+
+
+class DraftScheduler:
+    """Asks the policies which waiting sequences grow next, and skips them where the answer is plain.
+
+    Args:
+        drafter: owns the rows.
+        prefill_chunk: prompt tokens in one draft step, at most.
+        max_batch: sequences in one draft step, at most.
+        is_fair: whether targets share by deficit round robin when not all can grow; else first come, first served.
+    """
+
+    def __init__(self, drafter: Drafter, *, prefill_chunk: int, max_batch: MaxBatch, is_fair: bool) -> None:
+        self._drafter = drafter
+        self._prefill_chunk = prefill_chunk
+        self._max_batch = max_batch
+        self._is_fair = is_fair
+        self._round_robin = RoundRobin()
+        self._times, self._limit = DraftStepTimes(), BatchLimit()
+        self._repeating: Sequence[DraftSequence] = ()  # sequences that the next draft step has again; () = not known
+
+    def join(self, link_id: LinkId, weight: float) -> None:
+        """A target with this weight connects."""
+        self._round_robin = self._round_robin.with_weight(link_id, weight)
+
+    def leave(self, link_id: LinkId) -> None:
+        """A target has gone."""
+        self._round_robin = self._round_robin.without(link_id)
+
+    @property
+    def weights(self) -> Mapping[LinkId, float]:
+        """Weights of all targets."""
+        return self._round_robin.weights
+
+    @property
+    def step_cost(self) -> DraftStepCost | None:
+        """Cost of a draft step without prefill; None before the first."""
+        return self._times.cost
+
+    @property
+    def max_sequences(self) -> int | None:
+        """Sequences in the next draft step, at most; None = all that wait."""
+        return self._limit.max_sequences if self._max_batch == "auto" else self._max_batch
+
+    def choose(self, waiting: Mapping[TagKey, DraftSequence], holders: Mapping[TagKey, DraftSequence]) -> DraftStep:
+        """Choose the next draft step.
+
+        Args:
+            waiting: sequences that owe a proposal and can grow, in order of arrival.
+            holders: sequences that hold a row.
+        """
+        draft_step, self._round_robin = self.plan(waiting, holders)
+        return draft_step
+
+    def plan(
+        self, waiting: Mapping[TagKey, DraftSequence], holders: Mapping[TagKey, DraftSequence]
+    ) -> tuple[DraftStep, RoundRobin]:
+        """As `choose`, without effects. Returns: the draft step, and the state of the round robin after it."""
+        everyone = self._everyone(waiting)
+        if everyone is not None:
+            return everyone, self._round_robin
+        if not self._repeating:
+            return self.plan_by_policy(waiting, holders)
+        draft_step = DraftStep(
+            tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in self._repeating)
+        )
+        if not self._is_fair:
+            return draft_step, self._round_robin
+        chosen = zip(self._repeating, draft_step.portions, strict=True)
+        return draft_step, self._round_robin.charged(part for each, part in chosen if not each.round.is_urgent)
+
+    def plan_by_policy(
+        self, waiting: Mapping[TagKey, DraftSequence], holders: Mapping[TagKey, DraftSequence]
+    ) -> tuple[DraftStep, RoundRobin]:
+        """As `plan`, always by the policies. While all can grow, nobody is charged for it."""
+        snapshot = self._snapshot(waiting, holders)
+        if self._is_fair and snapshot.is_contended:
+            return choose_fairly(snapshot, self._round_robin)
+        return choose_step(snapshot), self._round_robin
+
+    def note_change(self) -> None:
+        """Some sequence waits, stops waiting or loses its row: the next draft step may be another."""
+        self._repeating = ()
+
+    def note_step(
+        self, draft_step: DraftStep, grown: Sequence[DraftSequence], waiting: Mapping[TagKey, DraftSequence]
+    ) -> None:
+        """These sequences have grown in the draft step."""
+        if not self._repeating and not draft_step.has_prefill:
+            self._repeating = self._next_if_unchanged(grown, waiting)
+
+    def note_time(self, draft_step: DraftStep, seconds: float) -> None:
+        """The draft step took so long. The limits of later draft steps follow that."""
+        self._times.add(draft_step, seconds)
+        if draft_step.has_prefill:
+            return
+        before = self._limit.max_sequences
+        self._limit.add(len(draft_step.portions), seconds)
+        if before != self._limit.max_sequences:
+            self._repeating = ()
+
+    def _everyone(self, waiting: Mapping[TagKey, DraftSequence]) -> DraftStep | None:
+        """All waiting sequences, if each holds a row and none needs prefill: then nobody takes anything from others."""
+        most = self.max_sequences
+        if most is not None and len(waiting) > most:
+            return None
+        portions: list[Portion] = []
+        for sequence in waiting.values():
+            num_missing = self._drafter.num_missing(sequence)
+            if sequence.row is None or _is_prefill(sequence, num_missing):
+                return None
+            portions.append(Portion(sequence.key, num_missing, False, not sequence.tree.is_rooted))
+        return DraftStep(tuple(portions))
+
+    def _next_if_unchanged(
+        self, grown: Sequence[DraftSequence], waiting: Mapping[TagKey, DraftSequence]
+    ) -> Sequence[DraftSequence]:
+        """Who is in the next draft step if nothing changes, after one without prefill that had not room for all.
+
+        Returns: the sequences that have just grown, in the order of the next draft step; () if that may have others.
+        """
+        # a sequence without a root was to take over a prefix, and may have lost the row that holds it
+        if not all(sequence.tree.is_rooted for sequence in grown):
+            return ()
+        if len(grown) != self.max_sequences or len(grown) == len(waiting):
+            return ()  # there is room for more, or room for all
+        order = list(waiting.values())
+        if self._is_fair:  # urgent sequences come first, then those that have started
+            started = [each for each in order if each.round.has_started and not each.round.is_urgent]
+            order = [each for each in order if each.round.is_urgent] + started
+        order = order[: self.max_sequences]
+        return order if {each.key for each in grown} == {each.key for each in order} else ()
+
+    def _snapshot(
+        self, waiting: Mapping[TagKey, DraftSequence], holders: Mapping[TagKey, DraftSequence]
+    ) -> DraftStepSnapshot:
+        num_free = self._drafter.num_free_rows
+        num_seeking = sum(sequence.row is None for sequence in waiting.values())
+        # idle sequences matter only when rows are short, and there may be many of them
+        victims = holders.values() if num_seeking > num_free else ()
+        return DraftStepSnapshot(
+            waiting=tuple(self._view(sequence) for sequence in waiting.values()),
+            idle=tuple(self._view(sequence) for sequence in victims if sequence.key not in waiting),
+            num_free_rows=num_free,
+            prefill_chunk=self._prefill_chunk,
+            chunk_beside=self._times.chunk_beside(self._prefill_chunk),
+            max_sequences=self.max_sequences,
+        )
+
+    def _view(self, sequence: DraftSequence) -> SequenceView:
+        num_missing = self._drafter.num_missing(sequence)
+        is_prefill = _is_prefill(sequence, num_missing)
+        request = sequence.round.request
+        return SequenceView(
+            sequence.key,
+            sequence.row is not None,
+            num_missing,
+            is_prefill,
+            sequence.last_used_s,
+            is_delayed=request is not None and request.has_prefill,
+            is_begun=sequence.round.has_started,
+            is_urgent=sequence.round.is_urgent,
+            next_block=sequence.next_block(len(sequence.token_ids) - num_missing) if is_prefill else None,
+            is_past=not sequence.tree.is_rooted,
+        )
+
+
+def _is_prefill(sequence: DraftSequence, num_missing: int) -> bool:
+    """Whether the missing tokens are more than a verdict leaves."""
+    return num_missing > (MOST_COMMITTED if sequence.is_prefilled else SHORT_PAST)
