@@ -83,7 +83,7 @@ def _one_later(layers: tuple[int, ...]) -> tuple[int, ...]:
 def _check(config: HeadConfig, target: TargetShape | None, layers: tuple[int, ...]) -> None:
     if config.method == "eagle" and len(layers) != 1:
         raise ModelError(f"'{config.head}' is an EAGLE-1 head, which takes one hidden state, not {list(layers)}")
-    named = f"'{config.head}' takes the hidden states {list(layers)} as input"
+    named = f"'{config.head}' takes as input the hidden states {list(layers)}"
     if not layers or any(later <= layer for layer, later in pairwise(layers)):
         raise ModelError(f"{named}, which should be increasing")
     if layers[0] < 0 or (target is not None and layers[-1] > target.num_layers):
