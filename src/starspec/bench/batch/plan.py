@@ -17,7 +17,7 @@ from starspec.errors import ConfigError
 
 PLAIN: Final = "plain"  # no drafts, ragged
 EXSPEC: Final = BatchingConfig(method="exspec")
-FAST: Final = "-fast"  # behind a ragged method: numerics that do not keep bits
+FAST: Final = "-fast"  # suffix of a ragged method: numerics that do not keep the bits
 METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
 MAX_PROMPT_TOKENS = 448
 QUICK_SIZES = (1, 4)
@@ -47,7 +47,7 @@ class BatchMethod:
     def named(
         cls, name: str, batch_size: int, exspec: BatchingConfig = EXSPEC, admission: BatchAdmission = "continuous"
     ) -> BatchMethod:
-        """Args: exspec: how that method batches; admission: of all others."""
+        """Args: exspec: the batching of that method; admission: of all other methods."""
         base = name.removesuffix(FAST)
         kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
         return cls(name, batch_size, exspec if kind == "exspec" else BatchingConfig(method=kind, admission=admission))
@@ -74,9 +74,9 @@ class BatchPlan:
         16,
     )
     exspec: BatchingConfig = EXSPEC  # with its window and bound
-    admission: BatchAdmission = "continuous"  # of all but exspec, which refills its window
+    admission: BatchAdmission = "continuous"  # of all methods but exspec, which refills its window
     num_prompts: Annotated[int, Option("Prompts used.", MEASURE, least=1)] = 32
-    max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, unless a context is given
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, without a context
     context: Annotated[
         int | None, Option("Grow prompts to about so many tokens.", MEASURE, least=8, shown="as they are")
     ] = None
@@ -127,7 +127,7 @@ class BatchPlan:
         if set(self.methods) == {"exspec"}:
             replace(self.exspec, admission=self.admission)  # refuses fixed batches
         if not 0.0 <= self.load < 1.0:
-            raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the line grows for ever")
+            raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the queue grows for ever")
 
     @property
     def max_model_len(self) -> int:
