@@ -1,4 +1,4 @@
-"""`starspec bench ...`: measurements that anybody can repeat; each is saved with its provenance."""
+"""`starspec bench ...`: repeatable measurements, saved with their provenance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from starspec.cli.options import MEASURE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 
-app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
+app = typer.Typer(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
 app.command()(star)
 app.command("async")(async_pair)
@@ -41,9 +41,9 @@ def pair(
     quick: Quick = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Plain, speculative and batched decoding beside transformers' generate and assisted generation.
+    """Compare plain, speculative and batched decoding with transformers' generate and assisted generation.
 
-    Greedy, the methods taking turns prompt by prompt. Exits 1 if drafts or batches changed a token of ours.
+    Decoding is greedy, and the methods take turns after each prompt. Exits 1 if drafts or batches changed a token.
     """
     with measuring("bench pair") as bar:
         from starspec.bench.pair.measure import QUICK, PairPlan, blocks, measure_pair  # noqa: PLC0415 (torch)
@@ -75,7 +75,7 @@ def tree(
     p_mins: Annotated[
         str | None,
         typer.Option(
-            help="Of chains and trees, as 0,0.3: drafting ends where the draft gives its guesses less; 0 = never.",
+            help="Of chains and trees, as 0,0.3: drafting ends where the draft's probability is lower; 0 = never.",
             show_default=SUITABLE,
             rich_help_panel=GRID,
         ),
@@ -86,10 +86,10 @@ def tree(
     ] = None,
     temperatures: Annotated[
         str | None,
-        typer.Option(help="0 = greedy, 1 = as the model says.", show_default="0,1", rich_help_panel=MEASURE),
+        typer.Option(help="0 = greedy, 1 = the model's own distribution.", show_default="0,1", rich_help_panel=MEASURE),
     ] = None,
 ) -> None:
-    """Chains and trees of every depth, width and size; names the best for greedy and for sampled decoding.
+    """Time chains and trees of different depth, width and size; name the best for greedy and for sampled decoding.
 
     Exits 1 if drafts changed a token.
     """
@@ -122,7 +122,7 @@ def tree(
 
 @app.command()
 def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """What the hub, its messages and the sockets cost beyond drafting: real processes, synthetic accelerators."""
+    """Measure what hub, messages and sockets cost beyond drafting: real processes, synthetic accelerators."""
     with measuring("bench wire", None) as bar:
         from starspec.bench.wire.measure import QUICK, WirePlan, blocks, measure_wire  # noqa: PLC0415 (torch)
 
@@ -138,7 +138,7 @@ def faults(
     quick: Quick = False,
     json_file: JsonFile = None,
 ) -> None:
-    """What clients notice when the hub is killed, stopped and restarted: two targets, eight streams, real processes.
+    """Measure what clients notice when the hub is killed, stopped and restarted: two targets, eight streams.
 
     Exits 1 if a token changed.
     """
@@ -175,13 +175,13 @@ def certify(
         typer.Option(help="An EAGLE head of --model.", show_default="no such parts", rich_help_panel=opt.MODELS),
     ] = None,
     part: Annotated[
-        CertifiedPart | None, typer.Option(help="Try only this part: all of them take hours.", show_default="all")
+        CertifiedPart | None, typer.Option(help="Test only this part; all parts take hours.", show_default="all")
     ] = None,
     shard: Annotated[
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Try only every N-th prompt, from the I-th on: N sittings, or machines, try them all.",
+            help="Test only every N-th prompt, from the I-th on. N runs, or machines, test all prompts.",
             show_default="all prompts",
         ),
     ] = None,
@@ -191,7 +191,7 @@ def certify(
     device: opt.Device = opt.MODEL.device,
     num_threads: opt.NumThreads = None,
 ) -> None:
-    """The losslessness certificate: drafts and batches change no token, against transformers and plain decoding.
+    """Certify that drafts and batches change no token, against transformers and plain decoding.
 
     Exits 1 if a claim does not hold.
     """

@@ -31,7 +31,8 @@ def batch(
     fixed_batches: Annotated[
         bool,
         typer.Option(
-            "--fixed-batches", help="Nobody joins a batch until all of it have ended, as in the paper; not in exspec's."
+            "--fixed-batches",
+            help="A batch takes no new sequences until all its sequences have ended, as in the paper. Not for exspec.",
         ),
     ] = False,
     dataset: Datasets = None,
@@ -45,17 +46,17 @@ def batch(
         bool,
         typer.Option(
             "--quick",
-            help="The same work in small: a few minutes. Of the batch sizes 1 and 4, few prompts, short answers, once.",
+            help="The same work in small: a few minutes, batch sizes 1 and 4, few prompts, short answers, one repeat.",
             rich_help_panel=MEASURE,
         ),
     ] = False,
     json_file: JsonFile = None,
     png_file: PngFile = None,
 ) -> None:
-    """Ragged, realigned, grouped, rolled-back and plain batches: how fast, where the time goes, and whether right.
+    """Compare ragged, realigned, grouped, rolled-back and plain batches: speed, where the time goes, and correctness.
 
-    Exits 1 if a token differs where these settings promise that none does, or where no two are nearly tied. Ctrl-C ends
-    measuring, and what was measured is told and saved.
+    Exits 1 if a token differs although these settings promise that none does, or without a near-tie. Ctrl-C stops
+    measuring; the results so far are shown and saved.
     """
     with measuring("bench batch") as bar:
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
