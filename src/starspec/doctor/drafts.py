@@ -69,7 +69,7 @@ def choose_layers(
     pairs = list(zip(default_right, other_right, strict=True))
     only_default, only_other = (sum(one > two for one, two in pairs), sum(one < two for one, two in pairs))
     own = LayerOption(default, True, reason, _share(default_right), only_default)
-    theirs = LayerOption(other, False, "the other reading of its list", _share(other_right), only_other)
+    theirs = LayerOption(other, False, "the other interpretation of its list", _share(other_right), only_other)
     if only_other > only_default and p_value(only_default, only_other) <= ERROR_RATE:
         return LayerChoice(theirs, own, len(pairs))
     return LayerChoice(own, theirs, len(pairs))

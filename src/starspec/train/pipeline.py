@@ -55,7 +55,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     target = load_target(plan.answers.target, _dtype(plan.answers.dtype), plan.answers.device)
     check_answers(answers, len(target.embedding), folders.answers)
     texts = collect_features(
-        target, answers, layers, folders.features, lambda num: advance("reading features", num, len(answers))
+        target, answers, layers, folders.features, lambda num: advance("collecting features", num, len(answers))
     )
     held_out, learnt = split(texts, prompts, plan.held_out_every)
     held_out = held_out[:MAX_HELD_OUT]

@@ -57,22 +57,22 @@ class _Bench:
         like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
         self.known = KnownPrompts()
-        self._readers: dict[int, tuple[Drafts, float]] = {}  # batch size -> drafts, and seconds of their prefill
+        self._draft_prefills: dict[int, tuple[Drafts, float]] = {}  # batch size -> drafts, and seconds of their prefill
 
     def run(self, method: BatchMethod, jobs: Sequence[Job]) -> MethodRun:
         """Run all requests at once. Every call must have the same jobs."""
         if method.is_plain:
             return self._run(method, NoDrafts(), jobs)
         size = method.batch_size
-        if size not in self._readers:
+        if size not in self._draft_prefills:
             drafts = self._new_drafts(size)
             # not within a timed round, which would include part of it
             first_rounds = _shortened(jobs, self.plan.num_draft_tokens + 1)  # with proposals of full length
-            self._readers[size] = drafts, self._run(method, drafts, first_rounds).draft_prefill_s
-        drafts, read_s = self._readers[size]
+            self._draft_prefills[size] = drafts, self._run(method, drafts, first_rounds).draft_prefill_s
+        drafts, prefill_s = self._draft_prefills[size]
         run = self._run(method, drafts, jobs)
-        saved_s = read_s - run.draft_prefill_s
-        return replace(run, draft_prefill_s=read_s, prefilled_before_s=run.prefilled_before_s + saved_s)
+        saved_s = prefill_s - run.draft_prefill_s
+        return replace(run, draft_prefill_s=prefill_s, prefilled_before_s=run.prefilled_before_s + saved_s)
 
     def _run(self, method: BatchMethod, drafts: Drafts, jobs: Sequence[Job]) -> MethodRun:
         return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self.known)

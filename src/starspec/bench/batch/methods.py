@@ -88,30 +88,30 @@ def run_method(
         known: prompts that the target has prefilled; those of this run are added. None = it prefills all. A fast method
             always does, because its own prefill may give other bits. Known prompts do not count for the peak.
     """
-    runner, read = bench.runner, known
+    runner, known_here = bench.runner, known
     if method.name.endswith(FAST):
         if not isinstance(runner, PackedRunner):
             raise ConfigError(f"method '{method.name}' needs a model with weights")
-        runner, read = runner.with_fast_numerics(), None
-    stats, reading = TargetStats(), TargetPrefill()
+        runner, known_here = runner.with_fast_numerics(), None
+    stats, prefill = TargetStats(), TargetPrefill()
     drafts = NoDrafts() if method.is_plain else drafts
-    draft_reading = DraftPrefill(drafts, stats.batch)
+    draft_prefill = DraftPrefill(drafts, stats.batch)
     is_offline = arrivals_s is None
     laid_out = lay_out(runner, method.batching, stats.batch)
-    saved_before_s = read.saved_s if read else 0.0
+    saved_before_s = known_here.saved_s if known_here else 0.0
     engine = make_engine(
-        read.prefilling_once(laid_out) if read else laid_out,
+        known_here.prefilling_once(laid_out) if known_here else laid_out,
         bench.tokenizer,
-        draft_reading if is_offline else drafts,
+        draft_prefill if is_offline else drafts,
         stats,
         batching=replace(method.batching, prompts="first" if is_offline else "beside"),
         max_num_seqs=method.batch_size,
-        trace=reading,
+        trace=prefill,
     )
     reset_peak()
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
     served = serve(engine, asked, arrivals_s)
-    draft_reading.charge_first_rounds()
-    saved_s = read.saved_s - saved_before_s if read else 0.0
+    draft_prefill.charge_first_rounds()
+    saved_s = known_here.saved_s - saved_before_s if known_here else 0.0
     peak = peak_mib(without=known.num_bytes if known else 0)
-    return MethodRun(served, stats.batch, reading.seconds + saved_s, draft_reading.seconds, saved_s, peak)
+    return MethodRun(served, stats.batch, prefill.seconds + saved_s, draft_prefill.seconds, saved_s, peak)
