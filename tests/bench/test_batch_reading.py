@@ -11,7 +11,7 @@ import pytest
 from starspec.bench.batch.measure import _Bench
 from starspec.bench.batch.methods import MethodRun
 from starspec.bench.batch.plan import METHODS, BatchMethod, BatchPlan
-from starspec.bench.batch.serving import DraftReading, serve
+from starspec.bench.batch.serving import DraftPrefill, serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
@@ -75,7 +75,7 @@ def test_a_run_apart_does_not_gain_from_what_another_has_read(bench: _Bench) -> 
         before = drafter.num_shared_tokens
         run = bench.run_apart(BatchMethod.named(name, 3), jobs)
         num_shared.append(drafter.num_shared_tokens - before)
-        assert run.read_before_s == 0
+        assert run.prefilled_before_s == 0
     assert num_shared[0] > 0, "within a run, prompts share their beginning"
     assert len(set(num_shared)) == 1
 
@@ -134,10 +134,10 @@ class SlowHub(NoDrafts):
         self._owed_s |= {each.request_id: DRAFTING_S for each in going_on}
 
 
-def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int]) -> tuple[DraftReading, BatchStats]:
+def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int]) -> tuple[DraftPrefill, BatchStats]:
     """Answers of so many tokens each, a token a round."""
     hub, stats = SlowHub(), TargetStats()
-    drafts = DraftReading(hub, stats.batch, lambda: hub.now_s)
+    drafts = DraftPrefill(hub, stats.batch, lambda: hub.now_s)
     runner = load_runner(ModelConfig(model=MODEL, num_rows=8, max_model_len=128))
     config = TargetConfig(max_num_seqs=batch_size, batching=BatchingConfig(method=method, prompts="first"))
     engine = TargetEngine(runner, load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s)

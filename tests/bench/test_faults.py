@@ -4,8 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 import starspec.bench.faults
-from starspec.bench.faults import NUM_STREAMS, FaultModels, FaultPlan, FaultRow, Stream, fault_ratios, measure_faults
+from starspec.bench.faults import NUM_STREAMS, FaultPlan, FaultRow, Stream, draft_options, fault_ratios, measure_faults
 from starspec.cli import app
+from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 
@@ -23,8 +24,8 @@ def test_a_gap_counts_where_it_ends() -> None:
 
 def test_the_hub_is_told_the_target_of_a_head(headed: tuple[str, str]) -> None:
     target, head = headed
-    models = FaultModels(target=target, draft=head, quantization="none", dtype="float32")
-    assert models.draft_options() == (
+    models = ModelPair(target=target, draft=head, quantization="none", dtype="float32")
+    assert draft_options(models) == (
         "--draft-quantization",
         "none",
         "--spec-method",
@@ -32,9 +33,7 @@ def test_the_hub_is_told_the_target_of_a_head(headed: tuple[str, str]) -> None:
         "--target",
         target,
     )
-    assert (
-        "--target" not in FaultModels(target=head, draft=target, quantization="none", dtype="float32").draft_options()
-    )
+    assert "--target" not in draft_options(ModelPair(target=head, draft=target, quantization="none", dtype="float32"))
 
 
 def row(gap_ms: float, max_gap_ms: float, num_identical: int = 8) -> FaultRow:
@@ -76,7 +75,7 @@ def test_what_was_not_kept_is_said(
 
 @pytest.mark.system
 def test_each_fault_is_survived_and_timed() -> None:
-    models = FaultModels(
+    models = ModelPair(
         target="synthetic:role=target,step_ms=20,seed=3",
         draft="synthetic:role=draft,step_ms=2,seed=3",
         quantization="none",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import CausalReader
+from starspec.doctor.agreement import CausalScorer
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.examine import examine
 from starspec.errors import ConfigError
@@ -91,7 +91,7 @@ def test_without_a_draft_there_is_nothing_to_examine() -> None:
 def test_an_answer_is_read_as_the_model_would_have_said_it() -> None:
     prompt, answer = [5] * 300, [9, 8, 7]  # longer than a chunk of the prompt
     runner = load_runner(ModelConfig(model="synthetic:vocab=128,step_ms=0", max_model_len=512, num_rows=1))
-    logits = CausalReader(runner).answer_logits(prompt, answer)
+    logits = CausalScorer(runner).answer_logits(prompt, answer)
     row = runner.cache.lease()
     expected = runner.forward([Segment(row, [*prompt, *answer[:-1]], num_logits=3)]).logits
     assert torch.equal(logits, expected)
@@ -105,7 +105,7 @@ def test_beyond_its_length_a_draft_guesses_nothing(prompt_len: int) -> None:
         for length in (512, 48)
     )
     max_nodes = min(len(answer), max(0, 48 + 1 - prompt_len))
-    expected, logits = (CausalReader(each).answer_logits(prompt, answer) for each in (long, short))
+    expected, logits = (CausalScorer(each).answer_logits(prompt, answer) for each in (long, short))
     assert torch.equal(logits[:max_nodes], expected[:max_nodes])
     assert bool((logits[max_nodes:] == float("-inf")).all())
     assert short.cache.num_free_rows == 1

@@ -7,7 +7,7 @@ import torch
 from predictable import SIZE, TELLING_LAYERS, write_random, write_reader
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import HeadReader, Sample, measure_agreement
+from starspec.doctor.agreement import HeadScorer, Sample, measure_agreement
 from starspec.doctor.examine import Examination, examine
 from starspec.engine.drafts import NoDrafts
 from starspec.harness.datasets import own_prompts
@@ -124,7 +124,7 @@ def test_a_head_reads_an_answer_as_it_drafts_it(target_folder: Path, tmp_path: P
     job = Job("job", prompt, bench.sampling_spec(GREEDY, seed=1), MAX_TOKENS)
     answers = decode(make_engine(bench.runner, bench.tokenizer, NoDrafts()), [job], batch_size=1)
     head = load_head(ModelConfig(model=head_folder, dtype="float32", num_rows=1, numerics="fast"), str(target_folder))
-    logits = HeadReader(head, bench.runner).answer_logits(prompt, answers[0].token_ids)
+    logits = HeadScorer(head, bench.runner).answer_logits(prompt, answers[0].token_ids)
     read = {len(prompt) + index: int(row.argmax()) for index, row in enumerate(logits) if row.isfinite().any()}
 
     drafts = LocalHub(config, bench.runner.info, SpeculativeConfig(model=head_folder), bench.tokenizer).drafts(
@@ -145,7 +145,7 @@ def test_a_head_reads_an_answer_as_it_drafts_it(target_folder: Path, tmp_path: P
     assert proposed == {position: token_id for position, token_id in read.items() if position in proposed}
     assert len(proposed) >= MAX_TOKENS - 2
     assert (len(prompt) in read) == (prompt_len > 1) == (len(prompt) in proposed)
-    agreement = measure_agreement(HeadReader(head, bench.runner), Sample("greedy", [job], answers))
+    agreement = measure_agreement(HeadScorer(head, bench.runner), Sample("greedy", [job], answers))
     assert agreement.num_positions == MAX_TOKENS
 
 
@@ -154,7 +154,7 @@ def test_beyond_its_length_a_head_guesses_nothing(target_folder: Path, tmp_path:
     folder, runner = write_random(tmp_path / "head"), Workbench(target(target_folder)).runner
     prompt, answer = [3] * prompt_len, list(range(20, 36))
     expected, logits = (
-        HeadReader(
+        HeadScorer(
             load_head(
                 ModelConfig(model=str(folder), dtype="float32", num_rows=1, numerics="fast", max_model_len=length),
                 str(target_folder),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import CausalReader, Sample, measure_agreement
+from starspec.doctor.agreement import CausalScorer, Sample, measure_agreement
 from starspec.doctor.outlook import (
     DecodedChains,
     Forecast,
@@ -56,7 +56,7 @@ def test_the_replay_counts_the_rounds_that_an_engine_really_runs(length: int, sa
     drafts = bench.drafts(SpeculativeConfig(model=draft.model, num_speculative_tokens=length))
     job = Job("job", (5, 6, 7), bench.sampling_spec(sampling, seed=1), 60)
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
-    agreement = measure_agreement(CausalReader(load_runner(draft)), Sample("one", [job], [answer]))
+    agreement = measure_agreement(CausalScorer(load_runner(draft)), Sample("one", [job], [answer]))
     assert count_rounds(agreement.first[0], length) == answer.stats.acceptance.num_forwards
     assert agreement.first_rate < agreement.branches_rate
 

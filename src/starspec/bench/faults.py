@@ -118,6 +118,7 @@ class Clients:
 
 NUM_TARGETS = 2
 NUM_STREAMS = 8
+MAX_MODEL_LEN = 512
 MAX_GAP_S = 0.250  # a client may wait so long for a token, even if rounds are short
 WINDOW_S = 1.5
 LOOK_S = 0.02  # between two requests of /metrics
@@ -152,20 +153,14 @@ class FaultRow:
     back_s: float  # from the hub's return until every target has accepted draft tokens again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultModels(ModelPair):
-    """The star's models."""
-
-    max_model_len: int = 512
-
-    def draft_options(self) -> tuple[str, ...]:
-        """More arguments of the hub's command line. An EAGLE head needs the target's embedding."""
-        borrowed = ("--target", self.target) if self.has_head else ()
-        return ("--draft-quantization", self.quantization, "--spec-method", self.method, *borrowed)
+def draft_options(models: ModelPair) -> tuple[str, ...]:
+    """More arguments of the hub's command line. An EAGLE head needs the target's embedding."""
+    borrowed = ("--target", models.target) if models.has_head else ()
+    return ("--draft-quantization", models.quantization, "--spec-method", models.method, *borrowed)
 
 
 def measure_faults(
-    models: FaultModels, prompts: Sequence[str], plan: FaultPlan, advance: Callable[[str], None]
+    models: ModelPair, prompts: Sequence[str], plan: FaultPlan, advance: Callable[[str], None]
 ) -> Report:
     """Start a star, open NUM_STREAMS streams, and kill and stop its hub.
 
@@ -174,12 +169,12 @@ def measure_faults(
     Raises: PeerLost if the star does not come up or does not recover; httpx.HTTPError if a stream breaks.
     """
     advance("starting the star")
-    shape = ("--dtype", models.dtype, "--max-model-len", str(models.max_model_len))
+    shape = ("--dtype", models.dtype, "--max-model-len", str(MAX_MODEL_LEN))
     with StarProcesses(
         models.target,
         models.draft,
         NUM_TARGETS,
-        draft_options=(*shape, *models.draft_options()),
+        draft_options=(*shape, *draft_options(models)),
         target_options=shape,
     ) as star:
         rows = asyncio.run(_hurt(star, prompts[:NUM_STREAMS], plan, advance))

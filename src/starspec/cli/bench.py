@@ -1,4 +1,4 @@
-"""`starspec bench ...`: measurements that anybody can repeat; each is saved with its provenance."""
+"""`starspec bench ...`: repeatable measurements, saved with their provenance."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.bench_vllm import vllm
+from starspec.cli.binder import bound, take
 from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, prompt_files
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import MEASURE
-from starspec.config import Quantization
 from starspec.errors import ConfigError
+from starspec.harness.model_pair import ModelPair
 
-app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, on this machine and in one run.")
+app = typer.Typer(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
 app.command()(star)
 app.command("async")(async_pair)
@@ -33,47 +34,32 @@ GRID, SUITABLE = "Grid", "what suits the kind of draft"
 
 
 @app.command()
+@bound
 def pair(
-    target: opt.TargetModel,
-    draft: opt.GivenDraft,
-    draft_quantization: Annotated[
-        Quantization,
-        typer.Option(help="Of the draft in the ratios; the others are measured too.", rich_help_panel=opt.MODELS),
-    ] = "int4",
-    spec_method: opt.GivenMethod = "draft_model",
+    models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype", "num_threads")],
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
 ) -> None:
-    """Plain, speculative and batched decoding beside transformers' generate and assisted generation.
+    """Compare plain, speculative and batched decoding with transformers' generate and assisted generation.
 
-    Greedy, the methods taking turns prompt by prompt. Exits 1 if drafts or batches changed a token of ours.
+    Decoding is greedy, and the methods take turns after each prompt. Exits 1 if drafts or batches changed a token.
     """
     with measuring("bench pair") as bar:
         from starspec.bench.pair.measure import QUICK, PairPlan, blocks, measure_pair  # noqa: PLC0415 (torch)
-        from starspec.harness.model_pair import ModelPair  # noqa: PLC0415
 
-        models = ModelPair(
-            target=target,
-            draft=draft,
-            quantization=draft_quantization,
-            method=spec_method,
-            dtype=dtype,
-            num_threads=num_threads,
-        )
         report = measure_pair(models, prompt_files(dataset), QUICK if quick else PairPlan(), bar.advance)
     mistakes = [] if report.outputs_identical else ["drafts or batches changed tokens of ours"]
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes)
 
 
 @app.command()
+@bound
 def tree(
-    target: opt.TargetModel,
-    draft: opt.GivenDraft,
-    draft_quantization: opt.GivenQuantization = "int4",
-    spec_method: opt.GivenMethod = "draft_model",
+    models: Annotated[
+        ModelPair,
+        take("target", "draft", "quantization", "method", "feature_layers", "dtype", "device", "num_threads"),
+    ],
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
@@ -86,18 +72,10 @@ def tree(
     nodes: Annotated[
         str | None, typer.Option(help="Of trees, without their roots.", show_default=SUITABLE, rich_help_panel=GRID)
     ] = None,
-    feature_layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Hidden states that an EAGLE head reads, as 2,15,27.",
-            show_default="as the head says itself",
-            rich_help_panel=opt.MODELS,
-        ),
-    ] = None,
     p_mins: Annotated[
         str | None,
         typer.Option(
-            help="Of chains and trees, as 0,0.3: drafting ends where the draft gives its guesses less; 0 = never.",
+            help="Of chains and trees, as 0,0.3: drafting ends where the draft's probability is lower; 0 = never.",
             show_default=SUITABLE,
             rich_help_panel=GRID,
         ),
@@ -108,31 +86,17 @@ def tree(
     ] = None,
     temperatures: Annotated[
         str | None,
-        typer.Option(help="0 = greedy, 1 = as the model says.", show_default="0,1", rich_help_panel=MEASURE),
+        typer.Option(help="0 = greedy, 1 = the model's own distribution.", show_default="0,1", rich_help_panel=MEASURE),
     ] = None,
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    device: opt.Device = opt.MODEL.device,
-    num_threads: Annotated[int, typer.Option(min=1, help="CPU threads of a forward.", rich_help_panel=opt.MODELS)] = 2,
 ) -> None:
-    """Chains and trees of every depth, width and size; names the best for greedy and for sampled decoding.
+    """Time chains and trees of different depth, width and size; name the best for greedy and for sampled decoding.
 
     Exits 1 if drafts changed a token.
     """
     with measuring("bench tree") as bar:
         from starspec.bench.tree.measure import QUICK, TreePlan, measure_tree  # noqa: PLC0415 (torch)
         from starspec.bench.tree.rows import blocks, draw  # noqa: PLC0415
-        from starspec.harness.model_pair import ModelPair  # noqa: PLC0415
 
-        models = ModelPair(
-            target=target,
-            draft=draft,
-            quantization=draft_quantization,
-            method=spec_method,
-            feature_layers=given.numbers(feature_layers, "--feature-layers", least=0),
-            dtype=dtype,
-            device=device,
-            num_threads=num_threads,
-        )
         grid: dict[str, tuple[float, ...] | None] = {
             name: given.numbers(text, f"--{name.replace('_', '-')}")
             for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
@@ -158,7 +122,7 @@ def tree(
 
 @app.command()
 def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """What the hub, its messages and the sockets cost beyond drafting: real processes, synthetic accelerators."""
+    """Measure what hub, messages and sockets cost beyond drafting: real processes, synthetic accelerators."""
     with measuring("bench wire", None) as bar:
         from starspec.bench.wire.measure import QUICK, WirePlan, blocks, measure_wire  # noqa: PLC0415 (torch)
 
@@ -167,33 +131,26 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
 
 @app.command()
+@bound
 def faults(
-    target: opt.TargetModel,
-    draft: opt.GivenDraft,
-    draft_quantization: opt.GivenQuantization = "int4",
-    spec_method: opt.GivenMethod = "draft_model",
-    dtype: opt.Dtype = opt.MODEL.dtype,
+    models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype")],
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
 ) -> None:
-    """What clients notice when the hub is killed, stopped and restarted: two targets, eight streams, real processes.
+    """Measure what clients notice when the hub is killed, stopped and restarted: two targets, eight streams.
 
     Exits 1 if a token changed.
     """
     with measuring("bench faults", None) as bar:
         from starspec.bench.faults import (  # noqa: PLC0415 (torch)
             QUICK,
-            FaultModels,
             FaultPlan,
             blocks,
             measure_faults,
             mistakes_of,
         )
 
-        models = FaultModels(
-            target=target, draft=draft, quantization=draft_quantization, method=spec_method, dtype=dtype
-        )
         prompts = [prompt.text for prompt in all_prompts(dataset)]
         report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
@@ -218,13 +175,13 @@ def certify(
         typer.Option(help="An EAGLE head of --model.", show_default="no such parts", rich_help_panel=opt.MODELS),
     ] = None,
     part: Annotated[
-        CertifiedPart | None, typer.Option(help="Try only this part: all of them take hours.", show_default="all")
+        CertifiedPart | None, typer.Option(help="Test only this part; all parts take hours.", show_default="all")
     ] = None,
     shard: Annotated[
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Try only every N-th prompt, from the I-th on: N sittings, or machines, try them all.",
+            help="Test only every N-th prompt, from the I-th on. N runs, or machines, test all prompts.",
             show_default="all prompts",
         ),
     ] = None,
@@ -234,7 +191,7 @@ def certify(
     device: opt.Device = opt.MODEL.device,
     num_threads: opt.NumThreads = None,
 ) -> None:
-    """The losslessness certificate: drafts and batches change no token, against transformers and plain decoding.
+    """Certify that drafts and batches change no token, against transformers and plain decoding.
 
     Exits 1 if a claim does not hold.
     """

@@ -1,4 +1,4 @@
-"""`starspec bench star`, `async` and `warm`: what becomes of a hub's idle time."""
+"""`starspec bench star`, `async` and `warm`: how a hub's idle time is used."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SlowMotion = Annotated[
     typer.Option(
         min=1.0,
         max=16.0,
-        help="The modelled forwards take so many times as long, and so does the run; rates and times are told in "
-        "modelled time, so that what a slow or busy machine adds counts that much less.",
+        help="Modelled forwards take so many times as long, and so does the run. Rates and times are in modelled time, "
+        "so the overhead of a slow or busy machine counts less.",
         rich_help_panel=MEASURE,
     ),
 ]
@@ -41,9 +41,9 @@ SlowMotion = Annotated[
 def star(
     slow_motion: SlowMotion = 1.0, quick: Quick = False, json_file: JsonFile = None, traces: Traces = None
 ) -> None:
-    """One hub and more and more targets at StarSD's operating point: as published, and with batches and run-ahead.
+    """Measure one hub with more and more targets at StarSD's operating point, with and without batches and run-ahead.
 
-    Real processes and sockets, synthetic accelerators.
+    It uses real processes and sockets, and synthetic accelerators.
     """
     with measuring("bench star", None) as bar:
         from starspec.bench.star.measure import (  # noqa: PLC0415 (torch)
@@ -76,9 +76,9 @@ def async_pair(
     json_file: JsonFile = None,
     traces: Traces = None,
 ) -> None:
-    """One hub and one target, a core each: drafting that waits for verdicts, and drafting that does not.
+    """Compare drafting that waits for verdicts with drafting that does not: one hub and one target, one core each.
 
-    Synthetic accelerators with AMUSD's step times; or, with --target and --draft, real models.
+    It uses synthetic accelerators with AMUSD's step times, or real models with --target and --draft.
     """
     if target is None or draft is None:
         if (target, draft, traces, num_prompts) != (None, None, None, None):
@@ -86,7 +86,7 @@ def async_pair(
         _async_synthetic(quick, json_file)
         return
     with measuring("bench async") as bar:
-        from starspec.bench.star.real_pair import QUICK, RealPairPlan, blocks, measure_real_pair  # noqa: PLC0415 (torch)
+        from starspec.bench.star.real_pair import QUICK, RealPairPlan, blocks, measure_real_pair  # noqa: PLC0415
 
         plan = QUICK if quick else RealPairPlan()
         plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
@@ -116,7 +116,7 @@ def warm(
     quick: Quick = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Whether a draft that has idled for some milliseconds takes longer for its next token, as StarSD found on GPUs."""
+    """Measure whether a draft is slower after some idle milliseconds, as StarSD found on GPUs."""
     with measuring("bench warm") as bar:
         from starspec.bench.warm import QUICK, WarmPlan, blocks, measure_warm  # noqa: PLC0415 (torch)
 

@@ -1,4 +1,4 @@
-"""`starspec bench vllm`: a hub's drafts for a vLLM server."""
+"""`starspec bench vllm`: a vLLM server with drafts of a hub."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def vllm(
         str,
         typer.Option(
             envvar="VLLM_PYTHON",
-            help="Python of an environment that holds vLLM and starspec; `make test-vllm` makes one in .venv-vllm.",
+            help="Python of an environment with vLLM and starspec; `make test-vllm` creates one in .venv-vllm.",
             rich_help_panel=VLLM,
         ),
     ] = ".venv-vllm/bin/python",
     vllm_args: Annotated[
-        str, typer.Option(help="Further words of each server's command line.", rich_help_panel=VLLM)
+        str, typer.Option(help="More arguments of each server's command line.", rich_help_panel=VLLM)
     ] = "--enforce-eager",
     draft_quantization: opt.GivenQuantization = "int4",
     num_draft_tokens: Annotated[
-        int, typer.Option(min=1, max=16, help="Of the hub, at most.", rich_help_panel=MEASURE)
+        int, typer.Option(min=1, max=16, help="Largest number of draft tokens of the hub.", rich_help_panel=MEASURE)
     ] = 4,
     dataset: Datasets = None,
     num_prompts: Annotated[
@@ -42,7 +42,9 @@ def vllm(
     own_lengths: Annotated[
         str | None,
         typer.Option(
-            help="Of vLLM's own draft model, as 3,5; each is a server.", show_default="3,5", rich_help_panel=MEASURE
+            help="Draft lengths of vLLM's own draft model, as 3,5; each needs a server.",
+            show_default="3,5",
+            rich_help_panel=MEASURE,
         ),
     ] = None,
     quick: Quick = False,
@@ -52,9 +54,10 @@ def vllm(
         int, typer.Option(min=1, help="CPU threads of each server, and of the hub.", rich_help_panel=opt.MODELS)
     ] = 2,
 ) -> None:
-    """vLLM with a hub's drafts beside vLLM's own draft model and plain decoding: real servers, greedy, in turns.
+    """Compare vLLM with a hub's drafts, with vLLM's own draft model, and without drafts: real servers, greedy, in
+    turns.
 
-    Also what a hub costs that answers nothing. Exits 1 if an answer differs where no near-tie explains it.
+    It also measures the cost of a hub that does not answer. Exits 1 if an answer differs without a near-tie.
     """
     with measuring("bench vllm") as bar:
         from starspec.bench.vllm.measure import QUICK, VllmPlan, blocks, measure_vllm, mistakes_of  # noqa: PLC0415

@@ -31,12 +31,12 @@ def doctor(
     ] = 8,
     round_trip_ms: Annotated[
         float,
-        typer.Option(min=0.0, help="Between target and hub, counted with each round.", rich_help_panel=MEASURE),
+        typer.Option(min=0.0, help="Between target and hub, added to each round.", rich_help_panel=MEASURE),
     ] = 0.0,
     tree_report: Annotated[
         Path | None,
         typer.Option(
-            help="What `bench tree --json` saved for this pair: its best trees are recommended too.",
+            help="Report of `bench tree --json` for this pair: its best trees are recommended too.",
             show_default=opt.NONE_GIVEN,
             rich_help_panel=MEASURE,
         ),
@@ -44,8 +44,8 @@ def doctor(
     vllm: Annotated[
         str | None,
         typer.Option(
-            help="A running vLLM server, http://host:port, in the place of --target: with --draft, what that would "
-            "give it; without, what its own counters say. Its api key is read from OPENAI_API_KEY.",
+            help="A running vLLM server, http://host:port, instead of --target. With --draft: forecast its speed-up. "
+            "Without: show the server's own counters. Its api key comes from OPENAI_API_KEY.",
             show_default=opt.NONE_GIVEN,
         ),
     ] = None,
@@ -55,9 +55,9 @@ def doctor(
     numerics: opt.Numerics = opt.MODEL.numerics,
     num_threads: opt.NumThreads = None,
 ) -> None:
-    """Check a target and a draft: do they fit, how often is the draft right, what speed-up is to be expected?
+    """Check a target and a draft: do they fit, how often is the draft right, which speed-up can be expected?
 
-    The target is a model, or what a vLLM server runs. Exits 1 if they cannot be used together.
+    The target is a model or a running vLLM server. Exits 1 if they cannot be used together.
     """
     if vllm is not None:
         if target is not None or tree_report is not None:

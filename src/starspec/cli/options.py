@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-import typer
+from typing import Annotated
 
 from starspec import config
 from starspec.cli import given
@@ -14,12 +12,11 @@ from starspec.cli.speculation import DraftOptions
 from starspec.config import MAX_PASSED_OVER, BatchingConfig, BatchingMethod, ModelConfig
 from starspec.config.option import A_MODEL, LIMITS, MEASURE, MODELS, NONE_GIVEN, SAMPLING, Option
 from starspec.draft_methods import DraftMethod
+from starspec.harness.model_pair import ModelMethod, ModelPair
 
 __all__ = ["A_MODEL", "LIMITS", "MEASURE", "MODELS", "NONE_GIVEN", "SAMPLING"]
 
 MODEL = ModelConfig(model="")  # its defaults are the options' defaults
-
-ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # those of `DraftMethod` that have a model
 
 # ---------------------------------------------------------------- batching
 
@@ -81,13 +78,7 @@ MaxPassedOver = Annotated[int | None, option_of(BatchingOptions, "max_passed_ove
 
 # ---------------------------------------------------------------- drafts of measurements: always given, never JSON
 
-A_DRAFT = f"Draft model: {A_MODEL}; or an EAGLE head's folder or hub id."
-MaybeDraft = Annotated[str | None, option_of(DraftOptions, "model", help=A_DRAFT, panel=MODELS)]
-GivenDraft = Annotated[str, option_of(DraftOptions, "model", help=A_DRAFT, panel=MODELS, shown=None)]
-GivenQuantization = Annotated[config.Quantization, typer.Option(help="Of the draft's weights.", rich_help_panel=MODELS)]
-GivenMethod = Annotated[
-    ModelMethod,
-    typer.Option(
-        help="What the draft is, where its config.json does not say that it is an EAGLE head.", rich_help_panel=MODELS
-    ),
-]
+MaybeDraft = Annotated[str | None, option_of(ModelPair, "draft", shown=NONE_GIVEN)]
+GivenDraft = Annotated[str, option_of(ModelPair, "draft")]
+GivenQuantization = Annotated[config.Quantization, option_of(ModelPair, "quantization")]
+GivenMethod = Annotated[ModelMethod, option_of(ModelPair, "method")]

@@ -26,12 +26,12 @@ def train(
             rich_help_panel=DATA,
         ),
     ],
-    folder: Annotated[Path, typer.Option("--out", help="Folder of the head; its work/ is for going on later.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder of the head; its work/ is for resuming.")],
     method: Annotated[
         Literal["eagle", "eagle3"], typer.Option(help="eagle: EAGLE-1 and EAGLE-2.", rich_help_panel=TRAINING)
     ] = "eagle3",
     num_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that the target is to answer, all together.", rich_help_panel=DATA)
+        int, typer.Option(min=1, help="Tokens of all answers together.", rich_help_panel=DATA)
     ] = 400_000,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Of one answer.", rich_help_panel=DATA)] = 160,
     batch: Annotated[int, typer.Option(min=1, help="Answers at once.", rich_help_panel=DATA)] = 64,
@@ -41,7 +41,7 @@ def train(
     learn_prompts: Annotated[
         bool,
         typer.Option(
-            help="Learn what the target would say within the prompts, too: more to learn from in the same answers.",
+            help="Train on the target's predictions within the prompts, too: more training data from the same answers.",
             rich_help_panel=DATA,
         ),
     ] = False,
@@ -56,7 +56,7 @@ def train(
     draft_vocab_size: Annotated[
         int,
         typer.Option(
-            min=2, help="Tokens that the head can say, the most frequent ones; eagle3 only.", rich_help_panel=TRAINING
+            min=2, help="Size of the draft vocabulary: the most frequent tokens; eagle3 only.", rich_help_panel=TRAINING
         ),
     ] = 8192,
     feature_layers: Annotated[
@@ -71,7 +71,7 @@ def train(
         int | None,
         typer.Option(
             min=0,
-            help="Further steps that the head is trained on, each reading what it said in the one before.",
+            help="Training-time-test steps, in which the head's own output is its input.",
             show_default="2; 0 for eagle",
             rich_help_panel=TRAINING,
         ),
@@ -94,7 +94,7 @@ def train(
     ] = 2048,
     save_every: Annotated[
         int,
-        typer.Option(min=1, help="Steps between two savings, and measurings.", rich_help_panel=TRAINING),
+        typer.Option(min=1, help="Steps between two checkpoints with measurements.", rich_help_panel=TRAINING),
     ] = 100,
     seed: Annotated[
         int,
@@ -102,7 +102,7 @@ def train(
     ] = 1,
     target_name: Annotated[
         str | None,
-        typer.Option(help="What the checkpoint calls the target.", show_default="as given", rich_help_panel=TRAINING),
+        typer.Option(help="Name of the target in the checkpoint.", show_default="as given", rich_help_panel=TRAINING),
     ] = None,
     json_file: JsonFile = None,
     dtype: opt.Dtype = opt.MODEL.dtype,
@@ -113,9 +113,9 @@ def train(
     ] = 512,
     num_threads: opt.NumThreads = None,
 ) -> None:
-    """Train an EAGLE head: the target answers prompts, and the head learns to say what it would say.
+    """Train an EAGLE head: the target answers prompts, and the head learns to predict its tokens.
 
-    An interrupted training goes on with the same command.
+    The same command resumes an interrupted training.
     """
     with measuring("train") as bar:
         from starspec.train.answers import AnswerPlan  # noqa: PLC0415
@@ -125,8 +125,8 @@ def train(
         from starspec.train.trainer import TrainPlan  # noqa: PLC0415
 
         threads = num_threads or _num_cores()
-        # a process a core says 1.3 times the tokens of one with all, each with weights and a cache of its own; those
-        # that share a GPU wait for each other's turns
+        # one process for each core gives 1.3 times the tokens of one process with all cores, but needs more memory;
+        # on a GPU, processes would only wait for each other
         num_workers = min(threads, MAX_WORKERS) if device == "cpu" else 1
         answers = AnswerPlan(
             target=target,

@@ -28,7 +28,7 @@ def verify(
     batching: Annotated[
         str,
         typer.Option(
-            help="How they share forwards, any of ragged, eqspec, exspec and rollback, with commas between.",
+            help="How they share forwards: any of ragged, eqspec, exspec and rollback, separated by commas.",
             rich_help_panel=MEASURE,
         ),
     ] = "ragged",
@@ -48,7 +48,7 @@ def verify(
 ) -> None:
     """Check that drafts change no token: decode with and without them, greedily and sampled, and compare.
 
-    Exits 1 if an answer differs although these settings promise that none does, or where no two tokens are nearly tied.
+    Exits 1 if an answer differs although these settings promise that none does, or without a near-tie.
     """
     drafting = DraftOptions(
         json_text=speculative_config,

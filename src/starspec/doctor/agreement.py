@@ -17,26 +17,26 @@ from starspec.speculation.propose_coupled import propose_tokens
 CHUNK = 256  # tokens of one forward
 
 
-class AnswerReader(Protocol):
-    """A draft of any kind."""
+class AnswerScorer(Protocol):
+    """Gives the logits of a draft for an answer that is already known."""
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """The draft's logits before each token of an answer, all before it known: [T, V], V the target's.
+        """The draft's logits for each token of an answer, given all tokens before it: [T, V], V of the target.
 
-        A token that it can never say has -inf. Effects: leases and frees rows.
+        Tokens outside of the draft's vocabulary have -inf. Effects: leases and frees rows.
         """
         ...
 
 
-class CausalReader:
-    """Reads with a causal LM, which needs token ids alone."""
+class CausalScorer:
+    """Scores with a causal LM, which needs token ids only."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         info, cache = self._runner.info, self._runner.cache
-        known = [*prompt, *answer[:-1]][: info.max_model_len]  # beyond its length a draft is not asked
+        known = [*prompt, *answer[:-1]][: info.max_model_len]  # a draft gets no requests beyond its length
         max_nodes = max(0, len(known) - len(prompt) + 1)
         num_unheard = min(len(prompt), len(known)) - 1
         row = cache.lease()
@@ -52,11 +52,11 @@ class CausalReader:
         return logits
 
 
-class HeadReader:
-    """Reads with an EAGLE head, which sees what the target itself thought at each position.
+class HeadScorer:
+    """Scores with an EAGLE head, which takes the target's hidden states as input.
 
-    Slot i of the head pairs the feature of position i with token i + 1, and says token i + 2; so the first token of
-    an answer to a prompt of one token is never guessed.
+    Slot i of the head combines the feature of position i with token i + 1, and predicts token i + 2. So it cannot
+    predict the first token of an answer to a prompt of one token.
     """
 
     def __init__(self, head: EagleHead, target: ModelRunner) -> None:
@@ -65,7 +65,7 @@ class HeadReader:
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         known = [*prompt, *answer[:-1]][: self._head.info.max_model_len]
-        end = max(0, len(known) - len(prompt) + 1)  # answer tokens that it can know all before of
+        end = max(0, len(known) - len(prompt) + 1)  # answer tokens with all tokens before them within the head's length
         said = self._slot_logits(known, min(end, len(known) - 1))  # [T or T - 1, Vd]
         logits = said.new_full((len(answer), self._head.spec.vocab_size), float("-inf"))
         guessed = logits[end - len(said) : end]
@@ -76,7 +76,7 @@ class HeadReader:
         return logits
 
     def _slot_logits(self, token_ids: Sequence[int], num: int) -> Tensor:
-        """Logits of the last `num` slots that tokens make: [num, Vd]."""
+        """Logits of the last `num` slots of these tokens: [num, Vd]."""
         features = self._features(token_ids[:-1])
         cache, row, start = self._head.cache, self._head.cache.lease(), 0
         said = []
@@ -93,7 +93,7 @@ class HeadReader:
             cache.free(row)
 
     def _features(self, token_ids: Sequence[int]) -> Tensor:
-        """What the target thinks at each position: [T, F]."""
+        """The target's features at each position: [T, F]."""
         layers, cache, row = self._head.spec.feature_layers, self._target.cache, self._target.cache.lease()
         parts = [torch.empty(0, self._head.spec.feature_size)]
         try:
@@ -111,12 +111,12 @@ def _chunks(token_ids: Sequence[int]) -> list[Sequence[int]]:
     return [token_ids[start : start + CHUNK] for start in range(0, len(token_ids), CHUNK)]
 
 
-NUM_BRANCHES = 4  # first choices of the draft that are looked at: what a tree with so many branches would propose
+NUM_BRANCHES = 4  # top choices of the draft that count, as in a tree with so many branches
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the target says under one way of sampling."""
+    """The target's answers under one sampling setting."""
 
     sampling: str
     jobs: Sequence[Job]
@@ -125,11 +125,11 @@ class Sample:
 
 @dataclass(slots=True)
 class Agreement:
-    """How often the draft would have guessed the target's tokens, all before them known."""
+    """How often the draft predicts the target's tokens, given all tokens before them."""
 
-    first: list[list[bool]] = field(default_factory=list)  # a list an answer: whether the first choice was right
+    first: list[list[bool]] = field(default_factory=list)  # a list for each answer: whether the first choice was right
     num_in_branches: int = 0  # positions at which one of the NUM_BRANCHES first choices was right
-    num_sayable: int = 0  # positions whose token is one that the draft can say
+    num_sayable: int = 0  # positions whose token is in the draft's vocabulary
 
     @property
     def num_positions(self) -> int:
@@ -151,24 +151,24 @@ class Agreement:
         return self.num_sayable / max(1, self.num_positions)
 
 
-def measure_agreement(reader: AnswerReader, sample: Sample) -> Agreement:
-    """Read the target's answers with the draft, and ask at every position what it would have proposed.
+def measure_agreement(scorer: AnswerScorer, sample: Sample) -> Agreement:
+    """Score the target's answers with the draft, and compare its proposal at every position.
 
     Args:
-        reader: with a free row that holds the longest prompt and answer.
-        sample: its laws without penalties.
+        scorer: with a free row that holds the longest prompt and answer.
+        sample: without penalties.
     """
     agreement = Agreement()
     for job, answer in zip(sample.jobs, sample.answers, strict=True):
         is_right = []
-        logits = reader.answer_logits(job.prompt_token_ids, answer.token_ids)
+        logits = scorer.answer_logits(job.prompt_token_ids, answer.token_ids)
         for index, token_id in enumerate(answer.token_ids):
             position = len(job.prompt_token_ids) + index
             (guesses,) = propose_tokens(
                 logits[index : index + 1], job.sampling, position, [None], num_tokens=NUM_BRANCHES
             )
             is_sayable = float(logits[index][token_id]) > float("-inf")
-            choices = [guess for guess, _ in guesses] if is_sayable else []
+            choices = [token for token, _ in guesses] if is_sayable else []
             is_right.append(choices[:1] == [token_id])
             agreement.num_in_branches += token_id in choices
             agreement.num_sayable += is_sayable

@@ -1,4 +1,4 @@
-"""What can be said of a target, a draft and this processor without decoding."""
+"""Checks of a target, a draft and this processor that need no decoding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_head(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> l
 
 
 def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
-    """Whether the draft can follow as far as the target goes."""
+    """Whether the draft's context is as long as the target's."""
     if draft.max_model_len >= target.max_model_len:
         story = f"target {target.max_model_len} tokens, draft {draft.max_model_len}"
         return Check("length", "ok", story)
@@ -71,7 +71,7 @@ def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
 
 
 def check_sizes(target: ModelInfo, draft: ModelInfo) -> Check:
-    """Whether the draft reads fewer bytes a step than the target: otherwise it cannot be faster."""
+    """Whether the draft has fewer weight bytes than the target. Otherwise it cannot be faster."""
     story = f"a step reads {_mib(target)} of the target, {_mib(draft)} of the draft"
     if draft.num_weight_bytes < target.num_weight_bytes:
         return Check("size", "ok", story)
@@ -103,14 +103,14 @@ def _mib(info: ModelInfo) -> str:
     return f"{info.num_weight_bytes / 2**20:.0f} MiB"
 
 
-SIZE: Final = 1024  # of the square matrix: as the linears of a small model
+SIZE: Final = 1024  # of the square matrix, as in a small model
 NUM_ROWS: Final = 8  # of a verification
-NUM_REPEATS: Final = 20  # the fastest counts: whatever else runs only ever adds
-TOLERABLE: Final = 1.25  # times as long as in float32
+NUM_REPEATS: Final = 20  # the fastest run counts, because other load only slows runs
+TOLERABLE: Final = 1.25  # accepted ratio to the time in float32
 
 
 def check_arithmetic(dtype: str, device: str) -> list[Check]:
-    """Nothing to say of float32, or of an accelerator."""
+    """How fast a half-precision format is; no check of float32 or of accelerators."""
     if dtype == "float32" or device != "cpu":
         return []
     ratio = linear_seconds(getattr(torch, dtype)) / linear_seconds(torch.float32)
@@ -131,7 +131,7 @@ def judge_arithmetic(dtype: str, ratio: float) -> Check:
 
 @torch.inference_mode()
 def linear_seconds(dtype: torch.dtype) -> float:
-    """The fastest of some runs of a linear over a verification's rows."""
+    """Time of the fastest run of a linear over the rows of a verification."""
     generator = torch.Generator().manual_seed(0)
     linear = pack_dense(torch.randn(SIZE, SIZE, generator=generator).to(dtype), None)
     x = torch.randn(NUM_ROWS, SIZE, generator=generator).to(dtype)

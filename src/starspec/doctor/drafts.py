@@ -9,7 +9,7 @@ from math import comb
 from typing import Final, Protocol
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import Agreement, CausalReader, HeadReader, Sample, measure_agreement
+from starspec.doctor.agreement import Agreement, CausalScorer, HeadScorer, Sample, measure_agreement
 from starspec.doctor.outlook import DecodedChains, Replayed, Seen
 from starspec.harness.decode import decode, make_engine
 from starspec.harness.step_times import StepSeconds, time_steps
@@ -25,31 +25,31 @@ from starspec.policy.length.fixed import FixedLength
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import AcceptanceStats, TargetStats
 
-ERROR_RATE: Final = 0.01  # how often one of two readings that fit equally well may be called the better
+ERROR_RATE: Final = 0.01  # how often one of two equally good options may be called the better one
 
 
 @dataclass(frozen=True, slots=True)
-class LayerReading:
-    """One way to read which layers an EAGLE head was trained on."""
+class LayerOption:
+    """One interpretation of an EAGLE head's list of layers."""
 
     feature_layers: tuple[int, ...]  # of the target's hidden states
-    is_default: bool  # what is read if nobody says otherwise
+    is_default: bool  # whether it is used without a setting
     reason: str
     first_choice_rate: float  # of the greedy sample
-    num_alone_right: int  # positions of it at which this reading is right and the other is not
+    num_alone_right: int  # positions at which this option is right and the other is wrong
 
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """Two readings, compared."""
+    """Two options, compared."""
 
-    used: LayerReading  # the default unless the other fits better
-    other: LayerReading
+    used: LayerOption  # the default, unless the other is better
+    other: LayerOption
     num_positions: int
 
     @property
     def is_settled(self) -> bool:
-        """Whether the difference is more than chance would give; else the default is used for want of better."""
+        """Whether the difference is larger than chance. Otherwise the default is used."""
         return p_value(self.used.num_alone_right, self.other.num_alone_right) <= ERROR_RATE
 
 
@@ -60,23 +60,23 @@ def choose_layers(
     default_right: Sequence[bool],
     other_right: Sequence[bool],
 ) -> LayerChoice:
-    """Compare two readings.
+    """Compare two options. Positions at which exactly one is right decide: a sign test (McNemar 1947).
 
     Args:
         reason: why the default is the default.
-        default_right, other_right: whether each reading's first choice is right, at the same positions.
+        default_right, other_right: whether each option's first choice is right, at the same positions.
     """
     pairs = list(zip(default_right, other_right, strict=True))
     only_default, only_other = (sum(one > two for one, two in pairs), sum(one < two for one, two in pairs))
-    own = LayerReading(default, True, reason, _share(default_right), only_default)
-    theirs = LayerReading(other, False, "the other reading of its list", _share(other_right), only_other)
+    own = LayerOption(default, True, reason, _share(default_right), only_default)
+    theirs = LayerOption(other, False, "the other interpretation of its list", _share(other_right), only_other)
     if only_other > only_default and p_value(only_default, only_other) <= ERROR_RATE:
         return LayerChoice(theirs, own, len(pairs))
     return LayerChoice(own, theirs, len(pairs))
 
 
 def p_value(num_one: int, num_other: int) -> float:
-    """How likely so uneven a split, either way, is between two equals: the two-sided binomial test of one half."""
+    """Probability of a split at least as uneven between equals: the two-sided binomial test of one half."""
     num = num_one + num_other
     tail = sum(comb(num, count) for count in range(min(num_one, num_other) + 1))
     return min(1.0, 2 * tail / (1 << num))
@@ -87,26 +87,26 @@ def _share(is_right: Sequence[bool]) -> float:
 
 
 class ExaminedDraft(Protocol):
-    """A draft of any kind, loaded beside its target."""
+    """A draft of any kind, loaded with its target."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def layer_choice(self) -> LayerChoice | None:
-        """Which hidden states it reads, if that can be meant in two ways."""
+        """Which hidden states it uses, if its files can be interpreted in two ways."""
         ...
 
     def agreement(self, sample: Sample) -> Agreement:
-        """How often it guesses right where it knows all that the target has said."""
+        """How often its first choice is right, given all tokens before."""
         ...
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:
-        """What rounds would be like."""
+        """The statistics of rounds."""
         ...
 
     def step_seconds(self, max_tokens: int) -> StepSeconds:
-        """Its layers, and the target's forwards over 1 .. `max_tokens` tokens."""
+        """Times of its draft steps, and of the target's forwards over 1 to `max_tokens` tokens."""
         ...
 
 
@@ -126,7 +126,7 @@ class CausalDraft:
         return self._runner.info
 
     def agreement(self, sample: Sample) -> Agreement:
-        return measure_agreement(CausalReader(self._runner), sample)
+        return measure_agreement(CausalScorer(self._runner), sample)
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
         return Replayed(agreement.first)
@@ -136,30 +136,30 @@ class CausalDraft:
 
 
 def draft_config(target: ModelConfig, speculative: SpeculativeConfig) -> ModelConfig:
-    """The draft runs as its target does, but for its weights, and one sequence at a time."""
+    """The draft's config: as the target's, with its own weights and one row."""
     assert speculative.model is not None
     return replace(
         target,
         model=speculative.model,
         quantization=speculative.quantization,
-        numerics="fast",  # a draft's last bits decide nothing
+        numerics="fast",  # the last bits of a draft do not matter
         num_rows=1,
     )
 
 
 class HeadDraft:
-    """An EAGLE head, with the layers that suit it.
+    """An EAGLE head, with the interpretation of its layers that fits.
 
     Args:
-        sample: what both readings of its layers are tried on.
-        max_draft_tokens: K of the chains that are decoded.
+        sample: for the comparison of both options.
+        max_draft_tokens: K of the decoded chains.
     Raises: ModelError if it cannot be loaded; ConfigError if it is of another method.
     """
 
     def __init__(self, bench: Workbench, speculative: SpeculativeConfig, sample: Sample, max_draft_tokens: int) -> None:
         self._bench = bench
         self._chain = FixedLength(DraftBudget.chain(max_draft_tokens))
-        self._head, self.layer_choice = best_reading(bench, speculative, sample)
+        self._head, self.layer_choice = best_layers(bench, speculative, sample)
         chosen = replace(speculative, feature_layers=self._head.spec.feature_layers)
         self._hub = LocalHub(bench.config, bench.runner.info, chosen, bench.tokenizer)
 
@@ -168,7 +168,7 @@ class HeadDraft:
         return self._head.info
 
     def agreement(self, sample: Sample) -> Agreement:
-        return measure_agreement(HeadReader(self._head, self._bench.runner), sample)
+        return measure_agreement(HeadScorer(self._head, self._bench.runner), sample)
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
         bench = self._bench
@@ -183,12 +183,12 @@ class HeadDraft:
         return time_steps(self._bench.runner, self._hub.loaded.drafter, layers, max_tokens=max_tokens)
 
 
-def best_reading(
+def best_layers(
     bench: Workbench, speculative: SpeculativeConfig, sample: Sample
 ) -> tuple[EagleHead, LayerChoice | None]:
-    """Load a head, under both readings of its list of layers if there are two, and keep the one that fits.
+    """Load a head with each interpretation of its list of layers, and keep the better one.
 
-    Returns: the head, and how its reading was chosen; None if there was no choice.
+    Returns: the head, and how it was chosen; None if there is only one interpretation.
     """
     assert speculative.model is not None
     target, config = bench.config.model, draft_config(bench.config, speculative)
@@ -204,4 +204,4 @@ def best_reading(
 
 def _right(bench: Workbench, head: EagleHead, sample: Sample) -> list[bool]:
     """Whether the head's first choice is right, at every position of all answers."""
-    return list(chain.from_iterable(measure_agreement(HeadReader(head, bench.runner), sample).first))
+    return list(chain.from_iterable(measure_agreement(HeadScorer(head, bench.runner), sample).first))

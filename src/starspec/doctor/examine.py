@@ -1,4 +1,4 @@
-"""`starspec doctor`: look at a pair, run it a little, and say what to expect of it."""
+"""`starspec doctor`: check a pair, measure it, and forecast its speed-up."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SAMPLINGS = (GREEDY, Sampling(temperature=0.7))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """What to expect under one way of sampling."""
+    """The forecasts under one sampling setting."""
 
     sampling: str
     num_positions: int
     first_choice_rate: float  # the target's token is the draft's first choice
     first_four_rate: float  # it is among the draft's first four
-    sayable_rate: float  # it is one of the draft's vocabulary
+    sayable_rate: float  # it is in the draft's vocabulary
     forecasts: list[Forecast]  # one for each K, from 0
-    best: Forecast | None  # None: do not speculate
+    best: Forecast | None  # None = do not speculate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class Examination:
 
     provenance: Provenance
     checks: list[Check]
-    times: StepTimes | None = None  # None, and nothing below: the pair cannot be used
-    layers: LayerChoice | None = None  # of an EAGLE head whose list of layers can be meant in two ways
+    times: StepTimes | None = None  # None = the pair cannot be used, and nothing below is known
+    layers: LayerChoice | None = None  # of an EAGLE head with two interpretations of its layers
     prospects: list[Prospect] = field(default_factory=list)
-    trees: list[TreeAdvice] = field(default_factory=list)  # of a report of `bench tree`
+    trees: list[TreeAdvice] = field(default_factory=list)  # from a report of `bench tree`
 
     @property
     def is_usable(self) -> bool:
@@ -64,16 +64,16 @@ def examine(
     link_s: float,
     tree_report: Path | None = None,
 ) -> Examination:
-    """Check a pair, and if it can be used measure it.
+    """Check a pair, and measure it if it can be used.
 
     Args:
-        draft: a causal LM or an EAGLE head; how far it speculates does not matter here.
-        prompts: answered by the target plainly, `max_tokens` each.
+        draft: a causal LM or an EAGLE head; its draft length does not matter.
+        prompts: the target answers them plainly, with `max_tokens` tokens each.
         max_draft_tokens: largest K to forecast.
-        link_s: round trip between target and hub, to be counted with each round.
+        link_s: round trip between target and hub, added to each round.
         tree_report: what `bench tree` saved for this pair.
     Raises: ModelError if one of the models cannot be loaded; ConfigError if there is no draft, or if the report cannot
-        be read or is of another pair.
+        be read or belongs to another pair.
     """
     if draft.model is None:
         raise ConfigError("there is nothing to examine: give --draft")
@@ -93,7 +93,9 @@ def examine(
         told = _told_layers(examined, draft, report)
         checks.append(check_tree_report(report, provenance, target, draft.quantization, told))
     steps = examined.step_seconds(max_draft_tokens + 1)
-    giving_s = max(0.0, steps.giving_s - steps.target_s[0]) if spec.head else 0.0  # hidden states, every round
+    giving_s = (
+        max(0.0, steps.giving_s - steps.target_s[0]) if spec.head else 0.0
+    )  # cost of hidden states in every round
     verify_s = [steps.target_s[0], *(each + giving_s for each in steps.target_s[1:])]
     times = StepTimes(draft_s=steps.draft_s, verify_s=verify_s, link_s=link_s)
     return Examination(
@@ -107,7 +109,7 @@ def examine(
 
 
 def _first_checks(target: ModelConfig, draft: DraftSpec) -> list[Check]:
-    """What can be said before anything is loaded."""
+    """The checks before the models are loaded."""
     assert draft.config.model is not None
     tokenizer = load_tokenizer(target.model)
     if draft.head is not None:
@@ -128,7 +130,9 @@ def _load(bench: Workbench, draft: DraftSpec, sample: Sample, max_draft_tokens: 
 
 
 def _told_layers(examined: ExaminedDraft, draft: SpeculativeConfig, report: TreeReport) -> tuple[int, ...] | None:
-    """What a head has to be told to read, None if nothing; or what the report's was told, if that is the same."""
+    """The feature layers that a head needs as a setting, or that the report used if they are the same. None = no
+    setting.
+    """
     choice = examined.layer_choice
     if choice is None:
         return draft.feature_layers
@@ -138,10 +142,10 @@ def _told_layers(examined: ExaminedDraft, draft: SpeculativeConfig, report: Tree
 
 def _prospect(draft: ExaminedDraft, sample: Sample, times: StepTimes) -> Prospect:
     agreement = draft.agreement(sample)
-    return foresee(sample.sampling, agreement, draft.rounds(sample, agreement), times)
+    return forecast_all(sample.sampling, agreement, draft.rounds(sample, agreement), times)
 
 
-def foresee(sampling: str, agreement: Agreement, seen: Seen, times: StepTimes) -> Prospect:
+def forecast_all(sampling: str, agreement: Agreement, seen: Seen, times: StepTimes) -> Prospect:
     """A forecast for every K, and the best of them.
 
     Args:

@@ -1,4 +1,4 @@
-"""What speculation would give: StarSD's model of a round (section 3) for one target, as pure functions of measurements.
+"""Forecasts of the speed-up: StarSD's model of a round (section 3) for one target, as pure functions.
 
 tokens per round    1 + E[l(K)]                     E[l] from what was seen, or eq. 3 for a single rate
 a round             T(K) = K t_s + t_c + t_v(K+1)   eqs. 5, 6 and 10 for N = 1
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-WORTH_IT = 1.05  # expected speed-up below which speculation is advised against: forecasts are no better than that
+WORTH_IT = 1.05  # smallest forecast speed-up that is recommended: forecasts are not more accurate
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Measured seconds of one step."""
 
-    draft_s: float  # t_s: one draft layer
+    draft_s: float  # t_s: one draft step
     verify_s: Sequence[float]  # t_v: [rows - 1] -> a target forward over so many tokens of one sequence; K + 1 entries
     link_s: float = 0.0  # t_c: round trip between target and hub
 
@@ -36,35 +36,35 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """One speculation length."""
+    """The forecast for one speculation length."""
 
     num_draft_tokens: int  # K
-    tokens_per_round: float  # of the texts that were seen, had they been decoded with K
-    tokens_per_round_eq3: float  # the closed form for the first token's rate, which takes tokens to be independent
+    tokens_per_round: float  # for the measured texts, decoded with K
+    tokens_per_round_eq3: float  # closed form from the first token's rate, for independent tokens
     round_ms: float
     speed_up: float  # against plain decoding
 
 
 class Seen(Protocol):
-    """What was seen of a draft and its target, told as rounds."""
+    """Measured acceptance of a draft, as statistics of rounds."""
 
     @property
     def first_rate(self) -> float:
-        """beta: how often the first draft token is right; 0 if nothing was seen."""
+        """beta: how often the first draft token is right; 0 if nothing was measured."""
         ...
 
     def tokens_per_round(self, num_draft_tokens: int) -> float:
-        """What rounds with K draft tokens emit; 1 if nothing was seen."""
+        """Tokens of a round with K draft tokens; 1 if nothing was measured."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Answers replayed with any K, for a draft whose guess depends on the tokens before it alone.
+    """Answers replayed with any K, for a draft that depends on the tokens before it only.
 
     Args:
         agreements: for each answer, whether the draft's first choice was the target's token, at every position. The
-            target's tokens do not depend on the draft, so this decides every round there could be.
+            target's tokens do not depend on the draft, so this determines every possible round.
     """
 
     agreements: Sequence[Sequence[bool]]
@@ -81,10 +81,10 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class DecodedChains:
-    """Rounds that were run with the largest K, for a draft whose guesses get worse along a chain.
+    """Rounds decoded with the largest K, for a draft that gets worse along a chain.
 
-    A smaller K is taken to accept as often at each depth. That is exact for the K that was run; for others it leaves
-    out that their rounds begin elsewhere, and that rounds at the end of an answer are shorter.
+    For a smaller K the acceptance at each depth is assumed to be the same. This is exact for the K that was decoded.
+    For others it ignores that rounds begin elsewhere, and that rounds at the end of an answer are shorter.
     """
 
     num_rounds: int
@@ -105,7 +105,7 @@ class DecodedChains:
 
 
 def forecast(seen: Seen, times: StepTimes, num_draft_tokens: int) -> Forecast:
-    """What decoding with K draft tokens a round would be like.
+    """Forecast decoding with K draft tokens a round.
 
     Args:
         num_draft_tokens: K, at most `times.max_draft_tokens`.
@@ -122,7 +122,7 @@ def forecast(seen: Seen, times: StepTimes, num_draft_tokens: int) -> Forecast:
 
 
 def best_forecast(forecasts: Sequence[Forecast]) -> Forecast | None:
-    """The fastest one; None if none is worth it: do not speculate."""
+    """The fastest forecast; None if no forecast is worth it."""
     best = max(forecasts, key=lambda each: each.speed_up)
     return best if best.num_draft_tokens > 0 and best.speed_up >= WORTH_IT else None
 
@@ -139,7 +139,7 @@ def expected_accepted(rate: float, num_draft_tokens: int) -> float:
 
 
 def count_rounds(agreements: Sequence[bool], num_draft_tokens: int) -> int:
-    """Rounds in which an answer would be decoded: replay it with K draft tokens a round.
+    """The number of rounds of an answer, replayed with K draft tokens a round.
 
     A round accepts draft tokens up to the first that differs or to K, and adds the target's own one.
     """

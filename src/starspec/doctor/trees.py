@@ -1,8 +1,7 @@
-"""Which tree to grow: what `bench tree` found for this pair.
+"""Which tree to use, according to `bench tree` for this pair.
 
-Trees are not forecast from how often one of the draft's first four choices is right. A tree's nodes are chosen by
-their probability along the whole path, and what a draft guesses behind its second choice cannot be read off answers
-that do not contain it; so a forecast would have to be invented, and decoding with trees tells it exactly.
+The doctor does not forecast trees. A tree chooses its nodes by the probability of their paths, and answers that do not
+contain the draft's second choice do not show what the draft predicts after it. Decoding with trees measures it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from starspec.harness.tree_report import TreeReport, TreeRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeAdvice:
-    """The fastest of `bench tree` at one temperature."""
+    """The fastest shape of `bench tree` at one temperature."""
 
     temperature: float
     shape: str
     vs_plain: float
-    speculative_config: Mapping[str, float | tuple[int, ...]]  # its keys; empty: do not speculate
+    speculative_config: Mapping[str, float | tuple[int, ...]]  # its keys; empty = do not speculate
 
 
 def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
@@ -40,7 +39,7 @@ def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
     except OSError as error:
         raise ConfigError(f"the report '{path}' cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"'{path}' is no report of `starspec bench tree`: {error}") from error
+        raise ConfigError(f"'{path}' is not a report of `starspec bench tree`: {error}") from error
     for name, found in provenance.models.items():
         if report.provenance.models.get(name) != found:
             raise ConfigError(f"the report '{path}' is of another {name}: measure this pair with `starspec bench tree`")
@@ -54,11 +53,11 @@ def check_tree_report(
     quantization: str,
     feature_layers: tuple[int, ...] | None,
 ) -> Check:
-    """Whether the report was measured under what holds here.
+    """Whether the report was measured under the conditions of this machine and pair.
 
     Args:
         quantization: of the draft.
-        feature_layers: that a head has to be told to read; None = it says so itself, or the draft is none.
+        feature_layers: that a head needs as a setting; None = none needed, or the draft is not a head.
     """
     then, now = report.provenance, provenance
     pairs = {
@@ -80,7 +79,7 @@ def _said(feature_layers: tuple[int, ...] | None) -> str:
 
 
 def advise_trees(report: TreeReport) -> list[TreeAdvice]:
-    """The best of each temperature."""
+    """The best shape of each temperature."""
     temperatures = sorted({row.temperature for row in report.rows})
     return [_advice(report.best_row(each), report.feature_layers) for each in temperatures]
 

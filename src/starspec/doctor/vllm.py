@@ -1,4 +1,4 @@
-"""A running vLLM server under examination: whether it drafts as it should, and what a draft would give it."""
+"""A running vLLM server: whether it drafts well, and what a draft would give it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import CausalReader, Sample, measure_agreement
+from starspec.doctor.agreement import CausalScorer, Sample, measure_agreement
 from starspec.doctor.checks import Check
 from starspec.doctor.drafts import draft_config
-from starspec.doctor.examine import SAMPLINGS, Examination, foresee
+from starspec.doctor.examine import SAMPLINGS, Examination, forecast_all
 from starspec.doctor.outlook import Replayed, StepTimes
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, prompt_token_ids
@@ -24,17 +24,17 @@ from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 
-WORTHWHILE: Final = 1.2  # tokens of a verifying step, below which drafts hardly pay for being verified
+WORTHWHILE: Final = 1.2  # tokens of a verifying step below which drafts are hardly worth their verification
 
 
-def check_vllm(reading: VllmStatus) -> list[Check]:
-    """The findings."""
-    return [*check_server(reading), _check_drafts(reading)]
+def check_vllm(status: VllmStatus) -> list[Check]:
+    """All checks of a server that drafts."""
+    return [*check_server(status), _check_drafts(status)]
 
 
-def check_server(reading: VllmStatus) -> list[Check]:
-    """What concerns any server, with drafts or without."""
-    return [_check_version(reading.version), _check_models(reading.models)]
+def check_server(status: VllmStatus) -> list[Check]:
+    """The checks of any server, with or without drafts."""
+    return [_check_version(status.version), _check_models(status.models)]
 
 
 def _check_version(version: str) -> Check:
@@ -53,26 +53,26 @@ def _check_models(models: tuple[str, ...]) -> Check:
     return Check("model", "ok", ", ".join(models))
 
 
-def _check_drafts(reading: VllmStatus) -> Check:
-    if not reading.is_speculating:
+def _check_drafts(status: VllmStatus) -> Check:
+    if not status.is_speculating:
         return Check(
             "drafts",
             "warning",
             "this server does not speculate: --draft tells what a draft would give; docs/vllm.md, how it gets one",
         )
-    if not reading.num_drafts:
+    if not status.num_drafts:
         return Check("drafts", "warning", "it speculates, and has verified no draft: no request yet, or no hub found")
-    rate = reading.num_accepted_tokens / reading.num_draft_tokens if reading.num_draft_tokens else 0.0
+    rate = status.num_accepted_tokens / status.num_draft_tokens if status.num_draft_tokens else 0.0
     story = (
-        f"{reading.num_drafts} drafts verified, {rate:.0%} of their tokens accepted: {reading.acceptance_length:.2f}"
+        f"{status.num_drafts} drafts verified, {rate:.0%} of their tokens accepted: {status.acceptance_length:.2f}"
         " tokens a step instead of 1"
     )
-    if reading.acceptance_length < WORTHWHILE:
+    if status.acceptance_length < WORTHWHILE:
         return Check("drafts", "warning", f"{story}, which hardly pays for verifying them: try another draft")
     return Check("drafts", "ok", story)
 
 
-NUM_STEPS = 16  # timed of each number of requests at once
+NUM_STEPS = 16  # timed steps for each number of requests
 
 
 def examine_vllm(
@@ -85,28 +85,31 @@ def examine_vllm(
     max_draft_tokens: int,
     link_s: float,
 ) -> Examination:
-    """Ask a server, read its answers with a draft loaded here, and forecast.
+    """Get answers of a server, score them with a draft on this machine, and forecast the speed-up.
 
-    Verifying K + 1 tokens of a request is taken to last as long as a step of K + 1 requests: the linears, which are
-    most of it, see as many rows. The draft is timed on this machine: run it where the hub is to be.
+    Verifying K + 1 tokens of a request is assumed to take as long as a step of K + 1 requests, because the linears,
+    which dominate, have as many rows. The draft is timed on this machine: run the command where the hub will run.
+
+    The hub proposes its most likely tokens to vLLM, which accepts each with the target's probability of it. So a
+    position counts as right if the draft's first choice is the token of the answer.
 
     Args:
         model: how the draft runs.
         draft: a causal LM.
         prompts: answered once greedily, one at a time, and once at T = 0.7.
         max_tokens, max_draft_tokens, link_s: as `examine`.
-    Raises: ConfigError if the server does not answer or drafts already, or if the draft is none for vLLM; ModelError if
-        it cannot be loaded.
+    Raises: ConfigError if the server does not answer or drafts already, or if the draft cannot be used with vLLM;
+        ModelError if it cannot be loaded.
     """
     if draft.model is None or resolve_draft(draft).head is not None:
-        raise ConfigError("vLLM hands over no hidden states: its draft must be a causal LM, and no EAGLE head")
-    reading = vllm_status(url)
-    provenance, checks = collect_provenance({"draft": draft.model}), check_server(reading)
-    if reading.is_speculating:
+        raise ConfigError("vLLM gives no hidden states: its draft must be a causal LM, not an EAGLE head")
+    status = vllm_status(url)
+    provenance, checks = collect_provenance({"draft": draft.model}), check_server(status)
+    if status.is_speculating:
         raise ConfigError(f"vLLM at {url} drafts already, so its plain steps cannot be timed: start one that does not")
-    if not reading.models:
+    if not status.models:
         raise ConfigError(f"vLLM at {url}: {checks[-1].story}")
-    server, tokenizer = VllmClient(url, reading.models[0]), load_tokenizer(draft.model)
+    server, tokenizer = VllmClient(url, status.models[0]), load_tokenizer(draft.model)
     checks.append(_check_tokenizer(server, tokenizer, prompts))
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
@@ -123,13 +126,13 @@ def examine_vllm(
     prospects = []
     for sampling, answers in zip(SAMPLINGS, (greedy, sampled), strict=True):
         sample = _sample(sampling.name, asked, [answer.token_ids for answer in answers])
-        agreement = measure_agreement(CausalReader(runner), sample)
-        prospects.append(foresee(sampling.name, agreement, Replayed(agreement.first), times))
+        agreement = measure_agreement(CausalScorer(runner), sample)
+        prospects.append(forecast_all(sampling.name, agreement, Replayed(agreement.first), times))
     return Examination(provenance=provenance, checks=checks, times=times, prospects=prospects)
 
 
 def _check_tokenizer(server: VllmClient, tokenizer: Any, prompts: Sequence[Prompt]) -> Check:
-    """The server shows no vocabulary, so what it makes of all the prompts is compared."""
+    """Compare the token ids of all prompts, because the server does not show its vocabulary."""
     for prompt in prompts:
         if server.tokenize(prompt.text) != tokenizer.encode(prompt.text, add_special_tokens=False):
             story = f"the server and the draft make different tokens of prompt '{prompt.name}'"
@@ -150,7 +153,7 @@ def _sample(sampling: str, prompts: Sequence[Sequence[int]], answers: Sequence[l
 
 
 def verify_seconds(server: VllmClient, prompts: Sequence[Sequence[int]], alone_s: float, most: int) -> list[float]:
-    """[tokens - 1] -> seconds of a step over so many, 1 to `most`; straight lines between the widths that are timed."""
+    """[tokens - 1] -> seconds of a step over so many tokens, 1 to `most`, interpolated between the timed widths."""
     seconds, width, width_s = [alone_s], 1, alone_s
     while width < most:
         next_width = min(2 * width, most)

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from starspec.config import Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
-from starspec.draft_methods import DraftMethod
+from starspec.config.checks import options_of
+from starspec.config.option import A_MODEL, MODELS, Option
 from starspec.models.heads.resolve import resolve_draft
+
+ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # the draft methods that have a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
     """What is measured."""
 
-    target: str
-    draft: str
-    quantization: Quantization  # of the draft
-    dtype: Dtype
-    method: DraftMethod = "draft_model"  # as in a speculative config: the files of most EAGLE heads name their method
-    device: str = "cpu"
-    numerics: Numerics = "invariant"
-    num_threads: int | None = None  # of a forward; None = torch's choice
-    feature_layers: tuple[int, ...] | None = None  # as in a speculative config
+    target: Annotated[str, Option(f"Target model: {A_MODEL}.", MODELS, flags=("--target", "--model"))]
+    draft: Annotated[
+        str,
+        Option(
+            f"Draft model: {A_MODEL}; or an EAGLE head's folder or hub id.", MODELS, flags=("--draft", "--spec-model")
+        ),
+    ]
+    quantization: Annotated[
+        Quantization, Option("Of the draft's weights.", MODELS, flags=("--draft-quantization",))
+    ] = "int4"
+    method: Annotated[
+        ModelMethod,
+        Option(
+            "What the draft is, where its config.json does not say that it is an EAGLE head.",
+            MODELS,
+            flags=("--spec-method",),
+        ),
+    ] = "draft_model"
+    dtype: Annotated[Dtype, Option("Number format of the weights.", MODELS)] = "bfloat16"
+    device: Annotated[str, Option("cpu, cuda or cuda:N.", MODELS)] = "cpu"
+    numerics: Annotated[Numerics, options_of(ModelConfig)["numerics"]] = "invariant"
+    num_threads: Annotated[int, Option("CPU threads of a forward.", MODELS, least=1)] = 2
+    feature_layers: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Hidden states that an EAGLE head uses, as 2,15,27.",
+            MODELS,
+            least=0,
+            shown="as the head's files say",
+            form="numbers",
+        ),
+    ] = None
     max_model_len: int = 1024
 
     @property

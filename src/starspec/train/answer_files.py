@@ -1,4 +1,4 @@
-"""The target's answers as they lie on disk: `worker-N.jsonl`, a line an answer, read one by one.
+"""The target's answers on disk: `worker-N.jsonl` with one line for each answer.
 
 There may be more of them than fit into memory, so of each only its place is kept. Of two answers to a prompt one
 counts; a line that a killed run left unfinished is passed over.
@@ -16,11 +16,11 @@ from starspec.errors import ConfigError
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the target said to one prompt."""
+    """The target's answer to one prompt."""
 
-    index: int  # of the prompt among those to be answered
+    index: int  # index of the prompt
     prompt_ids: list[int]
-    answer_ids: list[int]  # with the token that ended it
+    answer_ids: list[int]  # with the end-of-sequence token
     temperature: float = 0.0
 
     @property
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Place(NamedTuple):
-    """Where an answer lies."""
+    """Where an answer lies on disk."""
 
     prompt_index: int
     path: Path
@@ -38,7 +38,7 @@ class _Place(NamedTuple):
 
 
 class StoredAnswers(Sequence[Answer]):
-    """The answers of a folder in the order of their prompts; each look reads from disk.
+    """The answers of a folder in the order of their prompts. Each access reads from disk.
 
     Raises: ConfigError, at a look, if another process changed what is there.
     """
@@ -48,11 +48,11 @@ class StoredAnswers(Sequence[Answer]):
 
     @property
     def indices(self) -> list[int]:
-        """Of the prompts that are answered."""
+        """The indices of the answered prompts."""
         return [place.prompt_index for place in self._places]
 
     def to_prompts(self, indices: Set[int]) -> StoredAnswers:
-        """Those to these prompts alone."""
+        """The answers to these prompts only."""
         return StoredAnswers([place for place in self._places if place.prompt_index in indices])
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class StoredAnswers(Sequence[Answer]):
 
 
 def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:
-    """The answers so far, one a prompt; of these, those that have at least so many tokens."""
+    """The answers so far, one for each prompt; only those with at least so many tokens."""
     places = dict[int, _Place | None]()
     for path in sorted(folder.glob("worker-*.jsonl")):
         start = 0
@@ -96,11 +96,11 @@ def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:
 
 
 class SaidTokens:
-    """Answer tokens in a folder that is written to; each look reads what is new since the last one."""
+    """Counts answer tokens in a folder while others write to it. Each call reads the new lines only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._num_read: dict[Path, int] = {}  # bytes of each file, up to the end of a line
+        self._num_read: dict[Path, int] = {}  # bytes of each file that were read, up to the end of a line
         self._indices: set[int] = set()  # of prompts that are answered
         self._num_tokens = 0
 
@@ -116,7 +116,7 @@ class SaidTokens:
         with path.open("rb") as file:
             file.seek(self._num_read.get(path, 0))
             for line in file:
-                if not line.endswith(b"\n"):  # somebody is writing it
+                if not line.endswith(b"\n"):  # a worker is still writing it
                     return
                 self._num_read[path] = self._num_read.get(path, 0) + len(line)
                 answer = _answer_in(line)
@@ -127,5 +127,5 @@ class SaidTokens:
 def _answer_in(line: bytes) -> Answer | None:
     try:
         return msgspec.json.decode(line, type=Answer)
-    except msgspec.DecodeError:  # a killed run left it unfinished
+    except msgspec.DecodeError:  # an unfinished line of a killed run
         return None

@@ -27,7 +27,7 @@ from starspec.train.work_folder import writing
 from starspec.train.workers import IsWanted, run_apart
 
 SAMPLED_TEMPERATURE = 0.7
-MIN_ANSWER_TOKENS = 2  # a shorter one has nothing to foresee
+MIN_ANSWER_TOKENS = 2  # a shorter answer has nothing to predict
 LOOK_EVERY_S = 5.0
 
 Asked = tuple[int, list[int]]  # a prompt's place among those to be answered, and its tokens
@@ -35,13 +35,13 @@ Asked = tuple[int, list[int]]  # a prompt's place among those to be answered, an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """How much the target is to say."""
+    """How many answers the target gives, and how."""
 
     target: str
     dtype: str = "bfloat16"
     device: str = "cpu"
-    num_tokens: int = 400_000  # of all answers together: after that no prompt is begun
-    sampled_every: int = 4  # every fourth answer is sampled, the others are greedy; 0 = none is
+    num_tokens: int = 400_000  # of all answers together; afterwards no prompt starts
+    sampled_every: int = 4  # every fourth answer is sampled, the others are greedy; 0 = all are greedy
     max_new_tokens: int = 160
     max_model_len: int = 512  # longer prompts are left out
     batch: int = 64  # answers at once, of each worker
@@ -52,7 +52,7 @@ class AnswerPlan:
 def answer_prompts(
     prompts: Sequence[Prompt], plan: AnswerPlan, folder: Path, advance: Callable[[int], None]
 ) -> StoredAnswers:
-    """Answer prompts in their order until there are tokens enough.
+    """Answer prompts in order until there are enough tokens.
 
     Args:
         folder: of the answers.
@@ -91,7 +91,7 @@ def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> N
 def _share_out(
     todo: Sequence[Asked], plan: AnswerPlan, folder: Path, said: SaidTokens, advance: Callable[[int], None]
 ) -> None:
-    """Answer with as many processes as the plan has; each has an equal part of the tokens to say."""
+    """Answer with the number of processes of the plan. Each gets an equal part of the tokens."""
     num_said = said.count()
     missing = plan.num_tokens - num_said
     if plan.num_workers == 1:
@@ -112,7 +112,9 @@ def _work_all(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens:
 def _work(
     todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens: int, is_wanted: IsWanted = lambda: True
 ) -> Iterator[Answer]:
-    """Answer one worker's share. Yields: each answer when it is written. Effects: lines of a file of its own."""
+    """Answer the share of one worker. Yields: each answer after it is written. Effects: writes lines of its own
+    file.
+    """
     llm = LLM(
         plan.target,
         max_num_seqs=plan.batch,
@@ -132,7 +134,7 @@ def _work(
 def _answers(
     llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int, is_wanted: IsWanted
 ) -> Iterator[Answer]:
-    """Keep the cache's rows full until enough is said or nobody wants more; answers come as they end."""
+    """Keep all cache rows busy until there are enough tokens or the caller stops. Yields answers as they end."""
     engine, waiting = llm.engine, iter(todo)
     eos = engine.runner.info.eos_token_ids
     being_said = dict[RequestId, Answer]()
@@ -158,7 +160,7 @@ def _answers(
 
 
 def _open_free(folder: Path) -> FileIO:
-    """The first file of answers that no process writes to, a killed run's last worker included; ours until closed."""
+    """The first answer file that no other process writes to, locked until it is closed."""
     for number in count():
         path = folder / f"worker-{number}.jsonl"
         file = path.open("ab", buffering=0)
@@ -168,6 +170,6 @@ def _open_free(folder: Path) -> FileIO:
             file.close()
             continue
         if file.tell() and not path.read_bytes().endswith(b"\n"):
-            file.write(b"\n")  # what a killed run left unfinished is a line of its own
+            file.write(b"\n")  # ends the unfinished line of a killed run
         return file
     raise AssertionError("numbers do not end")

@@ -17,16 +17,15 @@ from starspec.train.unroll import Batch, unroll
 
 
 def split(texts: Sequence[Text], prompts: Sequence[Prompt], every: int) -> tuple[list[Text], list[Text]]:
-    """Divide texts into those for measuring and those for learning.
+    """Divide texts into held-out ones and training ones.
 
-    Prompts are chosen by their text alone, for a head that is started from another may be given the other's prompts in
-    another order, or among more, and is not to be measured on what the other learnt. Of few texts none may be chosen
-    so; then it is one of them.
+    The text of a prompt alone decides. So a head that starts from an earlier one is not measured on prompts that the
+    earlier one learned, even if their order or number changed. If no text is chosen, one of them is held out.
 
     Args:
-        prompts: by the index that a text names.
-        every: one prompt of about so many is held out. Of its answers the greedy ones are for measuring.
-    Returns: held out, learnt from.
+        prompts: a text names the index of its prompt.
+        every: about one of so many prompts is held out. Only its greedy answers are for measuring.
+    Returns: held-out texts, training texts.
     Raises: ConfigError if there is nothing to learn from.
     """
     numbers = {text.index: _number_of(prompts[text.index]) for text in texts}
@@ -49,11 +48,11 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How far chains of a head went."""
+    """Acceptance of a head's chains."""
 
-    num_tokens: int  # that the rounds gave: accepted and one of the target's own each
+    num_tokens: int  # emitted tokens: accepted ones and one of the target in each round
     num_rounds: int
-    right_by_step: tuple[float, ...]  # share of step k's tokens that are right where all before were
+    right_by_step: tuple[float, ...]  # share of right tokens at step k, where all before were right
 
     @property
     def length(self) -> float:
@@ -82,7 +81,7 @@ def chain_acceptance(
             is_right = drawn_right(head, batch, embedding, rows, draft_token_ids, num_steps)
         for line, answer_length in zip(is_right.tolist(), batch.answer_lengths.tolist(), strict=True):
             runs = [_leading(each) for each in line]
-            start = 0  # the answer's first token came with the prompt
+            start = 0  # the prefill gives the answer's first token
             while start < answer_length - 1:
                 run = min(runs[start], answer_length - 1 - start)
                 for step in range(min(num_steps, answer_length - 1 - start)):

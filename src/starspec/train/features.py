@@ -1,4 +1,4 @@
-"""The second stage: the target reads each prompt with its answer, and its hidden states go to disk.
+"""The second stage: run the target over each prompt and answer, and save its hidden states to disk.
 
 `features/shard-N.safetensors` holds some hundred texts end to end; a shard of the same texts is not made again. Shards
 are mapped into memory, so a training needs room on disk (4.6 KB a token for SmolLM2-135M), not in memory.
@@ -31,7 +31,7 @@ BATCH_TOKENS = 4096  # of one forward, padding included
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model of transformers, read for its hidden states."""
+    """A transformers model that gives hidden states."""
 
     model: Any
     eos_token_ids: tuple[int, ...]
@@ -54,7 +54,7 @@ class Target:
 
 
 def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> Target:
-    """Raises: ModelError if it cannot be read; ConfigError if the device is not there."""
+    """Raises: ModelError if it cannot be read; ConfigError if the device does not exist."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 (seconds)
 
     from starspec.models.loading.tokenizer import eos_token_ids  # noqa: PLC0415
@@ -73,7 +73,7 @@ def collect_features(
     folder: Path,
     advance: Callable[[int], None],
 ) -> list[Text]:
-    """Read every answer once; shards of the same answers that are there already are kept.
+    """Process every answer once. Existing shards of the same answers are kept.
 
     Args:
         layers: indices into `hidden_states`.
@@ -95,7 +95,7 @@ def collect_features(
 
 
 class Text:
-    """One prompt and answer with what the target thought: a view into a shard."""
+    """One prompt and answer with the target's hidden states: a view into a shard."""
 
     def __init__(self, shard: dict[str, Tensor], place: int) -> None:
         self._shard = shard
@@ -107,7 +107,7 @@ class Text:
         return int(self.prompt_length + self.answer_length)
 
     def learnt_from(self, position: int) -> Text:
-        """The same text, in which what follows its first `position` tokens, 1 or more, counts as answer."""
+        """The same text, where everything after its first `position` tokens (at least 1) counts as the answer."""
         other = copy(self)
         other.prompt_length = min(self.prompt_length, position)
         other.answer_length = len(self) - other.prompt_length
@@ -127,7 +127,7 @@ class Text:
 
 
 def _holds(path: Path, answers: Sequence[Answer]) -> bool:
-    """Whether a shard is there, whole and of these answers: when more were said since, they are cut otherwise."""
+    """Whether a shard exists, is complete and holds these answers. With more answers, shards are cut differently."""
     if not path.exists():
         return False
     try:
@@ -143,14 +143,14 @@ def _token_ids(answers: Sequence[Answer]) -> list[int]:
 
 
 def read_shard(path: Path) -> list[Text]:
-    """The texts of one shard; their tensors stay on disk until they are looked at."""
+    """The texts of one shard. Their tensors stay on disk until they are used."""
     with safe_open(path, framework="pt") as file:
         shard = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     return [Text(shard, place) for place in range(len(shard["texts"]))]
 
 
 def collate(texts: Sequence[Text]) -> Batch:
-    """Texts side by side."""
+    """Put texts into one padded batch."""
     longest = max(map(len, texts))
     num_anchors = max(text.answer_length for text in texts)
     first = texts[0]
@@ -172,7 +172,7 @@ def collate(texts: Sequence[Text]) -> Batch:
 
 
 def batches_of(lengths: Sequence[int], places: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Cut places into batches of at most `max_tokens`, padding included."""
+    """Divide places into batches of at most `max_tokens`, padding included."""
     batch, longest = list[int](), 0
     for place in places:
         longest = max(longest, lengths[place])
@@ -193,7 +193,7 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
         token_ids = torch.zeros(len(batch), max(lengths[place] for place in batch), dtype=torch.int64)
         for line, place in enumerate(batch):
             token_ids[line, : lengths[place]] = torch.tensor(answers[place].token_ids)
-        states = target.model.model(  # padding is behind the text, where causal attention does not look
+        states = target.model.model(  # padding comes after the text, so causal attention ignores it
             token_ids.to(target.embedding.device), output_hidden_states=True, use_cache=False
         ).hidden_states
         joined = torch.cat([*(states[layer] for layer in layers), states[-1]], -1).to(torch.bfloat16)

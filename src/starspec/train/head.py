@@ -1,4 +1,4 @@
-"""A head as a plain module: the slow reference, and what is trained. Float32 weights, whole sequences.
+"""An EAGLE head as a plain torch module in float32, over whole sequences: for training, and as the slow reference.
 
     eagle   residual = fc(embedding | feature)        reads  residual
     eagle3  residual = g = fc(feature layers)         reads  norm(embedding) | norm(g)
@@ -18,7 +18,7 @@ from starspec.models.heads.spec import HeadSpec, HeadWeights
 
 
 class RMSNorm(nn.Module):
-    """As Llama's, in float32."""
+    """RMSNorm as in Llama, in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """The projections; who attends whom is the caller's matter."""
+    """The projections only. The caller computes the attention."""
 
     def __init__(self, spec: HeadSpec, in_features: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """As Llama's."""
+    """The MLP of Llama."""
 
     def __init__(self, spec: HeadSpec) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The one layer."""
+    """The decoder layer of a head."""
 
     def __init__(self, spec: HeadSpec) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class DecoderLayer(nn.Module):
 
 
 class TrainedHead(nn.Module):
-    """A head without embedding and LM head: both are the target's, and frozen.
+    """A head without embedding and LM head. It uses the frozen ones of the target.
 
     Raises: ModelError if the spec scales its rotary embedding: that is not trained here.
     """
@@ -117,14 +117,14 @@ class TrainedHead(nn.Module):
         return layer
 
     def join(self, features: Tensor) -> Tensor:  # [..., F]
-        """The target's features as the head sees one: [..., C]."""
+        """Combine the target's features into one: [..., C]."""
         if self.spec.method == "eagle":
             return features
         joined: Tensor = self.fc(features.to(self.fc.weight.dtype))
         return joined.float()
 
     def read(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:  # twice [..., C]
-        """What the attention reads, and the residual beside it."""
+        """The input of the attention, and the residual."""
         if self.spec.method == "eagle":
             residual = self.fc(torch.cat([embedded, feature], -1).to(self.fc.weight.dtype)).float()
             return (self.layer.input_layernorm(residual) if self.spec.has_input_norm else residual), residual
@@ -133,18 +133,18 @@ class TrainedHead(nn.Module):
         return x, normed if self.spec.norm_before_residual else feature
 
     def spoken(self, h: Tensor) -> Tensor:
-        """What the LM head reads."""
+        """The input of the LM head."""
         normed: Tensor = self.norm(h) if self.spec.method == "eagle3" else h
         return normed
 
     def weights(self, draft_token_ids: Tensor | None, dtype: torch.dtype = torch.bfloat16) -> HeadWeights:
-        """A copy, as checkpoints hold it."""
+        """A copy of the weights in the layout of checkpoints."""
         tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in self.state_dict().items()}
         return HeadWeights(self.spec, tensors, draft_token_ids)
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:  # x: [..., T, D], positions: [..., T]
-    """Rotary embedding, halves as in Llama."""
+    """Rotary embedding with halves as in Llama."""
     half = x.shape[-1] // 2
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = positions[..., None].float() * frequencies

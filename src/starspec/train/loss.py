@@ -1,4 +1,4 @@
-"""What the head is told: to say what the target would, in cross-entropy against the target's whole distribution.
+"""The loss of the head: cross-entropy against the target's whole distribution.
 
 With logits l = x W', the loss is log sum exp(l) - sum p l, and its gradient softmax(l) W - p W. Of the target's p only
 the product p W is needed, a row as long as x, so no batch's probabilities are ever held; logits live piece by piece.
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIECE = 256  # positions whose logits exist at once: 4 MB that stay in the processor's cache,
-PIECE_ELSEWHERE = 8192  # and on accelerators, which want work for all of their cores
+PIECE = 256  # positions whose logits exist at once: 4 MB, which fit into the processor's cache;
+PIECE_ELSEWHERE = 8192  # more on accelerators, to keep all their cores busy
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the target says at N positions."""
+    """The target's distribution at N positions."""
 
     mean_rows: Tensor  # [N, C]: p W
-    choices: Tensor  # [N]: its first choice
+    choices: Tensor  # [N]: the target's first choice
 
     def __getitem__(self, places: Tensor) -> Wanted:
         return Wanted(self.mean_rows[places], self.choices[places])
@@ -30,7 +30,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What the head said there."""
+    """The head's result at the same positions."""
 
     entropy: Tensor  # sum over positions of the cross-entropy
     is_right: Tensor  # [N] bool: the head's first choice is the target's
@@ -39,7 +39,7 @@ class Spoken:
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spoken: Tensor, rows: Tensor, mean_rows: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, its gradient kept for `backward`."""
+        """Compute the loss, and keep its gradient for `backward`."""
         total = spoken.new_zeros((), dtype=torch.float32)
         gradient, said = torch.empty_like(mean_rows), torch.empty_like(choices)
         for piece in _pieces(spoken):
@@ -62,7 +62,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(spoken: Tensor, rows: Tensor, wanted: Wanted) -> Spoken:
-    """Cross-entropy of softmax(spoken @ rows.T) against what is wanted.
+    """Cross-entropy of softmax(spoken @ rows.T) against the target's distribution.
 
     Args:
         spoken: [N, C] float32, what the LM head reads.

@@ -1,4 +1,4 @@
-"""All of it: the target answers, its features are read, a head learns them, and what it can do is measured."""
+"""The whole training: the target answers prompts, its features are saved, a head learns them and is measured."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Advance = Callable[[str, int, int], None]  # stage, turns done, turns in all
 
 
 def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
-    """Train one head; goes on where an earlier start with the same plan was stopped.
+    """Train one head. Resumes an earlier start with the same plan.
 
     Effects: in `plan.out` the checkpoint, its model card and its curves, renewed during the training; in
-        `plan.out/work` what the next start needs.
+        `plan.out/work` what a resumed start needs.
     Raises: ConfigError if there are no prompts or none fits, if what is to be gone on with is damaged or was made for
         something else, or if a file cannot be written; ModelError if the target cannot be read.
     """
@@ -55,7 +55,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     target = load_target(plan.answers.target, _dtype(plan.answers.dtype), plan.answers.device)
     check_answers(answers, len(target.embedding), folders.answers)
     texts = collect_features(
-        target, answers, layers, folders.features, lambda num: advance("reading features", num, len(answers))
+        target, answers, layers, folders.features, lambda num: advance("collecting features", num, len(answers))
     )
     held_out, learnt = split(texts, prompts, plan.held_out_every)
     held_out = held_out[:MAX_HELD_OUT]
@@ -144,7 +144,9 @@ class _Folders:
 
 
 def _folders(plan: HeadPlan, data_hash: str, target_hash: str, layers: Sequence[int]) -> _Folders:
-    """Each stage depends on what the one before does, and on more. Models go by content: a path may get another."""
+    """The folder of each stage. Each depends on the stage before. Models count by content, since a path may get a new
+    one.
+    """
     said = {
         "target": plan.answers.target,
         "content_of_the_target": target_hash,
@@ -174,7 +176,7 @@ def _folders(plan: HeadPlan, data_hash: str, target_hash: str, layers: Sequence[
 
 
 def _len_shared(prompts: Iterable[list[int]]) -> int:
-    """Tokens that all prompts begin with, the chat template's; at least 1."""
+    """Number of tokens that all prompts share at the beginning (the chat template); at least 1."""
     shared: list[int] | None = None
     for prompt in prompts:
         pairs = zip(prompt if shared is None else shared, prompt, strict=False)
@@ -214,7 +216,7 @@ def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) ->
 def _export(
     out: Path, head: TrainedHead, draft_token_ids: Tensor | None, report: TrainReport, progress: Progress
 ) -> None:
-    """Effects: checkpoint, card and curves; each file is renewed in one go.
+    """Effects: writes checkpoint, card and curves, each atomically.
 
     Raises: ConfigError if one cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What a training is to do, and all that can be known to be wrong with it before the target has said a word."""
+"""The plan of a training, and all checks of it that need no data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss")  # by t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPlan:
-    """One head."""
+    """How one head is trained."""
 
     method: Literal["eagle", "eagle3"]
     prompts: Path
@@ -27,17 +27,17 @@ class HeadPlan:
     answers: AnswerPlan  # names the target
     training: TrainPlan
     start_from: Path | None = None  # a head that was trained before; None = the target's last layer
-    draft_vocab_size: int | None = 8192  # None = the target's own; EAGLE-1 has no other
+    draft_vocab_size: int | None = 8192  # None = all tokens of the target, as EAGLE-1 always has
     feature_layers: tuple[int, ...] | None = None  # None = those of the method
-    target_name: str | None = None  # as the checkpoint is to name the target
+    target_name: str | None = None  # name of the target in the checkpoint
     data_licence: str = "not stated"
-    learn_prompts: bool = False  # what the target would say at every place of a prompt, too
-    held_out_every: int = 33  # prompts whose answers are kept for measuring
+    learn_prompts: bool = False  # learn the target's predictions within prompts, too
+    held_out_every: int = 33  # one of so many prompts is held out for measuring
     num_threads: int | None = None
 
 
 def check_plan(plan: HeadPlan) -> tuple[int, ...]:
-    """Look at everything but the data: a mistake should cost seconds, and not the hours of answering.
+    """Check everything but the data, so that a mistake costs seconds and not hours.
 
     Returns: the feature layers.
     Raises: ConfigError or ModelError in one sentence.
@@ -49,7 +49,7 @@ def check_plan(plan: HeadPlan) -> tuple[int, ...]:
             "give a smaller --max-new-tokens or a larger --max-model-len"
         )
     if (plan.out / "README.md").exists() and not (plan.out / "provenance.json").exists():
-        raise ConfigError(f"'{plan.out}' has a README.md that is no model card of ours: give another --out")
+        raise ConfigError(f"'{plan.out}' has a README.md that is not a model card of ours: give another --out")
     if (plan.out / "config.json").exists() and not (plan.out / "provenance.json").exists():
         raise ConfigError(f"'{plan.out}' holds a model that we did not train: give another --out")
     if plan.start_from is not None and plan.start_from.resolve() == plan.out.resolve():
@@ -82,6 +82,6 @@ def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None
 
 
 def _check_family(target: str, config: Any) -> None:
-    """Features and first weights are taken where the Llama and Qwen families have them; others scale more."""
+    """Check that features and weights lie where the Llama and Qwen families have them."""
     if config.model_type not in FAMILIES or getattr(config, "hidden_act", "silu") != "silu":
         raise ModelError(f"'{target}' ({config.model_type}): heads can be trained for the Llama and Qwen families")

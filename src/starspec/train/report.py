@@ -15,32 +15,32 @@ from starspec.train.trainer import Lesson, Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReport:
-    """What a training was, and what came of it."""
+    """The plan and the results of a training."""
 
     provenance: Provenance
     method: str
     target: str
     feature_layers: tuple[int, ...]
-    started_from: str  # the first weights
+    started_from: str  # where the first weights came from
     learns_prompts: bool
     draft_vocab_size: int
-    share_of_answers_covered: float  # tokens that the draft vocabulary knows, of the answers that were learnt from
+    share_of_answers_covered: float  # share of the training answers' tokens in the draft vocabulary
     prompts_sha256: str
     data_licence: str
     num_prompts: int  # distinct ones
-    num_repeated_prompts: int  # left out: what is learnt from must not be held out as well
+    num_repeated_prompts: int  # left out, so that no training text is also held out
     num_answers: int
     num_answer_tokens: int
-    answers_sha256: str  # of those that are there now
+    answers_sha256: str  # of the current answers
     num_held_out: int
     plan: Mapping[str, object]
     steps: int = 0
     num_positions: int = 0
     training_minutes: float = 0.0
-    minutes_of_last_start: float = 0.0  # all stages; what starts before it did took their own time
-    held_out_chain: Acceptance | None = None  # None: no held-out prompt was answered greedily
+    minutes_of_last_start: float = 0.0  # all stages of the last start only
+    held_out_chain: Acceptance | None = None  # None = no held-out prompt has a greedy answer
     curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
-    lessons: Sequence[Lesson] = field(default_factory=list)  # what was learnt from, start by start
+    lessons: Sequence[Lesson] = field(default_factory=list)  # training data of each start
 
 
 def summary(report: TrainReport) -> list[str]:

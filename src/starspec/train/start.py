@@ -1,4 +1,4 @@
-"""What a training begins with: the head's shape, a vocabulary of frequent tokens, weights near the target's own."""
+"""The start of a training: the head's shape, a vocabulary of frequent tokens, and the first weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMBEDDING = "embed_tokens.weight"
 
 
 def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple[int, ...]:
-    """EAGLE-3's three, or those of them that a shallow target has; the last for EAGLE-1."""
+    """The three layers of EAGLE-3, or as many as a shallow target has; the last layer for EAGLE-1."""
     if method == "eagle":
         return (num_layers,)
     return tuple(sorted({min(max(layer, 0), num_layers) for layer in eagle3_layers(num_layers)}))
@@ -34,7 +34,7 @@ def default_layers(method: Literal["eagle", "eagle3"], num_layers: int) -> tuple
 def head_spec(
     method: Literal["eagle", "eagle3"], config: Any, target_name: str, draft_vocab_size: int, layers: tuple[int, ...]
 ) -> HeadSpec:
-    """A head of the target's own width, with its rotary base.
+    """The spec of a head with the target's width and rotary base.
 
     A scaling of the target's rotary embedding is left out: the head learns its own positions, plain ones.
     """
@@ -59,7 +59,7 @@ def head_spec(
 
 
 def frequent_tokens(answers: Iterable[Answer], num: int, vocab_size: int) -> Tensor:
-    """The ids that a head will know, increasing: those most frequent in the answers, smoothed.
+    """The ids of the draft vocabulary, increasing: the most frequent ones in the answers, smoothed.
 
     Some hundred thousand tokens name the rare words of their own topics only, and a tokenizer's ids follow the
     frequency in far more text than ours: so half of the weight is Zipf's law over the ids.
@@ -75,7 +75,7 @@ def frequent_tokens(answers: Iterable[Answer], num: int, vocab_size: int) -> Ten
 
 @torch.no_grad()
 def begin_like_target(head: TrainedHead, model: Any) -> None:
-    """Start from the target's last layer, reading its last feature: a training of minutes has little time to waste.
+    """Start with the weights of the target's last layer, so that minutes of training are enough.
 
     Effects: the head's weights; those that have no counterpart in the target stay small and random.
     """
@@ -96,7 +96,7 @@ def begin_like_target(head: TrainedHead, model: Any) -> None:
 
 
 def begin_like_head(head: TrainedHead, folder: Path, num_layers: int, embedding: Tensor) -> None:
-    """Go on from a head that was trained before.
+    """Start with the weights of an earlier head.
 
     Args:
         embedding: the target's, [V, C]; a copy in the head's files may only repeat it.
@@ -113,7 +113,7 @@ def begin_like_head(head: TrainedHead, folder: Path, num_layers: int, embedding:
 
 
 def hash_head(folder: Path) -> str:
-    """sha256 over a head's tensors alone: what else is in its folder may be renewed without another head.
+    """sha256 over the tensors of a head only. Other files of its folder may change without a new head.
 
     Raises: ModelError if it cannot be read.
     """
@@ -126,7 +126,7 @@ def hash_head(folder: Path) -> str:
 
 
 def earlier_head(folder: Path, spec: HeadSpec, num_layers: int) -> HeadWeights:
-    """A head of this shape that was trained on whatever data and with whatever vocabulary.
+    """An earlier head of this shape, trained on any data and with any vocabulary.
 
     Args:
         num_layers: of the target.

@@ -1,4 +1,4 @@
-"""The third stage: AdamW on the head alone. Stops after so many steps or minutes; goes on where it was stopped."""
+"""The third stage: train the head with AdamW. It stops after a number of steps or minutes, and can resume."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from starspec.train.unroll import Batch, unroll
 from starspec.train.work_folder import uninterrupted, writing
 
 BETAS, WEIGHT_DECAY, MAX_GRADIENT = (0.9, 0.95), 0.01, 1.0
-LAST_RATE = 0.02  # of the highest, at the end of the cosine
-MAX_SEED = 2**63 - 1  # what torch and a checkpoint's JSON both hold
+LAST_RATE = 0.02  # learning rate at the end of the cosine, as a share of the highest
+MAX_SEED = 2**63 - 1  # largest seed that both torch and JSON can hold
 POOL = 512  # texts that are sorted by length together
 CE_BESIDE_FEATURES = 0.1  # EAGLE-1's weight of the cross-entropy
 
@@ -40,11 +40,11 @@ class TrainPlan:
     """How a head is trained."""
 
     steps: int | None = None
-    minutes: float | None = None  # of this stage; what ends first ends it
+    minutes: float | None = None  # of this stage; the limit that is reached first ends it
     learning_rate: float = 1e-3
     warmup: int = 60  # steps
     batch_tokens: int = 2048  # of prompts and answers, padding included
-    ttt_steps: int = 2  # further steps that a head makes on what it said itself
+    ttt_steps: int = 2  # training-time-test steps, in which the head's own output is its input
     step_decay: float = 0.8
     save_every: int = 100
     seed: int = 1
@@ -59,7 +59,7 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What was learnt from, up to the next lesson: a training may go on with more answers, or at another rate."""
+    """The data and the learning rate from a step on: a resumed training may have more answers or another rate."""
 
     first_step: int
     answers_sha256: str
@@ -69,29 +69,29 @@ class Lesson:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a training is."""
+    """The progress of a training."""
 
     step: int = 0
     seconds: float = 0.0
-    num_positions: int = 0  # tokens that were learnt from, repetitions included
+    num_positions: int = 0  # training tokens, repetitions included
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     """step, loss, share of first tokens that are the target's choice among those that the head can say"""
     acceptance: list[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
     lessons: list[Lesson] = field(default_factory=list)
 
     def note_lesson(self, lesson: Lesson) -> None:
-        """The next step learns from this."""
+        """Use this data from the next step on."""
         lesson = replace(lesson, first_step=self.step)
         if not self.lessons or replace(self.lessons[-1], first_step=self.step) != lesson:
             self.lessons.append(lesson)
 
     def note_acceptance(self, length: float) -> None:
-        """Of this step; a training that was at its end already measures it again."""
+        """Record the acceptance of this step, again if a finished training starts again."""
         self.acceptance = [each for each in self.acceptance if each[0] != self.step] + [(self.step, length)]
 
 
 class Trainer:
-    """A head, its optimizer, and the way back to both after an interruption.
+    """A head and its optimizer, with checkpoints from which a training can resume.
 
     Args:
         lm_head: the target's rows that the head speaks through, [Vd, C].
@@ -128,7 +128,7 @@ class Trainer:
         return max(by_steps, by_time)
 
     def run(self, saving: Callable[[Progress], None], advance: Callable[[], None]) -> Progress:
-        """Train to the end.
+        """Train until the plan ends.
 
         Args:
             saving: called now and then, and at the end; may add to the progress.
@@ -157,7 +157,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Between two steps: an interrupt loses none of them."""
+        """Save between two steps, so that an interrupt loses no step."""
         try:
             yield
         except KeyboardInterrupt:
@@ -165,11 +165,11 @@ class Trainer:
             raise
 
     def _measure(self, saving: Callable[[Progress], None]) -> None:
-        """Effects: the state is kept with what was measured, and without it where that fails or is interrupted."""
+        """Effects: saves the state, with the measurement unless that fails or is interrupted."""
         try:
             saving(self.progress)
         except BaseException:
-            with contextlib.suppress(ConfigError):  # why measuring failed is what is told
+            with contextlib.suppress(ConfigError):  # the error of measuring is the one to report
                 self.save()
             raise
         self.save()
@@ -194,7 +194,7 @@ class Trainer:
         self.progress.losses.append((self.progress.step, round(float(loss.detach()), 4), round(share_right, 4)))
 
     def loss(self, batch: Batch) -> tuple[Tensor, float, int]:
-        """Of one batch. Returns: the loss, the share of right first tokens, and how many positions there were."""
+        """Compute one batch. Returns: the loss, the share of right first tokens, and the number of positions."""
         plan, head = self.plan, self.head
         device = self.embedding.device
         batch = batch.to(device)
@@ -225,11 +225,11 @@ class Trainer:
         return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(self.share_done, 1.0)))
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches without end, from where the progress is; the order is the seed's."""
+        """Endless batches from the current progress on. The seed determines the order."""
         lengths = [len(text) for text in self.texts]
         number, num_done = 0, self.progress.step
         for epoch in range(10**9):
-            dice = random.Random(f"{self.plan.seed}/{epoch}")  # noqa: S311 (an order, no secret)
+            dice = random.Random(f"{self.plan.seed}/{epoch}")  # noqa: S311 (not for secrets)
             order = list(range(len(lengths)))
             dice.shuffle(order)
             pools = [
@@ -245,7 +245,7 @@ class Trainer:
     # ---------------------------------------------------------------- state on disk
 
     def save(self) -> None:
-        """Effects: `state.safetensors` with its JSON inside, whole or not at all.
+        """Effects: writes `state.safetensors` with its JSON atomically.
 
         Raises: ConfigError if it cannot be written.
         """
@@ -259,7 +259,7 @@ class Trainer:
             unfinished.replace(path)
 
     def resume(self) -> None:
-        """Take up the state, if there is one. Raises: ConfigError if it is damaged."""
+        """Load the state, if there is one. Raises: ConfigError if it is damaged."""
         path = self.folder / "state.safetensors"
         if not path.exists():
             return
@@ -280,7 +280,7 @@ class Trainer:
 
 
 def _one_ahead(batches: Iterator[Batch]) -> Generator[Batch]:
-    """The same batches; the next one is read from disk while the caller works on this one."""
+    """The same batches. A thread loads the next one from disk while the caller works on the current one."""
     with ThreadPoolExecutor(1) as reader:
         upcoming = reader.submit(next, batches)
         while True:
@@ -290,7 +290,7 @@ def _one_ahead(batches: Iterator[Batch]) -> Generator[Batch]:
 
 
 def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
-    """Position m + step at place m; what is beyond the end is never counted."""
+    """Position m + step at place m. Values beyond the end do not count."""
     return F.pad(states[:, step:], (0, 0, 0, min(step, states.shape[1])))
 
 

@@ -1,4 +1,4 @@
-"""Training-time test (EAGLE-3): the head is run as it will be used, on what it said itself.
+"""Training-time test (EAGLE-3): run the head as in drafting, with its own output as input.
 
 Anchor a is a slot whose features are the target's; its chain begins there. Its step k stands in slot a + k: it reads
 token a + 1 + k and h of step k - 1, and says token a + 2 + k. Seen by step 2 of anchor 3:
@@ -23,14 +23,14 @@ from starspec.train.head import TrainedHead
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts side by side, padded at their ends: T tokens of prompt and answer, of the latter A."""
+    """A batch of texts, padded at their ends: T tokens of prompt and answer, A tokens of the answer."""
 
     token_ids: Tensor  # [B, T] int64
     features: Tensor  # [B, T, F]
-    last_hidden: Tensor  # [B, A, C]: what the target's LM head read, at the positions of the answer
+    last_hidden: Tensor  # [B, A, C]: the input of the target's LM head at the positions of the answer
     prompt_lengths: Tensor  # [B]
     answer_lengths: Tensor  # [B]
-    has_end: Tensor  # [B] bool: the answer's last token ends the text, and nothing follows it
+    has_end: Tensor  # [B] bool: whether the answer's last token ends the text
 
     def to(self, device: torch.device | str) -> Batch:
         names = ("token_ids", "features", "last_hidden", "prompt_lengths", "answer_lengths", "has_end")
@@ -42,11 +42,11 @@ class Batch:
 
     @property
     def anchors(self) -> Tensor:
-        """[B, A]: anchor m is the slot before the answer's token m, and draws token m + 1."""
+        """[B, A]: anchor m is the slot before the answer's token m; it predicts token m + 1."""
         return self.prompt_lengths[:, None] - 1 + torch.arange(self.num_anchors, device=self.token_ids.device)
 
     def counts(self, step: int) -> Tensor:
-        """[B, A]: whether the target said anything at answer token m + step."""
+        """[B, A]: whether the answer has a token m + step."""
         ends = self.answer_lengths - self.has_end.long()
         return torch.arange(self.num_anchors, device=ends.device) + step < ends[:, None]
 
@@ -84,7 +84,7 @@ def attend(
     keys: Tensor,  # [B, Hkv, T, D]: of step 0
     values: Tensor,
     is_hidden: Tensor,  # [B, A, T]
-    own: list[tuple[Tensor, Tensor]],  # of the steps since: key and value of the same anchor, [B, Hkv, A, D]
+    own: list[tuple[Tensor, Tensor]],  # of later steps: key and value of the same anchor, [B, Hkv, A, D]
 ) -> Tensor:
     """Softmax attention over a shared past and each anchor's own chain. Returns: [B, Hkv, G, A, D]."""
     scale = queries.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""What a training leaves behind for its next start: a folder for each stage, and no step that is half done."""
+"""What a training keeps for its next start: a folder for each stage, and complete steps only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from starspec.models.loading.transformers_calls import first_line
 
 
 def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
-    """The folder of one stage. Whoever deletes it begins that stage anew.
+    """The folder of one stage. Deleting it restarts that stage.
 
     Args:
-        made_for: what all of it depends on; another training must not take it up.
-    Effects: makes the folder.
+        made_for: everything that the content depends on; a training with other values must not use it.
+    Effects: creates the folder.
     Raises: ConfigError if it is there and was made for something else, or cannot be written.
     """
     file = path / "made_for.json"
@@ -52,7 +52,7 @@ def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what stops the writing of a file, such as a full disk, into one sentence.
+    """Turn an error of writing a file, such as a full disk, into a ConfigError.
 
     Raises: ConfigError for an OSError or a SafetensorError inside.
     """
@@ -63,7 +63,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _reason(error: OSError | SafetensorError) -> str:
-    """What the system says; safetensors hides the number of its complaint in a longer text."""
+    """The system's reason; safetensors gives its error number within a longer text."""
     if isinstance(error, OSError):
         return error.strerror or first_line(error)
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -72,10 +72,10 @@ def _reason(error: OSError | SafetensorError) -> str:
 
 @contextlib.contextmanager
 def uninterrupted(save: Callable[[], None]) -> Iterator[None]:
-    """Put off an interrupt (SIGINT) until the block has ended; then save, and raise it.
+    """Delay an interrupt (SIGINT) until the block ends; then save, and raise KeyboardInterrupt.
 
-    A second one is not put off. In a thread that gets no signals, and where they are ignored, as of a command that a
-    shell runs in the background, the block just runs.
+    A second interrupt is not delayed. The block just runs in threads without signals, and where SIGINT is ignored, as
+    in background commands of a shell.
 
     Raises: KeyboardInterrupt. Effects: the process's handler of SIGINT, while the block runs.
     """

@@ -1,4 +1,4 @@
-"""Processes that share a work, and end by themselves when the process that started them is gone.
+"""Worker processes that share work, and that end when their parent ends.
 
 Each holds one end of a line whose other end its parent alone holds. The line's end is the sign to stop: the parent
 closes it when the rest is not wanted any more, and the kernel does when the parent is killed.
@@ -22,10 +22,10 @@ Work = Callable[..., None]  # (*share, is_wanted); importable
 
 
 def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], None], every_s: float) -> None:
-    """Do every share of a work in a process of its own, until all are done.
+    """Run every share of the work in its own process, and wait for all.
 
     Args:
-        work: should ask `is_wanted` often, and return early when it says no.
+        work: should call `is_wanted` often, and return when it is False.
         look: called every `every_s` seconds meanwhile, and when a share is done.
     Raises: what a share raised; StarspecError if a process was killed.
     Effects: starts processes. They have ended when this returns or raises.
@@ -33,7 +33,7 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
     workers: dict[Connection, BaseProcess] = {}
     pool = ThreadPoolExecutor()
     try:
-        # beside each other: starting one ends when it has read its share, seconds of imports later
+        # start them in parallel: each start takes seconds of imports
         starts = [pool.submit(_start, work, share, workers) for share in shares]
         for each in starts:
             each.result()
@@ -45,7 +45,7 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
                 _check(line, workers[line])
             look()
     finally:
-        pool.shutdown(cancel_futures=True)  # what is being started is among the workers then
+        pool.shutdown(cancel_futures=True)  # afterwards, workers holds every started process
         for line in workers:
             line.close()
         for process in workers.values():
@@ -54,7 +54,7 @@ def run_apart(work: Work, shares: Iterable[tuple[Any, ...]], look: Callable[[], 
 
 def _start(work: Work, share: tuple[Any, ...], workers: dict[Connection, BaseProcess]) -> None:
     """Effects: adds the process to `workers`."""
-    context = get_context("spawn")  # a fork would hold the lines of the others, and torch's locks
+    context = get_context("spawn")  # a fork would inherit the pipes of the others, and torch's locks
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_worker, args=(work, share, theirs), daemon=True)
     process.start()
@@ -63,7 +63,7 @@ def _start(work: Work, share: tuple[Any, ...], workers: dict[Connection, BasePro
 
 
 def _check(line: Connection, process: BaseProcess) -> None:
-    """Take up what a worker says at its end."""
+    """Receive the result of a worker that ended."""
     try:
         error = line.recv()
     except (EOFError, ConnectionResetError):
@@ -77,11 +77,11 @@ def _check(line: Connection, process: BaseProcess) -> None:
 
 
 def _be_worker(work: Work, share: tuple[Any, ...], line: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end we notice
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; workers notice its end
     error: Exception | None = None
     try:
         work(*share, lambda: not line.poll())
-    except Exception as raised:  # whatever it is: the parent raises it
+    except Exception as raised:  # any error: the parent raises it
         error = raised
-    with contextlib.suppress(OSError):  # it may not want to know
+    with contextlib.suppress(OSError):  # the parent may be gone
         line.send(error)

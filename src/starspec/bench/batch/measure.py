@@ -35,11 +35,12 @@ Runs = dict[BatchMethod, list[MethodRun]]
 
 
 class _Bench:
-    """Everything loaded, and how one run is made.
+    """The loaded models, and how one run works.
 
-    Rounds are what is compared, and prompts take longer than all rounds. So the target reads them in the first run of
-    each layout (with an EAGLE head as draft in every run, for its hidden states), the draft before the first run of
-    each batch size; others take copies, of the draft's as far as its cache still has them, and are told what it took.
+    Rounds are compared, and prefills take longer than all rounds. So the target prefills the prompts in the first run
+    of each cache layout only (with an EAGLE head as draft in every run, because the head needs hidden states). The
+    draft prefills them before the first run of each batch size. Other runs copy, and add the time that the prefill
+    took.
     """
 
     def __init__(self, models: ModelPair, plan: BatchPlan, methods: Sequence[BatchMethod]) -> None:
@@ -52,26 +53,26 @@ class _Bench:
             draft_p_min=plan.draft_p_min,
             disable_by_batch_size=plan.disable_by_batch_size,
         )
-        # a prompt that is read goes on in its own row, and another that ends first must not take the next one's
+        # a prefilled prompt keeps its row; a sequence that ends first must not free the row of the next one
         like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
         self.known = KnownPrompts()
-        self._readers: dict[int, tuple[Drafts, float]] = {}  # by batch size; and the seconds of their reading
+        self._draft_prefills: dict[int, tuple[Drafts, float]] = {}  # batch size -> drafts, and seconds of their prefill
 
     def run(self, method: BatchMethod, jobs: Sequence[Job]) -> MethodRun:
-        """All requests at once. Call it with the same jobs always."""
+        """Run all requests at once. Every call must have the same jobs."""
         if method.is_plain:
             return self._run(method, NoDrafts(), jobs)
         size = method.batch_size
-        if size not in self._readers:
-            drafts = self._stranger(size)
-            # apart from any round that is timed: some of it would be that round's
-            first_rounds = _shortened(jobs, self.plan.num_draft_tokens + 1)  # whose proposals are of full length
-            self._readers[size] = drafts, self._run(method, drafts, first_rounds).draft_prefill_s
-        drafts, read_s = self._readers[size]
+        if size not in self._draft_prefills:
+            drafts = self._new_drafts(size)
+            # not within a timed round, which would include part of it
+            first_rounds = _shortened(jobs, self.plan.num_draft_tokens + 1)  # with proposals of full length
+            self._draft_prefills[size] = drafts, self._run(method, drafts, first_rounds).draft_prefill_s
+        drafts, prefill_s = self._draft_prefills[size]
         run = self._run(method, drafts, jobs)
-        saved_s = read_s - run.draft_prefill_s
-        return replace(run, draft_prefill_s=read_s, read_before_s=run.read_before_s + saved_s)
+        saved_s = prefill_s - run.draft_prefill_s
+        return replace(run, draft_prefill_s=prefill_s, prefilled_before_s=run.prefilled_before_s + saved_s)
 
     def _run(self, method: BatchMethod, drafts: Drafts, jobs: Sequence[Job]) -> MethodRun:
         return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, known=self.known)
@@ -79,22 +80,22 @@ class _Bench:
     def run_apart(
         self, method: BatchMethod, jobs: Sequence[Job], arrivals_s: Sequence[float] | None = None
     ) -> MethodRun:
-        """What other runs have read is of no use here."""
-        drafts = self._stranger(method.batch_size)
+        """A run that shares no prefill with other runs."""
+        drafts = self._new_drafts(method.batch_size)
         try:
             return run_method(self.workbench, method, drafts, jobs, self.plan.num_draft_tokens, arrivals_s)
         finally:
             drafts.shutdown()
 
-    def _stranger(self, batch_size: int) -> Drafts:
-        """Drafts of a target that the hub has not met."""
+    def _new_drafts(self, batch_size: int) -> Drafts:
+        """Drafts of a target that is new to the hub."""
         return self.hub.drafts(make_policy(self.speculative, batch_size), TargetStats())
 
 
 def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
-    """Load the pair, decode plainly and alone for reference, then run all methods in turns.
+    """Load the pair, decode plainly at batch size 1 for reference, then run all methods in turns.
 
-    Raises: ConfigError if no prompt is short enough, or the model cannot be batched so; ModelError;
+    Raises: ConfigError if no prompt is short enough, or the model does not support a batching method; ModelError;
         VocabularyMismatch.
     """
     advance("loading", None)
@@ -109,9 +110,7 @@ def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan,
     methods, rates = list(runs), _arrival_rates(runs, plan.load, len(jobs))
     answered = {method: [run.served.answers for run in (*runs[method], *arrived.get(method, ()))] for method in methods}
     advance("why answers differ", None)
-    runner = bench.known.prefilling_once(
-        bench.workbench.runner
-    )  # runs part at the same few places, behind these prompts
+    runner = bench.known.prefilling_once(bench.workbench.runner)  # runs diverge at the same few places of these prompts
     rows = [
         batch_row(
             method,
@@ -151,7 +150,7 @@ def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan,
 
 
 def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple[list[Job], int]:
-    """The requests, and how many prompts they were chosen from."""
+    """The requests, and the number of prompts that they were chosen from."""
     fitting = prompts
     if plan.context is None:
         fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= plan.max_prompt_tokens]
@@ -168,13 +167,13 @@ def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple
 
 
 def of_context(jobs: Sequence[Job], others: Sequence[Job], num_tokens: int) -> list[Job]:
-    """The jobs with other prompts before their own, so that each reads about `num_tokens` tokens.
+    """The jobs with other prompts before their own, so that each prompt has about `num_tokens` tokens.
 
-    Lengths differ by up to an eighth, as a real batch's do; the last tokens are those of the job's own prompt. Where
-    the others have too few tokens, they come again.
+    Lengths differ by up to an eighth, as in a real batch. The last tokens are those of the job's own prompt. If the
+    other prompts have too few tokens, they repeat.
 
     Args:
-        others: whose prompts are put there, each job's from another one on, never its own prompt.
+        others: the source of other prompts. Each job starts at a different one and leaves out its own prompt.
     """
     grown = []
     for index, job in enumerate(jobs):
@@ -188,10 +187,10 @@ def of_context(jobs: Sequence[Job], others: Sequence[Job], num_tokens: int) -> l
 
 
 def of_one_length(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs whose prompts have at least the median's tokens, cut to as many: the paper's All-Mean study.
+    """The jobs whose prompts have at least the median length, cut to it: the paper's All-Mean study.
 
-    The paper takes descriptions that have the mean length. In a set of mixed tasks too few have any one length, so
-    here the last tokens of longer ones are kept, with which the chat template ends.
+    The paper takes prompts of the mean length. In mixed tasks too few prompts have one length, so this keeps the last
+    tokens of longer ones, which include the end of the chat template.
     """
     length = median_low(len(job.prompt_token_ids) for job in jobs)
     return [
@@ -202,7 +201,7 @@ def of_one_length(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _warm_up(bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job]) -> None:
-    """One short answer by each."""
+    """Decode one short answer with each method."""
     for name in dict.fromkeys(method.name for method in methods):
         bench.run_apart(bench.plan.named(name, 1), _shortened(jobs[:1], WARM_UP_TOKENS))
 
@@ -214,9 +213,9 @@ def _shortened(jobs: Sequence[Job], max_tokens: int) -> list[Job]:
 def _measured(
     bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance
 ) -> tuple[Runs, Runs, bool]:
-    """Every method's repeats, those with requests that arrive, and whether that is all that was planned.
+    """The repeats of every method, without and with arrivals, and whether the plan was completed.
 
-    An interrupt (Ctrl-C) ends measuring, and what was measured is told: it may be hours.
+    An interrupt (Ctrl-C) ends measuring and keeps the results so far, which may be hours of work.
 
     Raises: KeyboardInterrupt if nothing was measured yet.
     """
@@ -237,7 +236,7 @@ def _measured(
 def _run_in_turns(
     bench: _Bench, methods: Sequence[BatchMethod], jobs: Sequence[Job], advance: Advance, runs: Runs
 ) -> None:
-    """Effects: `runs` gets every method's repeats, each as soon as it is there."""
+    """Effects: adds each repeat of every method to `runs` as soon as it ends."""
     for _, method in _turns(methods, bench.plan.num_repeats):
         advance(f"{method.name}, batch {method.batch_size}", None)
         run = bench.run(method, jobs)
@@ -245,9 +244,9 @@ def _run_in_turns(
 
 
 def _turns(methods: Sequence[BatchMethod], num_repeats: int) -> Iterator[tuple[int, BatchMethod]]:
-    """(repeat, method): methods take turns, so that a slow moment hits all alike.
+    """Yields (repeat, method). Methods take turns, so a slow moment of the machine slows all of them.
 
-    Each repeat begins with another of them, so that none always comes after the same.
+    Each repeat begins with another method, so that the order does not favour one.
     """
     for repeat in range(num_repeats):
         first = repeat % len(methods)
@@ -257,7 +256,7 @@ def _turns(methods: Sequence[BatchMethod], num_repeats: int) -> Iterator[tuple[i
 def _arrival_rates(
     runs: Mapping[BatchMethod, Sequence[MethodRun]], load: float, num_jobs: int
 ) -> dict[BatchMethod, float]:
-    """Requests a second: the same for all methods of a batch size, plain ones alone have their own."""
+    """Requests a second: the same for all methods of a batch size."""
     rates = {}
     for method in runs:
         rivals = [other for other in runs if other.batch_size == method.batch_size and not other.is_plain]
@@ -269,7 +268,7 @@ def _arrival_rates(
 def _arrive_in_turns(
     bench: _Bench, rates: Mapping[BatchMethod, float], jobs: Sequence[Job], advance: Advance, arrived: Runs
 ) -> None:
-    """Effects: `arrived` gets every method's repeats: in each at other random times, the same for all methods."""
+    """Effects: adds the repeats of every method to `arrived`. Each repeat has its own arrival times for all methods."""
     for repeat, method in _turns(list(rates), bench.plan.num_repeats):
         advance(f"{method.name}, batch {method.batch_size}, Poisson arrivals", None)
         run = bench.run_apart(method, jobs, poisson_arrivals(len(jobs), rates[method], seed=repeat))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from starspec.bench.batch.plan import FAST, BatchMethod
-from starspec.bench.batch.serving import DraftReading, Served, TargetReading, serve
+from starspec.bench.batch.serving import DraftPrefill, Served, TargetPrefill, serve
 from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
@@ -20,11 +20,11 @@ from starspec.stats import BatchStats, TargetStats
 
 CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 STATUS: Final = Path("/proc/self/status")
-RESET_PEAK: Final = "5"  # see proc(5): the peak resident set begins anew at what is resident now
+RESET_PEAK: Final = "5"  # see proc(5): reset the peak resident set to the current one
 
 
 def reset_peak() -> None:
-    """Forget the peak so far. Effects: the process's VmHWM, where the system lets us."""
+    """Reset the peak. Effects: VmHWM of the process, where the system allows it."""
     try:
         CLEAR_REFS.write_text(RESET_PEAK)
     except OSError:
@@ -32,10 +32,10 @@ def reset_peak() -> None:
 
 
 def peak_mib(without: int = 0) -> float | None:
-    """The peak resident set since `reset_peak`, or since the process began where that cannot be reset.
+    """The peak resident set since `reset_peak`, or since the start of the process where it cannot be reset.
 
     Args:
-        without: bytes that were held all the time and are not to be counted.
+        without: bytes that do not count, because they were held all the time.
     """
     try:
         lines = STATUS.read_text().splitlines()
@@ -51,19 +51,21 @@ class MethodRun:
 
     served: Served
     stats: BatchStats  # of its rounds
-    prefill_s: float  # the target's reading of prompts, be it in this run or in one before
-    draft_prefill_s: float  # the draft's, with first proposals; 0 with arrivals, where rounds wait for it
-    read_before_s: float  # of both, what runs before have done for this one
-    peak_mib: float | None  # resident set of the process, weights included, known prompts not; None = unknown here
+    prefill_s: float  # prefill by the target, in this run or an earlier one
+    draft_prefill_s: float  # prefill by the draft, with first proposals; 0 with arrivals, where rounds wait for it
+    prefilled_before_s: float  # prefill time of both that earlier runs spent for this one
+    peak_mib: (
+        float | None
+    )  # resident set of the process, with weights, without known prompts; None = unknown on this system
 
     @property
     def seconds(self) -> float:
-        """What it would have taken without the runs before it."""
-        return self.served.seconds + self.read_before_s
+        """The time that it would have taken without the earlier runs."""
+        return self.served.seconds + self.prefilled_before_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompts included; 0 if there are no tokens: an engine that emits nothing is not fast."""
+        """With prefill; 0 if there are no tokens, as an engine that emits nothing is not fast."""
         return self.served.num_tokens / self.seconds if self.served.num_tokens else 0.0
 
 
@@ -79,36 +81,37 @@ def run_method(
     """Answer the jobs with a fresh engine.
 
     Args:
-        drafts: of no use to plain methods.
+        drafts: plain methods ignore them.
         num_draft_tokens: K.
-        arrivals_s: None = all are there at once, and rounds wait for prompts; otherwise prompts are read beside rounds.
-        known: prompts that the target need not read again; this run's are added. None = it reads all, as a fast
-            method always does: what it would have read itself may have other bits. They are no part of the peak.
+        arrivals_s: None = all requests are there at the start, and rounds wait for prefills; otherwise prefills run
+            beside rounds.
+        known: prompts that the target has prefilled; those of this run are added. None = it prefills all. A fast method
+            always does, because its own prefill may give other bits. Known prompts do not count for the peak.
     """
-    runner, read = bench.runner, known
+    runner, known_here = bench.runner, known
     if method.name.endswith(FAST):
         if not isinstance(runner, PackedRunner):
             raise ConfigError(f"method '{method.name}' needs a model with weights")
-        runner, read = runner.with_fast_numerics(), None
-    stats, reading = TargetStats(), TargetReading()
+        runner, known_here = runner.with_fast_numerics(), None
+    stats, prefill = TargetStats(), TargetPrefill()
     drafts = NoDrafts() if method.is_plain else drafts
-    draft_reading = DraftReading(drafts, stats.batch)
+    draft_prefill = DraftPrefill(drafts, stats.batch)
     is_offline = arrivals_s is None
     laid_out = lay_out(runner, method.batching, stats.batch)
-    saved_before_s = read.saved_s if read else 0.0
+    saved_before_s = known_here.saved_s if known_here else 0.0
     engine = make_engine(
-        read.prefilling_once(laid_out) if read else laid_out,
+        known_here.prefilling_once(laid_out) if known_here else laid_out,
         bench.tokenizer,
-        draft_reading if is_offline else drafts,
+        draft_prefill if is_offline else drafts,
         stats,
         batching=replace(method.batching, prompts="first" if is_offline else "beside"),
         max_num_seqs=method.batch_size,
-        trace=reading,
+        trace=prefill,
     )
     reset_peak()
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
     served = serve(engine, asked, arrivals_s)
-    draft_reading.charge_first_rounds()
-    saved_s = read.saved_s - saved_before_s if read else 0.0
+    draft_prefill.charge_first_rounds()
+    saved_s = known_here.saved_s - saved_before_s if known_here else 0.0
     peak = peak_mib(without=known.num_bytes if known else 0)
-    return MethodRun(served, stats.batch, reading.seconds + saved_s, draft_reading.seconds, saved_s, peak)
+    return MethodRun(served, stats.batch, prefill.seconds + saved_s, draft_prefill.seconds, saved_s, peak)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 from starspec.config import (
     BATCHINGS,
@@ -12,11 +12,12 @@ from starspec.config import (
     BatchingMethod,
     nearest,
 )
+from starspec.config.option import MEASURE, Option
 from starspec.errors import ConfigError
 
 PLAIN: Final = "plain"  # no drafts, ragged
 EXSPEC: Final = BatchingConfig(method="exspec")
-FAST: Final = "-fast"  # behind a ragged method: numerics that do not keep bits
+FAST: Final = "-fast"  # suffix of a ragged method: numerics that do not keep the bits
 METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
 MAX_PROMPT_TOKENS = 448
 QUICK_SIZES = (1, 4)
@@ -46,7 +47,7 @@ class BatchMethod:
     def named(
         cls, name: str, batch_size: int, exspec: BatchingConfig = EXSPEC, admission: BatchAdmission = "continuous"
     ) -> BatchMethod:
-        """Args: exspec: how that method batches; admission: of all others."""
+        """Args: exspec: the batching of that method; admission: of all other methods."""
         base = name.removesuffix(FAST)
         kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
         return cls(name, batch_size, exspec if kind == "exspec" else BatchingConfig(method=kind, admission=admission))
@@ -65,20 +66,49 @@ class BatchPlan:
     """How much to measure."""
 
     methods: tuple[str, ...] = ("ragged", "eqspec", "exspec", "rollback", PLAIN)
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batch_sizes: Annotated[tuple[int, ...], Option("Sequences of a round.", MEASURE, form="numbers", least=1)] = (
+        1,
+        2,
+        4,
+        8,
+        16,
+    )
     exspec: BatchingConfig = EXSPEC  # with its window and bound
-    admission: BatchAdmission = "continuous"  # of all but exspec, which refills its window
-    num_prompts: int = 32
-    max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, unless a context is given
-    context: int | None = None  # tokens that prompts are grown to; None = as they are
-    is_one_length: bool = False  # cut to the median's length: what homogeneity does to grouping
-    max_tokens: int = 64
-    temperature: float = 0.0
-    num_draft_tokens: int = 5  # the paper's K
-    draft_p_min: float = 0.0  # as in a speculative config, and the next
-    disable_by_batch_size: int | None = None
-    num_repeats: int = 3
-    load: float = 0.0  # arrivals a second, as a share of what the slowest drafting method answers; 0 = no arrivals
+    admission: BatchAdmission = "continuous"  # of all methods but exspec, which refills its window
+    num_prompts: Annotated[int, Option("Prompts used.", MEASURE, least=1)] = 32
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, without a context
+    context: Annotated[
+        int | None, Option("Grow prompts to about so many tokens.", MEASURE, least=8, shown="as they are")
+    ] = None
+    is_one_length: Annotated[
+        bool, Option("Cut prompts to the median length; no shorter ones.", MEASURE, flags=("--same-length",))
+    ] = False
+    max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 64
+    temperature: Annotated[float, Option("0 is greedy.", MEASURE, least=0.0)] = 0.0
+    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1)] = 5  # the paper's K
+    draft_p_min: Annotated[
+        float,
+        Option(
+            "End a draft before a token that the draft gives a lower probability than this; 0 = never.",
+            MEASURE,
+            least=0.0,
+            most=1.0,
+        ),
+    ] = 0.0
+    disable_by_batch_size: Annotated[
+        int | None, Option("Rounds of more sequences draft nothing.", MEASURE, least=1, shown="all draft")
+    ] = None
+    num_repeats: Annotated[int, Option("Runs of each method.", MEASURE, flags=("--repeats",), least=1)] = 3
+    load: Annotated[
+        float,
+        Option(
+            "Also let requests arrive at random, at this share of the rate that the slowest drafting method answers; "
+            "0 = do not.",
+            MEASURE,
+            least=0.0,
+            most=0.99,
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         for number in (*self.batch_sizes, self.num_prompts, self.max_tokens, self.num_draft_tokens, self.num_repeats):
@@ -97,7 +127,7 @@ class BatchPlan:
         if set(self.methods) == {"exspec"}:
             replace(self.exspec, admission=self.admission)  # refuses fixed batches
         if not 0.0 <= self.load < 1.0:
-            raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the line grows for ever")
+            raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the queue grows for ever")
 
     @property
     def max_model_len(self) -> int:

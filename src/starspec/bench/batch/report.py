@@ -1,4 +1,4 @@
-"""What `starspec bench batch` saves, and how it is read: ratios, tables, sentences and a picture."""
+"""The report of `bench batch`: ratios, tables, sentences and a picture."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BatchReport:
     """What `starspec bench batch` saves."""
 
     provenance: Provenance
-    is_whole: bool  # all that was asked for; an interrupt leaves less
+    is_whole: bool  # False after an interrupt
     rows: list[BatchRow]
-    ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ours over theirs
+    ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ragged over another method
     num_draft_tokens: int
-    draft_p_min: float  # drafting ended where the draft gave what it would go on from less
+    draft_p_min: float  # drafting ended at tokens with a lower probability
     disable_by_batch_size: int | None  # rounds of more sequences drafted nothing
     draft_quantization: str
     dtype: Dtype
@@ -42,12 +42,12 @@ class BatchReport:
     max_prompt_tokens: int | None  # longer prompts were left out; None = none were
     num_left_out: int  # prompts
     prompt_tokens: Spread
-    prompts_sha256: str  # of the token ids that were answered: grown or cut as was asked
-    gap_bound: str  # what counts as explained
+    prompts_sha256: str  # of the prompt token ids, after growing or cutting
+    gap_bound: str  # which differences count as explained
 
     @property
     def mistakes(self) -> list[str]:
-        """A sentence for each kind of difference that may not be."""
+        """A sentence for each kind of difference that must not occur."""
         broken = [row for row in self.rows if self._is_promised_of(row) and row.num_different]
         unexplained = [row for row in self.rows if row.num_different > row.num_explained]
         return mistake_sentences(*(f"{_names(rows)}: answers differ" if rows else "" for rows in (broken, unexplained)))
@@ -58,7 +58,7 @@ class BatchReport:
 
     @property
     def shortages(self) -> list[str]:
-        """Sentences: where there were fewer prompts than a batch is to hold, or ExSpec is to choose among."""
+        """Sentences: which batches or ExSpec windows were larger than the number of prompts."""
         num_prompts = self.rows[0].num_answers
         batches = {row.batch_size for row in self.rows if row.batch_size > num_prompts}
         windows = {row.num_rows for row in self.rows if row.batch_size <= num_prompts < row.num_rows}
@@ -74,7 +74,7 @@ class BatchReport:
 
 
 def ratios_of(rows: Sequence[BatchRow]) -> dict[str, dict[str, float]]:
-    """Tokens a second of rounds: ragged over each of the others, for every batch size at which both were run."""
+    """Tokens a second of rounds: ragged over each other method, for every batch size that both ran with."""
     by_key = {(row.method, row.batch_size): row for row in rows}
     ratios: dict[str, dict[str, float]] = {}
     for (name, batch_size), row in by_key.items():
@@ -204,7 +204,7 @@ def _overhead_ms(row: BatchRow) -> float:
 def _lines(
     panel: Any, rows: Sequence[BatchRow], value_of: Callable[[BatchRow], float | None], linestyle: str = "-"
 ) -> None:
-    """One line a method; a method keeps its color in every panel."""
+    """One line for each method, in the same color in every panel."""
     for number, method in enumerate(METHODS):
         points = [(row.batch_size, value_of(row)) for row in rows if row.method == method]
         known = sorted((size, value) for size, value in points if value is not None)

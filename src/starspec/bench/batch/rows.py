@@ -1,4 +1,4 @@
-"""From runs to the rows and ratios that are published."""
+"""The rows of `bench batch`."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """How long requests took that arrived at random, from arrival to last token.
+    """Time from arrival to last token of requests that arrived at random.
 
     As the paper's table 3, but of single turns: there whole conversations arrive.
     """
 
-    num_requests: int  # of all repeats: percentiles are of them together
+    num_requests: int  # of all repeats; percentiles are over all of them
     arrivals_per_s: float
     tokens_per_s: float
     p50_s: float
     p90_s: float
     p99_s: float
-    longest_wait_rounds: int  # rounds that one sequence was passed over in a row, at most
+    longest_wait_rounds: int  # largest number of successive rounds that passed over a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow:
-    """One method at one batch size. Times of rounds exclude prompts; a method's repeats are added up."""
+    """One method at one batch size. Times of rounds exclude prefill, and are sums over the repeats."""
 
     method: str
     batch_size: int
-    num_rows: int  # sequences that hold a cache row: ExSpec's window
+    num_rows: int  # cache rows; for ExSpec its window
     num_repeats: int
     num_answers: int  # of one repeat
-    num_tokens: int  # of the last repeat, as are verify calls, acceptance length and hash
+    num_tokens: int  # of the last repeat; so are verify calls, acceptance length and hash
     num_compared: int  # answers of all repeats, with arrivals and without
-    exact_match: float  # share of answers that are those of plain decoding alone, token for token
+    exact_match: float  # share of answers equal to those of plain decoding at batch size 1
     partial_match: float  # share of tokens before the first divergence, averaged over answers
     num_different: int
-    num_explained: int  # of those, answers that differ from a near-tie of the target on
-    largest_rounding: float | None  # in logits, that a difference takes (`Divergence.rounding`); None = no divergence
+    num_explained: int  # answers that differ from a near-tie on
+    largest_rounding: float | None  # largest `Divergence.rounding`, in logits; None = no divergence
     first_divergence: Divergence | None
-    tokens_per_s: Spread  # prompts included, as if each run read them; the spread is that of rounds
-    batch_scaling: float | None  # tokens/s of rounds over the method's own at batch 1; None = that was not measured
+    tokens_per_s: Spread  # with prefill, as if each run had done it; the spread is that of rounds
+    batch_scaling: float | None  # tokens/s of rounds over the method's own at batch 1; None = not measured
     ms_per_token: Spread  # of rounds
-    ms_per_sequence_round: float  # whatever is accepted: in bfloat16 layouts may say other texts
+    ms_per_sequence_round: float  # independent of acceptance; in bfloat16 methods may emit different texts
     ms_per_token_without_realign: Spread
-    prefill_s: float  # the target's reading of prompts, in the first run of a layout; in no round's time
-    draft_prefill_s: float  # the draft's, with each answer's first proposal, before the first run of a batch size
+    prefill_s: float  # prefill by the target, in the first run of a cache layout; not part of rounds
+    draft_prefill_s: float  # prefill by the draft and first proposals, before the first run of a batch size
     num_verify_calls: int
-    sequences_per_round: float  # on average: what a batch really held
+    sequences_per_round: float  # mean number of sequences in a round
     ms_per_verify: float
     ms_draft: float  # these are per round
     ms_realign_pad: float
@@ -69,11 +69,11 @@ class BatchRow:
     overhead_share: float  # realignment, copies and scheduling
     realign_share: float
     grouping_rate: float  # rounds that needed no realignment
-    grouping_wait_s: float  # a request's, on average: ready, and passed over
+    grouping_wait_s: float  # mean time that a ready request was passed over
     longest_wait_rounds: int
     acceptance_length: float | None
     completion: Completion | None
-    peak_mib: float | None  # resident set of the process without copies of prompts; includes what earlier methods used
+    peak_mib: float | None  # resident set without known prompts; includes memory of earlier methods
     output_sha256: str
 
 
@@ -89,9 +89,9 @@ def batch_row(
     """Args:
     runs: the method's repeats.
     alone: its repeats at batch size 1, if they were run.
-    reference: of plain decoding alone.
-    answered: what each repeat answered, with arrivals and without.
-    differing: a divergence for each of those answers that is not its reference.
+    reference: of plain decoding at batch size 1.
+    answered: the answers of each repeat, with and without arrivals.
+    differing: the divergence of each answer that differs from its reference.
     """
     answers = runs[-1].served.answers
     num_compared = sum(map(len, answered))
@@ -171,7 +171,7 @@ def partial_match(expected: Sequence[Answer], found: Sequence[Answer]) -> float:
 
 
 def sum_of(several: Sequence[BatchStats]) -> BatchStats:
-    """All of them as one; the longest wait is the longest of any."""
+    """The sum; the longest wait is the maximum."""
     total = BatchStats()
     for each in several:
         for field in fields(BatchStats):

@@ -1,4 +1,4 @@
-"""Requests through an engine as they arrive, with the time that prompts take kept apart from the time of rounds."""
+"""Serve requests as they arrive, and measure the time of prefills apart from the time of rounds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from starspec.stats import BatchStats
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What came of some requests, in their order."""
+    """The results of some requests, in their order."""
 
     answers: list[Answer]
-    completion_s: list[float]  # arrival to last token, of each
+    completion_s: list[float]  # of each request, from arrival to last token
     seconds: float  # first arrival to last token of all
 
     @property
@@ -33,7 +33,7 @@ class Served:
 
 def poisson_arrivals(num: int, rate_per_s: float, seed: int) -> list[float]:
     """Seconds at which requests arrive: a Poisson process, the first at 0."""
-    draw = random.Random(seed)  # noqa: S311 (arrivals need no secrecy)
+    draw = random.Random(seed)  # noqa: S311 (not for secrets)
     arrivals = [0.0]
     while len(arrivals) < num:
         arrivals.append(arrivals[-1] + draw.expovariate(rate_per_s))
@@ -78,7 +78,7 @@ def serve(
                     answers[index].stats = output.stats or answers[index].stats
                     ended_s[index] = clock() - started_s
             after_step()
-    except BaseException:  # an interrupt too: what was measured before is told with the help of the same cache
+    except BaseException:  # an interrupt too: the report of earlier runs needs the same cache
         for index in range(num_submitted):
             engine.abort(RequestId(str(index)))
         raise
@@ -86,8 +86,8 @@ def serve(
     return Served(answers, waits, max(ended_s, default=0.0))
 
 
-class TargetReading:
-    """The seconds of an engine's trace that are prompts. Implements Tracer."""
+class TargetPrefill:
+    """Adds up the prefill time in an engine's trace. Implements Tracer."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -97,26 +97,27 @@ class TargetReading:
             self.seconds += end_s - start_s
 
 
-class DraftReading(DraftsAround):
-    """Drafts that are awaited between rounds while their prompts are read, so that no round waits for that.
+class DraftPrefill(DraftsAround):
+    """Waits between rounds for the draft's prefills, so that no round waits for them.
 
-    A newcomer's first proposal comes with the reading of its prompt and is counted with it. Before the hub is told of
-    the prompt, the proposals of all others are awaited, which would share layers with it: that time is the rounds'.
+    A new sequence's first proposal comes with its prefill and counts with it. Before the hub gets a new prompt, this
+    waits for the proposals of all other sequences, because they would share draft steps with it. That time counts for
+    the rounds.
 
     Args:
         drafts: the originals.
-        stats: of the engine's rounds; gets that time.
+        stats: of the engine's rounds; gets their time.
     """
 
     def __init__(self, drafts: Drafts, stats: BatchStats, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(drafts)
-        self.seconds = 0.0  # of prompts and first proposals
+        self.seconds = 0.0  # of prefills and first proposals
         self._stats = stats
         self._clock = clock
         self._newcomers: dict[RequestId, TargetSequence] = {}
-        self._beginners: set[RequestId] = set()  # whose first proposals are there, and not collected
-        self._num_first_rounds = 0  # of beginners alone
-        self._reported: dict[RequestId, TargetSequence] = {}  # and not collected since
+        self._beginners: set[RequestId] = set()  # their first proposals have arrived and are not collected yet
+        self._num_first_rounds = 0  # rounds with beginners only
+        self._reported: dict[RequestId, TargetSequence] = {}  # not collected since the report
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         if self._reported:
@@ -126,7 +127,7 @@ class DraftReading(DraftsAround):
         self._newcomers |= {each.request_id: each for each in sequences}
 
     def poll(self) -> None:
-        """Called after each chunk of a prompt: await the first proposals of those whom the target has read."""
+        """Called after each prefill chunk: wait for the first proposals of sequences that the target has prefilled."""
         read = [each for each in self._newcomers.values() if each.state is SequenceState.RUNNING]
         self.seconds += self._seconds_of(read)
         for sequence in read:
@@ -142,9 +143,9 @@ class DraftReading(DraftsAround):
         return super().collect(batch)
 
     def charge_first_rounds(self) -> None:
-        """Charge rounds that had nothing to wait for, of first proposals alone, what others took on average.
+        """Add the mean drafting time to rounds that did not wait because they had first proposals only.
 
-        Else short answers would have much of their drafting for nothing. Call once, when all is answered.
+        Otherwise much of the drafting of short answers would be free. Call it once, at the end.
         Effects: `draft_s` of the rounds.
         """
         num_timed = self._stats.num_rounds - self._num_first_rounds
@@ -161,7 +162,7 @@ class DraftReading(DraftsAround):
         super().close(sequence)
 
     def _seconds_of(self, sequences: Sequence[TargetSequence]) -> float:
-        """Await their proposals; a round that collects them again gets the same. Returns: how long that took."""
+        """Wait for their proposals; a later round collects the same ones. Returns: the seconds of waiting."""
         started_s = self._clock()
         self._drafts.collect(sequences)
         return self._clock() - started_s

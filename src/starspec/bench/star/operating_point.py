@@ -1,8 +1,7 @@
-"""StarSD's operating point (arXiv 2601.21622, Table 1), as synthetic accelerators, and the closed form of its
-equations.
+"""StarSD's operating point (arXiv 2601.21622, Table 1) as synthetic accelerators, and its equations in closed form.
 
-The paper's rates are consistent with proposals of 8 layers of 1.40 ms (S = 11.2 ms), a return time of 30.5 ms and 3.4
-tokens a round. A layer over several sessions costs a tenth more for each; plain decoding takes 21 ms a token.
+The paper's rates are consistent with proposals of 8 draft steps of 1.40 ms (S = 11.2 ms), a return time of 30.5 ms and
+3.4 tokens a round. Each further sequence makes a draft step a tenth longer. Plain decoding takes 21 ms a token.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 
 DEPTH: Final = 8  # d
 STEP_MS: Final = 1.40  # t_s
-PER_SEQUENCE: Final = 0.1  # share of a layer that every further session adds
+PER_SEQUENCE: Final = 0.1  # share of a draft step that each further sequence adds
 RETURN_MS: Final = 30.5  # Z = t_c + t_v
 LINK_MS: Final = 1.0  # part of Z: what our real wire takes
 PLAIN_MS: Final = 21.0  # a token of plain decoding

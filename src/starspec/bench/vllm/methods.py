@@ -186,9 +186,9 @@ class Method:
         before = self.server.status()
         with _standing_still(self.stopped):
             timed = await ask_all(self.server.url, prompts, num_tokens=num_tokens, batch_size=batch_size)
-        reading = self.server.status().since(before)
+        counts = self.server.status().since(before)
         self.rates.setdefault(batch_size, []).append(timed.tokens_per_s)
-        self.acceptance_lengths.setdefault(batch_size, []).append(reading.acceptance_length)
+        self.acceptance_lengths.setdefault(batch_size, []).append(counts.acceptance_length)
         self.answers[batch_size] = timed.answers
 
     async def warm_up(self, prompt: Sequence[int]) -> Timed:
