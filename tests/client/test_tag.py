@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from starspec.client.tag import MAX_CATCH_UPS, MAX_UNTOLD, HubTag
+from starspec.client.tag import MAX_CATCH_UPS, MAX_UNSENT, HubTag
 from starspec.ids import Tag
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.sampling.spec import SamplingSpec
@@ -84,7 +84,7 @@ def test_a_tag_that_cannot_be_told_sends_nothing_and_is_never_awaited(
         monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 10)
     tag, _ = new_tag(vocab_size=3 if is_foreign else None)
     assert tag.ask(TWO, 0.0) is None
-    assert tag.is_too_long
+    assert tag.is_unsendable
     assert not tag.is_awaited
     assert tag.session.epoch == 0
 
@@ -94,13 +94,13 @@ def test_a_hub_that_is_far_behind_catches_up_a_few_times_in_a_row_and_is_waited_
     tag.ask(TWO, 0.0)
     answer(tag, [4, 5])
     for _ in range(MAX_CATCH_UPS):
-        tokens.ids += [7] * (MAX_UNTOLD + 1)
+        tokens.ids += [7] * (MAX_UNSENT + 1)
         assert tag.should_catch_up
         tag.ask(DraftBudget.chain(1), 0.0, is_catch_up=True)
         assert tag.is_unanswered
         assert not tag.is_awaited
         answer(tag, [9])
-    tokens.ids += [7] * (MAX_UNTOLD + 1)
+    tokens.ids += [7] * (MAX_UNSENT + 1)
     assert not tag.should_catch_up
 
 

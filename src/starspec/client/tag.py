@@ -1,4 +1,4 @@
-"""One sequence's tag at a hub: what the hub was told, what it owes, and the proposal that may still be verified."""
+"""One sequence's tag at a hub: what was sent, which answer is owed, and the proposal that may still be verified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starspec.wire.codec import fits_a_frame
 from starspec.wire.messages import Close, Open, Proposal, TreeShape, Verdict
 from starspec.wire.session import TagSession
 
-MAX_UNTOLD: Final = 16  # tokens, or those of two rounds: a hub prefills fewer about as fast as those of one round
+MAX_UNSENT: Final = 16  # tokens, or those of two rounds: a hub prefills fewer about as fast as those of one round
 MAX_CATCH_UPS: Final = 3  # in a row, before a step waits for the answer
 
 
@@ -48,8 +48,8 @@ class HubTag(TagWait):
     vocab_size: int | None = None
     proposal: Proposal | None = None
     asked_s: float = 0.0  # when the last message was made
-    open_at_s: float = 0.0  # the hub is not told before this time; inf = never, since no message holds the tokens
-    num_told: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
+    open_at_s: float = 0.0  # no message is sent before this time; inf = never, since no message can hold the tokens
+    num_to_prefill: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
 
     @property
     def num_wanted(self) -> int:
@@ -57,17 +57,17 @@ class HubTag(TagWait):
         return self.session.wanted.num_steps
 
     @property
-    def num_untold(self) -> int:
-        """Committed tokens that the hub has not been told, if it holds the tag."""
+    def num_unsent(self) -> int:
+        """Committed tokens that were not sent to the hub, if it holds the tag."""
         return len(self.tokens) - self.session.prefix_len
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the hub is told nothing more before it has answered."""
-        return self.must_be_answered(may_be_of_use=self.num_untold < self.num_wanted)
+        """Whether nothing more is sent before the hub has answered."""
+        return self.must_be_answered(may_be_of_use=self.num_unsent < self.num_wanted)
 
     @property
-    def is_too_long(self) -> bool:
+    def is_unsendable(self) -> bool:
         """Whether no message holds the tokens. Such a sequence is decoded plainly to its end."""
         return self.open_at_s == inf
 
@@ -77,7 +77,7 @@ class HubTag(TagWait):
 
         False after a few times in a row, and after a miss: then a step waits for the answer, so that delays count.
         """
-        is_far_behind = self.num_untold > max(MAX_UNTOLD, 2 * (self.num_wanted + 1))
+        is_far_behind = self.num_unsent > max(MAX_UNSENT, 2 * (self.num_wanted + 1))
         may_catch_up = self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed
         return self.session.is_held and is_far_behind and may_catch_up
 
@@ -98,15 +98,15 @@ class HubTag(TagWait):
         return budget.limited(num_steps=self.patience.max_steps(budget.num_steps))
 
     def ask(self, budget: DraftBudget, now: float, *, is_catch_up: bool = False) -> Open | Verdict | None:
-        """Tell the hub all committed tokens, or those that it has not been told, and ask for a draft.
+        """Make the message that has all committed tokens, or those that were not sent, and that asks for a draft.
 
         Args:
             budget: of the draft; no nodes = no draft is wanted.
             is_catch_up: no step waits for the answer.
-        Returns: the message; None, and `is_too_long`, if the hub cannot be told.
+        Returns: the message; None, and `is_unsendable`, if no message can hold the tokens.
         """
         message = self._verdict(budget) if self.session.is_held else self._open(budget)
-        if not self._can_be_told(message):
+        if not self._can_be_sent(message):
             self.open_at_s = inf
             return None
         self.session.send(message)
@@ -123,9 +123,9 @@ class HubTag(TagWait):
         self.proposal, self.is_late, self.is_excused = None, False, False
 
     def close(self) -> Close | None:
-        """The sequence has ended. Returns: what tells the hub; None if it was never told of the tag.
+        """The sequence has ended. Returns: the message; None if none was ever sent.
 
-        A lost hub may still hold the tag, so it is told as well.
+        It is sent to a lost hub as well, since that may still hold the tag.
         """
         if self.session.epoch == 0:
             return None
@@ -154,7 +154,7 @@ class HubTag(TagWait):
         """The hub is lost: what it said, and how late it was, says nothing about the next one."""
         self.mark_absent()
         self.reset_patience()
-        self.num_told = 0
+        self.num_to_prefill = 0
 
     def _open(self, budget: DraftBudget) -> Open:
         return Open(
@@ -179,8 +179,8 @@ class HubTag(TagWait):
             shape=TreeShape.of(budget),
         )
 
-    def _can_be_told(self, message: Open | Verdict) -> bool:
-        is_short = isinstance(message, Verdict) and len(message.token_ids) <= MAX_UNTOLD
+    def _can_be_sent(self, message: Open | Verdict) -> bool:
+        is_short = isinstance(message, Verdict) and len(message.token_ids) <= MAX_UNSENT
         if not is_short and not fits_a_frame(message):
             return False
         return self.vocab_size is None or all(0 <= each < self.vocab_size for each in message.token_ids)

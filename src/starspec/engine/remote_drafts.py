@@ -222,7 +222,7 @@ class RemoteDrafts:
         is_useful = tag.draft() != EMPTY_TREE
         if is_useful:
             tag.patience.note_in_time()  # late or not
-        if is_useful or not tag.num_untold:
+        if is_useful or not tag.num_unsent:
             self._note_answer(tag, proposal)
         else:
             self._hub.send(self._verdict(self._links[tag]))
@@ -255,13 +255,17 @@ class RemoteDrafts:
         A hub prefills a prompt for later rounds, so sequences that are still being prefilled count as well.
         """
         wanted = self._wanted(link.sequence, max(self._num_sequences, len(self._links)))
-        if link.tag.is_too_long or not wanted.num_draft_tokens:
+        if link.tag.is_unsendable or not wanted.num_draft_tokens:
             return []
         now, record = self._clock(), self._hub.record
         messages = link.ask(wanted, now)
         if not messages:
             num_tokens, request_id = len(link.sequence.token_ids), link.sequence.key.request_id
-            log.warning("a sequence is too long to be told to the hub", request=request_id, num_tokens=num_tokens)
+            log.warning(
+                "the hub cannot draft for a sequence: it is too long for a message",
+                request=request_id,
+                num_tokens=num_tokens,
+            )
             return []
         if record.is_full:  # one tag asks for all
             record.ask_again_s = now + ASK_AGAIN_S

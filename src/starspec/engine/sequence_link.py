@@ -120,9 +120,9 @@ class SequenceLink:
             self.tag.clear()
 
     def ask(self, wanted: DraftBudget, now: float) -> list[TargetToHub]:
-        """Tell the hub what was committed, and ask for a draft that can come in time.
+        """Make the messages that have the committed tokens and ask for a draft that can come in time.
 
-        Returns: the message with its features; nothing if the hub cannot be told, as `HubTag.ask`.
+        Returns: the message with its features; nothing if `HubTag.ask` makes none.
         """
         message = self.tag.ask(self.tag.limited(wanted) if self.is_draftable else NO_DRAFT, now)
         if message is None:

@@ -184,7 +184,10 @@ class HubClient:
         is_catch_up = tag.should_catch_up
         message = tag.ask(self._budget(1) if is_catch_up else budget, self._clock(), is_catch_up=is_catch_up)
         if message is None:
-            log.warning("a request is too long to be told to the hub", num_tokens=len(request))
+            log.warning(
+                "the hub cannot draft for a request: it is too long for a message, or has an unknown token id",
+                num_tokens=len(request),
+            )
             return None
         if is_catch_up:
             self._count_sent(tag, len(message.token_ids))
@@ -199,7 +202,7 @@ class HubClient:
         self.prefill_counts = counts._replace(num_opened=counts.num_opened + 1)
 
     def _count_sent(self, tag: HubTag, num_tokens: int) -> None:
-        tag.num_told = num_tokens
+        tag.num_to_prefill = num_tokens
         counts = self.prefill_counts
         self.prefill_counts = counts._replace(num_sent=counts.num_sent + num_tokens)
 
@@ -245,10 +248,10 @@ class HubClient:
     def _count_answered(self, tag: HubTag, message: Proposal | Reopen) -> None:
         counts = self.prefill_counts
         if isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s:
-            self.prefill_counts = counts._replace(num_refused=counts.num_refused + tag.num_told)
+            self.prefill_counts = counts._replace(num_refused=counts.num_refused + tag.num_to_prefill)
         else:
-            self.prefill_counts = counts._replace(num_prefilled=counts.num_prefilled + tag.num_told)
-        tag.num_told = 0
+            self.prefill_counts = counts._replace(num_prefilled=counts.num_prefilled + tag.num_to_prefill)
+        tag.num_to_prefill = 0
 
     def drop(self, tag: HubTag | None) -> None:
         """As HubListener: a request whose answer breaks the protocol is opened anew."""
