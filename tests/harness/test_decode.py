@@ -57,7 +57,7 @@ def test_requests_of_a_batch_are_at_different_points_of_their_answers(bench: Wor
 def test_an_engine_that_is_busy_is_not_measured(bench: Workbench) -> None:
     engine = make_engine(bench.runner, bench.tokenizer, NoDrafts())
     engine.submit(RequestId("other"), jobs_of(bench, 1)[0].spec)
-    with pytest.raises(OurBug, match="begin idle"):
+    with pytest.raises(OurBug, match="idle at the start"):
         decode(engine, jobs_of(bench, 1), batch_size=1)
     engine.abort(RequestId("other"))
 
