@@ -4,7 +4,7 @@ import pytest
 
 from starspec.config import ModelConfig
 from starspec.harness.step_times import time_steps
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.models.loading.load import load_runner
 
 

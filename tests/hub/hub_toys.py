@@ -13,7 +13,7 @@ from torch import Tensor
 from starspec.cache.ragged import RaggedCache
 from starspec.config import MAX_DRAFT_TOKENS, HubConfig, RunAhead, SampleMethod
 from starspec.errors import ForwardAborted
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.hub import DraftHub
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment

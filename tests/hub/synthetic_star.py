@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from hub_toys import ToyTag
 
 from starspec.config import HubConfig, RunAhead
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.hub import DraftHub
 from starspec.hub.loop import HubLoop
 from starspec.ids import Epoch, LinkId, TargetId

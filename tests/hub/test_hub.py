@@ -24,7 +24,7 @@ from scipy import stats
 from starspec.config import HubConfig
 from starspec.errors import OurBug
 from starspec.hub.build import LoadedDrafter, build_hub
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.handshake import FeatureTerms
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.sampling.spec import SamplingSpec

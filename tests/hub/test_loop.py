@@ -8,7 +8,7 @@ import pytest
 from hub_toys import ToyRunner, ToyTag
 
 from starspec.config import HubConfig, RunAhead
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.handshake import HubTerms, admit
 from starspec.hub.hub import DraftHub
 from starspec.hub.loop import HubLoop

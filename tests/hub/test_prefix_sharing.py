@@ -14,9 +14,9 @@ from hub_toys import GREEDY, SAMPLED, ToyStar, ToyTag, by_paths
 
 from starspec.cache.prefixes import PREFIX_BLOCK
 from starspec.config import HubConfig, ModelConfig, PrefixScope
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.drafter import Drafter
 from starspec.hub.eagle import EagleDrafter
-from starspec.hub.grow import CausalDrafter
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
 from starspec.hub.scheduler import SHORT_PAST

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starspec.hub.recorder import WINDOW_S, StatsRecorder, _Span, _Window
 from starspec.hub.round import MadeProposal
 from starspec.ids import LinkId, Tag
-from starspec.policy.draft_batch import DraftStep, Portion, TagKey
+from starspec.policy.draft_batch import DraftStep, ScheduledSequence, TagKey
 from starspec.policy.fairness import jains_index
 from starspec.stats import HubStats
 
@@ -19,7 +19,7 @@ S = LinkId("s")
 
 
 def draft_step(*prefill: bool) -> DraftStep:
-    return DraftStep(tuple(Portion(TagKey(S, Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
+    return DraftStep(tuple(ScheduledSequence(TagKey(S, Tag(tag)), 1, each) for tag, each in enumerate(prefill)))
 
 
 def proposal(made_s: float, link_id: LinkId, num_draft_tokens: int) -> MadeProposal:
@@ -135,7 +135,7 @@ def test_fairness_is_of_what_targets_got_whether_they_waited_for_it_or_not() -> 
     ahead, asked = LinkId("ahead"), LinkId("asked")
     recorder.add_step_ahead(0.0, 1.0, 1, 4)
     recorder.add_proposal(proposal(1.0, ahead, 4))  # a hit: nobody waited for a draft step of it
-    recorder.add_step(1.0, 2.0, DraftStep((Portion(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
+    recorder.add_step(1.0, 2.0, DraftStep((ScheduledSequence(TagKey(asked, Tag(1)), 4, is_prefill=False),)))
     recorder.add_proposal(proposal(2.0, asked, 4))
     recorder.refresh(2.0, {ahead: 1.0, asked: 1.0})
     assert stats.fairness == 1.0

@@ -18,7 +18,7 @@ from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.harness.decode import make_engine
 from starspec.hub.build import LoadedDrafter, build_hub, terms_of
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId

@@ -377,7 +377,7 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     star.say("a", tag.open())
     assert tag.receive(star.drain()[0][1])
     star.hub._links._admission.leave(LinkId("a"))
-    assert star.hub._links._admission.ask(LinkId("somebody"), star.hub._records._load(star.clock()), star.clock())
+    assert star.hub._links._admission.ask(LinkId("somebody"), star.hub._links._load(star.clock()), star.clock())
     verdict = tag.verdict([5])
     star.say("a", verdict)
     ((_, declined),) = star.drain()
@@ -441,7 +441,7 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
         star.say("a", tag.verdict(tag.told_otherwise(1), 4))
         for _, message in star.drain():
             assert not isinstance(message, Proposal) or tag.receive(message)
-    demand = star.hub._records._load(star.clock()).demands[LinkId("a")]
+    demand = star.hub._links._load(star.clock()).demands[LinkId("a")]
     assert demand.return_s == pytest.approx(0.03)
     assert 3.0 < demand.num_steps <= 4.0, "what survived a verdict is not drafted again"
     assert demand.num_tokens == 2
@@ -462,4 +462,4 @@ def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none
         star.clock.advance(0.1)
         star.say("a", *(tag.verdict(tag.told_otherwise(1), 4) for tag in tags.values()))
     star.say("a", *(tag.close() for tag in tags.values()))
-    assert star.hub._records._load(star.clock()).demands[LinkId("a")].num_sequences == pytest.approx(4.0)
+    assert star.hub._links._load(star.clock()).demands[LinkId("a")].num_sequences == pytest.approx(4.0)

@@ -25,8 +25,8 @@ from starspec.policy.capacity import (
     predicted_rates,
     typical,
 )
-from starspec.policy.draft_batch import DraftStep, Portion, TagKey
-from starspec.policy.draft_step_times import SUPPOSED_SHARE, DraftStepTimes
+from starspec.policy.draft_batch import DraftStep, ScheduledSequence, TagKey
+from starspec.policy.draft_step_times import ASSUMED_SHARE, DraftStepTimes
 
 COST = DraftStepCost(point.STEP_MS / 1e3, point.PER_SEQUENCE * point.STEP_MS / 1e3)
 STARSD = Demand(
@@ -165,7 +165,7 @@ def test_the_largest_number_of_targets_is_found_with_few_looks(
 
 
 def draft_step(num_sequences: int) -> DraftStep:
-    return DraftStep(tuple(Portion(TagKey(LinkId("s"), Tag(tag)), 1, False) for tag in range(num_sequences)))
+    return DraftStep(tuple(ScheduledSequence(TagKey(LinkId("s"), Tag(tag)), 1, False) for tag in range(num_sequences)))
 
 
 def test_the_cost_of_a_layer_is_measured_where_layers_differ_and_supposed_where_not() -> None:
@@ -173,8 +173,8 @@ def test_the_cost_of_a_layer_is_measured_where_layers_differ_and_supposed_where_
     assert times.cost is None
     for _ in range(5):
         times.add(draft_step(3), 0.012)
-    alone_s = 0.012 / (1 + 2 * SUPPOSED_SHARE)
-    assert times.cost == pytest.approx((alone_s, SUPPOSED_SHARE * alone_s))
+    alone_s = 0.012 / (1 + 2 * ASSUMED_SHARE)
+    assert times.cost == pytest.approx((alone_s, ASSUMED_SHARE * alone_s))
     for num_sequences in (1, 2, 5, 9) * 200:
         times.add(draft_step(num_sequences), 0.004 + 0.0005 * num_sequences)
     assert times.cost == pytest.approx((0.0045, 0.0005), rel=0.02)

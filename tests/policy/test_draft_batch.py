@@ -41,7 +41,7 @@ def choose(waiting: list[SequenceView], idle: list[SequenceView] | None = None, 
             chunk_beside=BESIDE,
         )
     )
-    return {each.key.tag: each.num_tokens for each in draft_step.portions}, [key.tag for key in draft_step.evicted]
+    return {each.key.tag: each.num_tokens for each in draft_step.sequences}, [key.tag for key in draft_step.evicted]
 
 
 def test_nobody_waits_so_nobody_grows() -> None:
@@ -140,7 +140,7 @@ def snapshots(draw: st.DrawFn) -> DraftStepSnapshot:
 def test_every_layer_keeps_the_promises(snapshot: DraftStepSnapshot) -> None:
     draft_step = choose_step(snapshot)
     by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
-    grown = [portion.key for portion in draft_step.portions]
+    grown = [scheduled.key for scheduled in draft_step.sequences]
     new_rows = sum(not by_key[key].has_row for key in grown)
 
     is_first_a_prompt = snapshot.waiting[0].is_prefill
@@ -151,10 +151,10 @@ def test_every_layer_keeps_the_promises(snapshot: DraftStepSnapshot) -> None:
     assert not set(grown) & set(draft_step.evicted)
     assert all(by_key[key].has_row for key in draft_step.evicted)
     assert new_rows <= snapshot.num_free_rows + len(draft_step.evicted)
-    assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in draft_step.portions)
+    assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in draft_step.sequences)
     reading = Counter[LinkId]()
-    for portion in draft_step.portions:
-        reading[portion.key.link_id] += portion.num_tokens * portion.is_prefill
+    for scheduled in draft_step.sequences:
+        reading[scheduled.key.link_id] += scheduled.num_tokens * scheduled.is_prefill
     num_prompts = len({each.key.link_id for each in snapshot.waiting if each.is_prefill})
     assert reading.total() <= snapshot.prefill_chunk
     assert all(num_tokens <= max(1, CHUNK // max(1, num_prompts)) for num_tokens in reading.values()), "equal parts"
@@ -207,7 +207,7 @@ def test_a_prompt_is_read_beside_another_targets_prompts_and_everybodys_chains(
                 chunk_beside=BESIDE,
             )
         )
-        grown = {portion.key: portion.num_tokens for portion in draft_step.portions}
+        grown = {scheduled.key: scheduled.num_tokens for scheduled in draft_step.sequences}
         assert all(request.view.key in grown for request in order if not request.view.is_prefill)
         for request in list(order):
             if request.grow(grown.get(request.view.key, 0), draft_step.has_prefill):

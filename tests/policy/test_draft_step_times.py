@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from starspec.ids import LinkId, Tag
-from starspec.policy.draft_batch import DraftStep, Portion, TagKey
+from starspec.policy.draft_batch import DraftStep, ScheduledSequence, TagKey
 from starspec.policy.draft_step_times import MIN_TOKENS, DraftStepTimes
 
 A = TagKey(LinkId("a"), Tag(1))
-DECODE, PROMPT = DraftStep((Portion(A, 2, False),)), DraftStep((Portion(A, 100, True),))
+DECODE, PROMPT = DraftStep((ScheduledSequence(A, 2, False),)), DraftStep((ScheduledSequence(A, 100, True),))
 
 
 def times(decode_s: float, prompt_s: float) -> DraftStepTimes:

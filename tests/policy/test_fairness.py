@@ -18,7 +18,7 @@ from test_draft_batch import snapshots, view
 from starspec.config import MaxBatch
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.draft_batch import DraftStepSnapshot, SequenceView, TagKey
-from starspec.policy.fairness import QUANTUM, RoundRobin, _FairOrder, choose_fairly, jains_index
+from starspec.policy.fairness import QUANTUM, DeficitRoundRobin, _DrrOrder, choose_fairly, jains_index
 from starspec.wire.session import TagState
 
 CHUNK = 16
@@ -40,7 +40,7 @@ class GreedyStar:
 
     def __post_init__(self) -> None:
         self.now = 0
-        self.turns = RoundRobin({LinkId(name): weight for name, weight in self.weights.items()})
+        self.turns = DeficitRoundRobin({LinkId(name): weight for name, weight in self.weights.items()})
         keys = [TagKey(LinkId(name), Tag(tag)) for name, num in self.num_sequences.items() for tag in range(num)]
         self.order: dict[TagKey, int] = dict.fromkeys(keys, 0)  # who waits, and how many draft steps it has had
         self.asked = dict.fromkeys(keys, 0)
@@ -56,7 +56,7 @@ class GreedyStar:
         return self
 
     def _layer(self) -> None:
-        views = [SequenceView(key, True, 1, False, 0.0, is_begun=had > 0) for key, had in self.order.items()]
+        views = [SequenceView(key, True, 1, False, 0.0, has_started=had > 0) for key, had in self.order.items()]
         draft_step, self.turns = choose_fairly(
             DraftStepSnapshot(
                 waiting=tuple(views),
@@ -68,15 +68,15 @@ class GreedyStar:
             ),
             self.turns,
         )
-        assert len(draft_step.portions) == min(self.max_sequences, len(views)), "a place was left empty"
-        for portion in draft_step.portions:
-            self.served[str(portion.key.link_id)] += portion.num_tokens
-            if self.order[portion.key] == 0:
-                self.longest_wait = max(self.longest_wait, self.now - self.asked[portion.key])
-            self.order[portion.key] += 1
-            if self.order[portion.key] == self.depth:
-                del self.order[portion.key]
-                self.returns.append((self.now + 1 + self.away, portion.key))
+        assert len(draft_step.sequences) == min(self.max_sequences, len(views)), "a place was left empty"
+        for scheduled in draft_step.sequences:
+            self.served[str(scheduled.key.link_id)] += scheduled.num_tokens
+            if self.order[scheduled.key] == 0:
+                self.longest_wait = max(self.longest_wait, self.now - self.asked[scheduled.key])
+            self.order[scheduled.key] += 1
+            if self.order[scheduled.key] == self.depth:
+                del self.order[scheduled.key]
+                self.returns.append((self.now + 1 + self.away, scheduled.key))
 
 
 @pytest.mark.parametrize("max_sequences", [1, 2, 3, 4])
@@ -139,19 +139,17 @@ def test_greedy_targets_are_served_by_weight_to_within_a_bound_that_does_not_gro
 
 
 @given(snapshots(), st.dictionaries(st.sampled_from("st"), st.floats(-300, 30)))
-def test_whatever_the_credits_the_layer_keeps_the_promises(
-    snapshot: DraftStepSnapshot, known: dict[str, float]
-) -> None:
-    turns = RoundRobin({}, {LinkId(name): credit for name, credit in known.items()})
+def test_any_deficits_keep_the_promises_of_the_draft_step(snapshot: DraftStepSnapshot, known: dict[str, float]) -> None:
+    turns = DeficitRoundRobin({}, {LinkId(name): deficit for name, deficit in known.items()})
     draft_step, after = choose_fairly(snapshot, turns)
     by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
-    grown = [portion.key for portion in draft_step.portions]
+    grown = [scheduled.key for scheduled in draft_step.sequences]
     assert grown
     assert len(set(grown)) == len(grown)
     assert not set(grown) & set(draft_step.evicted)
     assert all(by_key[key].has_row for key in draft_step.evicted)
     assert sum(not by_key[key].has_row for key in grown) <= snapshot.num_free_rows + len(draft_step.evicted)
-    assert all(credit <= max(QUANTUM, known.get(target, QUANTUM)) for target, credit in after.credits.items())
+    assert all(deficit <= max(QUANTUM, known.get(target, QUANTUM)) for target, deficit in after.deficits.items())
 
 
 def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came_last() -> None:
@@ -159,17 +157,17 @@ def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came
     snapshot = DraftStepSnapshot(
         waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=CHUNK, max_sequences=1
     )
-    turns = RoundRobin({}, {LinkId("b"): 5.0, LinkId("a"): 5.0})
+    turns = DeficitRoundRobin({}, {LinkId("b"): 5.0, LinkId("a"): 5.0})
     draft_step, _ = choose_fairly(snapshot, turns)
-    assert [portion.key for portion in draft_step.portions] == [waiting[1].key]
+    assert [scheduled.key for scheduled in draft_step.sequences] == [waiting[1].key]
     assert draft_step.evicted == (waiting[0].key,)
 
 
 @given(st.lists(st.floats(-40, 8), min_size=1, max_size=5))
 def test_turns_come_as_they_are_foreseen_however_deep_debts_are(known: list[float]) -> None:
     waiting = [view(number, target=f"t{number}") for number in range(len(known))]
-    turns = RoundRobin({}, {LinkId(f"t{number}"): credit for number, credit in enumerate(known)})
-    order = _FairOrder(turns, waiting)
+    turns = DeficitRoundRobin({}, {LinkId(f"t{number}"): deficit for number, deficit in enumerate(known)})
+    order = _DrrOrder(turns, waiting)
     assert order.expected_order() == list(order)
 
 
@@ -300,11 +298,11 @@ def test_urgent_sessions_come_before_those_that_have_begun_and_owe_nothing(
 ) -> None:
     waiting = tuple(replace(each, is_urgent=each.key.tag in numbers) for each in snapshot.waiting)
     urgent = {each.key for each in waiting if each.is_urgent}
-    draft_step, turns = choose_fairly(replace(snapshot, waiting=waiting, max_sequences=1), RoundRobin())
-    (portion,) = draft_step.portions
+    draft_step, turns = choose_fairly(replace(snapshot, waiting=waiting, max_sequences=1), DeficitRoundRobin())
+    (scheduled,) = draft_step.sequences
     if any(each.is_urgent and not each.is_prefill for each in waiting):
-        assert portion.key in urgent
-        assert all(credit >= QUANTUM for target, credit in turns.credits.items() if target == portion.key.link_id)
+        assert scheduled.key in urgent
+        assert all(deficit >= QUANTUM for target, deficit in turns.deficits.items() if target == scheduled.key.link_id)
 
 
 def test_jains_index() -> None:

@@ -14,7 +14,7 @@ from starspec.doctor.outlook import DecodedChains, Replayed, Seen
 from starspec.harness.decode import decode, make_engine
 from starspec.harness.step_times import StepSeconds, time_steps
 from starspec.harness.workbench import Workbench
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.local_star import LocalHub
 from starspec.models.heads.checkpoint import read_feature_layers
 from starspec.models.heads.head import EagleHead

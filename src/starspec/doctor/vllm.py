@@ -17,7 +17,7 @@ from starspec.harness.decode import Answer, Job
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.step_times import time_draft_steps
 from starspec.harness.vllm_client import Streamed, VllmClient, VllmStatus, median_step, vllm_status
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.integrations.vllm.hub_client import LIKELIEST
 from starspec.integrations.vllm.versions import check_version
 from starspec.models.heads.resolve import resolve_draft

@@ -15,7 +15,7 @@ from starspec.errors import PeerLost
 from starspec.fingerprint import vocab_fingerprint
 from starspec.harness.decode import make_engine
 from starspec.hub.build import LoadedDrafter, build_hub, terms_of
-from starspec.hub.grow import CausalDrafter
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId

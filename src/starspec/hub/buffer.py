@@ -10,7 +10,7 @@ from starspec.hub.drafter import Drafter, StepInput
 from starspec.hub.scheduler import DraftScheduler
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId
-from starspec.policy.draft_batch import DraftStep, Portion, TagKey
+from starspec.policy.draft_batch import DraftStep, ScheduledSequence, TagKey
 
 
 class GrownStep(NamedTuple):
@@ -82,10 +82,10 @@ class RequestBuffer:
         Raises: whatever the drafter raises; the sequences are then still in flight.
         """
         draft_step = self.scheduler.choose(self._waiting, self._holders)
-        if not draft_step.portions:
+        if not draft_step.sequences:
             raise OurBug(f"nothing was chosen for a draft step, of {list(self._waiting)}")
         num_wasted = sum([self._free(self._holders[key]) for key in draft_step.evicted])
-        self._drafter.grow([self._start(portion, draft_step, now) for portion in draft_step.portions])
+        self._drafter.grow([self._start(scheduled, draft_step, now) for scheduled in draft_step.sequences])
         for sequence in self._in_flight:
             sequence.end_step()
         self.scheduler.note_step(draft_step, self._in_flight, self._waiting)
@@ -112,14 +112,14 @@ class RequestBuffer:
     def _is_due(self, sequence: DraftSequence) -> bool:
         return sequence.round.request is not None and self._drafter.can_grow(sequence)
 
-    def _start(self, portion: Portion, draft_step: DraftStep, now: float) -> StepInput:
-        sequence = self._waiting[portion.key]
+    def _start(self, scheduled: ScheduledSequence, draft_step: DraftStep, now: float) -> StepInput:
+        sequence = self._waiting[scheduled.key]
         self._in_flight.append(sequence)
         if sequence.row is None:
             self._drafter.lease(sequence)
             self._holders[sequence.key] = sequence
         sequence.start_step(now, has_prefill=draft_step.has_prefill)
-        return StepInput(sequence, portion.num_tokens)
+        return StepInput(sequence, scheduled.num_tokens)
 
     def _free(self, sequence: DraftSequence) -> int:
         """Returns: nodes drafted ahead that go with the row."""

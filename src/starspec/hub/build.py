@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
+from starspec.hub.causal import CausalDrafter
 from starspec.hub.drafter import Drafter
 from starspec.hub.eagle import FEATURE_WINDOW, EagleDrafter
-from starspec.hub.grow import CausalDrafter
 from starspec.hub.handshake import FeatureTerms, HubTerms
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter

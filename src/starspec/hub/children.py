@@ -1,4 +1,4 @@
-"""What a draft guesses or draws below nodes of its sequences' trees, out of logits."""
+"""Turns a draft's logits into the children of tree nodes: the likeliest tokens, or drawn ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from starspec.speculation.propose_coupled import propose_token, propose_tokens
 from starspec.speculation.propose_rejection import draw_children
 
 TOP_1_WITHOUT_LOGPROBS: Final = TopKSpec(1, needs_logprobs=False)
-NUM_SPARE: Final = 4  # looked at beyond those wanted: of equal logits the lowest ids are to be taken
+NUM_SPARE: Final = 4  # further candidates, so that of equal logits the lowest token ids are taken
 
 
 class Point(NamedTuple):
-    """A node whose children are to be guessed."""
+    """A node whose children are wanted."""
 
     sequence: DraftSequence
     node: int
@@ -31,13 +31,13 @@ class Point(NamedTuple):
 
 
 def draft_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None = None) -> list[Children]:
-    """Guess the target's next token after each node with the target's own law (ADR 1), or draw it from the draft's.
+    """Predict the target's next token after each node with the target's own sampling spec (ADR 1), or draw it.
 
     Args:
-        points: those of a sequence together, in order of their depth.
-        logits: [B, V], one row a node; or [B, Vd] if the draft knows only some tokens.
-        token_ids: [Vd], increasing: those that it knows.
-    Returns: B times at most the opinion's `top_k` children.
+        points: all points of a sequence side by side, in order of their depth.
+        logits: [B, V], one row per node; or [B, Vd] if the draft's vocabulary has only some tokens.
+        token_ids: [Vd], increasing: the ids of those tokens.
+    Returns: B times at most `top_k` children.
     """
     if not points:
         return []
@@ -60,7 +60,7 @@ def draft_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
 
 
 def _widest(points: Sequence[Point]) -> TopKSpec:
-    """One that answers what is asked about every node."""
+    """The spec that covers those of all nodes."""
     specs = {sequence.top_k_spec for sequence, _ in points}
     if len(specs) == 1:
         return specs.pop()
@@ -68,7 +68,7 @@ def _widest(points: Sequence[Point]) -> TopKSpec:
 
 
 def _likeliest(logits: Tensor, top_k_spec: TopKSpec, token_ids: Tensor | None) -> list[list[DraftToken]]:
-    """The `top_k` largest of each row [B, V], of equals mostly the lowest id first, in one go for all rows."""
+    """The `top_k` largest of each row [B, V], for all rows at once; of equals mostly the lowest id first."""
     if top_k_spec == TOP_1_WITHOUT_LOGPROBS:
         best = argmaxes(logits)
         return [[DraftToken(token_id, 0.0)] for token_id in (best if token_ids is None else token_ids[best].tolist())]
@@ -82,13 +82,13 @@ def _likeliest(logits: Tensor, top_k_spec: TopKSpec, token_ids: Tensor | None) -
 
 
 def _of_target(sequence: DraftSequence, likeliest: list[DraftToken]) -> list[DraftToken]:
-    """Those that the target can say: the draft's embedding may be padded further than the target's."""
+    """The tokens that the target has: the draft's embedding may be padded further than the target's."""
     vocab_size = sequence.target_vocab_size
-    return [guess for guess in likeliest if guess.token_id < vocab_size][: sequence.top_k_spec.top_k]
+    return [token for token in likeliest if token.token_id < vocab_size][: sequence.top_k_spec.top_k]
 
 
 def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [B, V] of the target's tokens, of a draft that may know only some [B, Vd]: it never says the others."""
+    """Logits [B, V] of the target's tokens. Tokens that the draft's vocabulary [B, Vd] lacks get minus infinity."""
     if token_ids is None:
         return logits[:, :vocab_size]
     num_tokens = max(vocab_size, int(token_ids[-1]) + 1)
@@ -115,7 +115,7 @@ def _drawn(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> lis
 def _proposed(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> list[Children]:
     """For nodes of one depth, as those of a draft step are."""
     position, counts = sequence.position_after(nodes[0]), [sequence.counts_after(node) for node in nodes]
-    # on accelerators, too, all rows at once: rating is a few launches for all, drawing row by row some dozen for each
+    # on accelerators all rows at once: that is a few launches, and a dozen for each row otherwise
     if not sequence.top_k_spec.needs_logprobs and is_on_cpu(logits):
         rows = zip(logits, counts, strict=True)
         return [

@@ -1,4 +1,4 @@
-"""What a hub asks of whatever drafts: a causal LM, an EAGLE head, prompt lookup."""
+"""What a hub needs of a drafter: a causal LM, an EAGLE head, or prompt lookup."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_order_of_rows(draft_step: Sequence[StepInput]) -> list[StepInput]:
 
 
 class Drafter(Protocol):
-    """What turns sequences into draft tokens. Sequences lease its rows, where it keeps what it knows of them."""
+    """Makes draft tokens for sequences. Each sequence that grows holds one of its rows, with K/V or an index."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Drafter(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Token ids below this can be read."""
+        """It has embeddings for token ids below this."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
     @property
     def can_share_prefixes(self) -> bool:
-        """Whether what a row holds follows from token ids alone, so that another sequence may begin with it.
+        """Whether the content of a row depends on token ids alone, so that other sequences can take it over.
 
         If not, sequences have no `prefix_names`.
         """
@@ -52,57 +52,55 @@ class Drafter(Protocol):
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens so far that were not read, because a row held them already."""
+        """Tokens so far that needed no prefill, because a row held them already."""
         ...
 
     def lease(self, sequence: DraftSequence) -> None:
-        """Give the sequence a row, which may hold first tokens of it. Raises: NoFreeRow. Effects: `sequence.row`."""
+        """Give the sequence a row, which may hold its first tokens already. Raises: NoFreeRow."""
         ...
 
     def free(self, sequence: DraftSequence) -> None:
-        """Take the sequence's row away, if it has one. Effects: `sequence.row`, and what is known by it; tokens
-        stay.
-        """
+        """Take the sequence's row away, if it has one, and with it the tree. The committed tokens stay."""
         ...
 
     def learn(self, sequence: DraftSequence, message: Features) -> None:
-        """Take in what the target thought. Raises: PeerProtocolError, changing nothing, if this is of no use."""
+        """Add the target's hidden states. Raises: PeerProtocolError, changing nothing, if they cannot be used."""
         ...
 
     def can_grow(self, sequence: DraftSequence) -> bool:
-        """Whether all is here that the next draft step is made of; until then the sequence waits for its target."""
+        """Whether the drafter has all inputs of the next draft step. Until then the sequence waits for its target."""
         ...
 
     def num_missing(self, sequence: DraftSequence) -> int:
-        """Tokens that must be read before the next draft step of the tree is known, at least 1."""
+        """Tokens or nodes to forward before the tree has grown by one depth, at least 1."""
         ...
 
     def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:
-        """Read tokens of several sequences at once; the tree of each that then misses none grows by a draft step.
+        """Forward tokens of several sequences at once. The tree of each that then misses none grows by one depth.
 
         Args:
-            draft step: sequences that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
+            draft_step: sequences that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
                 nodes of the tree.
-            is_obsolete: whether, by now, nothing of the draft step is of use any more; for nodes that are prepared.
-        Raises: ForwardAborted once it is in vain.
+            is_obsolete: whether the whole draft step has become useless; asked if it runs ahead.
+        Raises: ForwardAborted then.
         Effects: the sequences' trees and rows; none of them if it raises.
         """
         ...
 
     def num_preparable(self, sequence: DraftSequence) -> int:
-        """Nodes that may be forwarded now for the proposal after the one in verification; 0 if that is never of use."""
+        """Nodes that may be forwarded now, ahead of a verdict; 0 if that is never of use."""
         ...
 
     def note_request(self, sequence: DraftSequence) -> None:
-        """The sequence is owed another proposal now, or none. Effects: row and tree, if they are of no use for it."""
+        """The sequence is owed another proposal now, or none. Effects: row and tree, if it cannot use them."""
         ...
 
     def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:
-        """The sequence has committed the tokens of a verdict; these are its last ones.
+        """The sequence has committed these tokens; they are its last ones now.
 
         Args:
-            survivors: what of the tree's K/V is still true.
-        Effects: the row keeps that, or less; if less, the tree is cleared, too.
+            survivors: the part of the tree's K/V that is still true.
+        Effects: the row keeps that, or less; if less, the tree is cleared too.
         """
         ...
 

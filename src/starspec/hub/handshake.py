@@ -1,4 +1,4 @@
-"""Whom the hub takes in: a pure function."""
+"""Which targets the hub accepts: a pure function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starspec.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureTerms:
-    """What a draft reads of its targets besides token ids."""
+    """The hidden states that a draft takes from its targets."""
 
     layers: tuple[int, ...]  # hidden states, as Hugging Face counts them
     hidden_size: int
@@ -19,15 +19,15 @@ class FeatureTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubTerms:
-    """What a hub offers, and to whom."""
+    """What a hub offers, and which targets it accepts."""
 
     draft_name: str
     vocab_fingerprint: str | None  # None: any vocabulary will do
     max_targets: int
     max_draft_tokens: int
     lease_s: float
-    features: FeatureTerms | None = None  # None: the draft reads token ids alone
-    is_plain_speed_wanted: bool = False  # targets are to say how fast they are without drafts
+    features: FeatureTerms | None = None  # None: the draft takes token ids alone
+    is_plain_speed_wanted: bool = False  # targets are to report their speed without drafts
 
 
 def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
@@ -81,7 +81,7 @@ def _refuse_features(terms: HubTerms, hello: Hello) -> Refused | None:
     layers = ", ".join(str(layer) for layer in wanted.layers)
     return Refused(
         "features",
-        f"the draft {terms.draft_name} reads hidden states {layers} of {wanted.hidden_size} numbers; the target's are "
+        f"the draft {terms.draft_name} takes hidden states {layers} of {wanted.hidden_size} numbers; the target's are "
         f"0 to {hello.num_layers} of {hello.hidden_size}: use the head that was trained for this target",
     )
 

@@ -1,6 +1,4 @@
-"""The inference loop of StarSD 4.1: drain arrivals, draft one draft step, hand over what is ready; over any
-transport.
-"""
+"""The inference loop of StarSD 4.1, over any transport: handle arrivals, run one draft step, send what is ready."""
 
 from __future__ import annotations
 
@@ -18,22 +16,22 @@ log = structlog.get_logger()
 
 
 class HubLoop:
-    """Turns the crank of a hub. One thread; the transport may have others.
+    """Drives a hub, in one thread. The transport may have other threads.
 
     Args:
-        clock: the one of hub and transport.
+        clock: the same clock that hub and transport use.
     """
 
     def __init__(self, hub: DraftHub, transport: HubTransport, clock: Callable[[], float] = time.monotonic) -> None:
         self._hub = hub
         self._transport = transport
         self._clock = clock
-        self._early: list[Arrival] = []  # came while a draft step ran ahead
+        self._early: list[Arrival] = []  # arrived while a draft step ran ahead, and not handled yet
 
     def turn(self, idle_wait_s: float = 0.0) -> bool:
-        """Take in what has arrived, then one step of the hub.
+        """Handle what has arrived, then run one step of the hub.
 
-        Here and in `_answer_early` alone an exception is survived: what it hit is given up, all else goes on.
+        An exception costs the tags that it hit, and nothing else. Only here and in `_answer_early` are they caught.
 
         Args:
             idle_wait_s: longest wait for arrivals; there is none while the hub has work.
@@ -45,14 +43,16 @@ class HubLoop:
             try:
                 self._handle(arrival)
             except Exception:
-                log.exception("a message failed; its tag is dropped, its target is asked to open it anew")
-                self._give_up(arrival)
+                log.exception("a message failed; its tag is dropped, and its target is asked to open it again")
+                self._fail_tag(arrival)
         had_work = self._hub.has_work
         if had_work:
             try:
-                replies = self._hub.step(self._clock(), self._look_and_answer)
+                replies = self._hub.step(self._clock(), self._receive_ahead)
             except Exception:
-                log.exception("a draft step failed; its tags are dropped, their targets are asked to open them anew")
+                log.exception(
+                    "a draft step failed; its tags are dropped, and their targets are asked to open them again"
+                )
                 self._hub.abandon_step(self._clock())
             else:
                 self._deliver(replies)
@@ -66,27 +66,27 @@ class HubLoop:
         status.stats.num_refused, status.stats.num_dropped = of_link.num_refused, of_link.num_dropped
         return status
 
-    def _look_and_answer(self) -> bool:
-        """While a draft step runs ahead: look who has come, and answer verdicts whose proposals are there.
+    def _receive_ahead(self) -> bool:
+        """While a draft step runs ahead: receive messages, and answer verdicts whose proposals are known already.
 
-        Returns: whether the draft step is of no use any more.
+        Returns: whether the draft step has become useless.
         """
-        news = self._transport.receive(0.0)
-        self._early += news
-        self._deliver([reply for arrival in news for reply in self._answer_early(arrival)])
+        arrivals = self._transport.receive(0.0)
+        self._early += arrivals
+        self._deliver([reply for arrival in arrivals for reply in self._answer_early(arrival)])
         messages = [(each.link_id, each.message) for each in self._early]
-        return bool(news) and self._hub.is_obsolete(
+        return bool(arrivals) and self._hub.is_obsolete(
             (name, message) for name, message in messages if not isinstance(message, Joined | Left)
         )
 
     def _answer_early(self, arrival: Arrival) -> Sequence[Reply]:
-        """The answer to a verdict, if it is there. What fails here must not end the draft step: others are in it."""
+        """The answer to a verdict, if it is known. A failure here must not end the draft step: others are in it."""
         if not isinstance(arrival.message, Verdict):
             return []
         try:
             return self._hub.answer_early(arrival.link_id, arrival.message, arrival.arrived_at, self._clock())
         except Exception:
-            log.exception("a verdict could not be answered while a draft step ran; it is handled after the draft step")
+            log.exception("a verdict could not be answered early; it is handled after the draft step")
             return []
 
     def _handle(self, arrival: Arrival) -> None:
@@ -102,12 +102,12 @@ class HubLoop:
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         """Send all targets their replies in one go."""
-        by_sequence: dict[LinkId, list[HubToTarget]] = {}
+        by_link: dict[LinkId, list[HubToTarget]] = {}
         for link_id, message in replies:
-            by_sequence.setdefault(link_id, []).append(message)
-        if by_sequence:
-            self._transport.send(by_sequence)
+            by_link.setdefault(link_id, []).append(message)
+        if by_link:
+            self._transport.send(by_link)
 
-    def _give_up(self, arrival: Arrival) -> None:
+    def _fail_tag(self, arrival: Arrival) -> None:
         if isinstance(arrival.message, Open | Features | Verdict | Close):
             self._hub.fail_tag(arrival.link_id, arrival.message.tag, self._clock())

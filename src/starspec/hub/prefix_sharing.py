@@ -1,4 +1,4 @@
-"""What one draft sequence has read is not read again for another: rows take keys and values over from each other."""
+"""Prefixes are prefilled once: cache rows take over keys and values from each other."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from starspec.ids import LinkId
 
 
 class PrefixSharing:
-    """Leases rows that begin with what is held of their sequences' tokens already (ADR 19).
+    """Leases rows that begin with the K/V of a prefix that some row holds already (ADR 19).
 
         row 0   [ system prompt | one request | its answer ]     free: its tag is closed
         row 1   [ system prompt | another request ]              leased: whole blocks of the system prompt are copied
 
-    Who goes on where a free row ends has that row, and nothing is copied. For all else the row that has been free for
-    longest is taken, so that what was left in the others can still be of use.
+    A sequence that continues where a free row ends gets that row, and nothing is copied. Otherwise the row that has
+    been free for longest is taken, so that the content of the others can still be of use.
 
     Args:
-        cache: of a causal draft, of which keys and values follow from token ids alone.
+        cache: of a causal LM, whose keys and values depend on token ids alone.
     """
 
     def __init__(self, cache: RaggedCache) -> None:
         self._cache = cache
         self._index = PrefixIndex(cache.num_rows)
-        self.num_tokens = 0  # so far, that were taken over
+        self.num_tokens = 0  # tokens taken over so far
 
     def num_held(self, sequence: DraftSequence) -> int:
-        """First tokens of a sequence that need not be read; never all of them, for the last one's logits are wanted."""
+        """First tokens of a sequence that need no prefill; never all of them, as the last one's logits are wanted."""
         return self._num_blocks(sequence) * PREFIX_BLOCK
 
     def lease(self, sequence: DraftSequence) -> int:
-        """A row for the sequence, which holds what is held of its tokens. Raises: NoFreeRow."""
+        """A row for the sequence, with the prefix that some row holds already. Raises: NoFreeRow."""
         num_blocks = self._num_blocks(sequence)
         names = sequence.prefix_names[:num_blocks]
         row = self._cache.lease(self._row_for(sequence, names))
@@ -43,7 +43,7 @@ class PrefixSharing:
         return row
 
     def catch_up(self, sequence: DraftSequence) -> None:
-        """Let the sequence's row take over what others have read meanwhile of a prompt that is its own too."""
+        """Let the sequence's row take over blocks of its prompt that others have prefilled meanwhile."""
         if sequence.row is None or len(sequence.token_ids) - self._cache.lengths[sequence.row] <= PREFIX_BLOCK:
             return
         num_blocks = self._num_blocks(sequence)
@@ -59,7 +59,7 @@ class PrefixSharing:
             self._index.hold(sequence.row, sequence.prefix_names[:num_blocks])
 
     def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
-        """Raises: OurBug unless what is known of each sequence's row is what it holds."""
+        """Raises: OurBug unless the index has exactly the blocks that each sequence's row holds."""
         self._index.check_integrity()
         for sequence in sequences:
             if sequence.row is None:
@@ -72,9 +72,9 @@ class PrefixSharing:
         return self._index.num_held(sequence.prefix_names, sequence.num_prefix_blocks)
 
     def _row_for(self, sequence: DraftSequence, names: Sequence[PrefixName]) -> int | None:
-        """The free row that ends where the sequence goes on; else the one that has been free for longest.
+        """The free row that ends where the sequence continues; else the row that has been free for longest.
 
-        Whichever, if nothing is shared: then what others left is of no use to anybody.
+        None if nothing is shared: then any row will do, as the content of free rows is of no use.
         """
         if not sequence.can_share:
             return None
@@ -95,7 +95,7 @@ class PrefixSharing:
 
 
 def prefix_salt(scope: PrefixScope, link_id: LinkId) -> bytes | None:
-    """Of a target's link: those with the same share what is read; None = nobody does."""
+    """The salt of a link's prefix names: links with the same salt share prefixes; None = no sharing."""
     match scope:
         case "off":
             return None

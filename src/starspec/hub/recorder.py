@@ -91,14 +91,14 @@ class StatsRecorder:
         self._stats.num_draft_steps += 1
         self._stats.num_evictions += len(draft_step.evicted)
         self._stats.num_prompt_tokens += draft_step.num_prompt_tokens
-        self._stats.sequences_per_step.add(len(draft_step.portions))
+        self._stats.sequences_per_step.add(len(draft_step.sequences))
         if not draft_step.has_prefill:
             self._stats.t_s.add(end_s - start_s)
         self._busy.add(_Span(start_s, end_s))
         if self._trace:
             num_tokens = draft_step.num_tokens
             name = "prefill" if draft_step.has_prefill else "draft step"
-            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sequences=len(draft_step.portions), tokens=num_tokens)
+            self._trace.slice(DRAFT_TRACK, name, start_s, end_s, sequences=len(draft_step.sequences), tokens=num_tokens)
 
     def add_step_ahead(self, start_s: float, end_s: float, num_sequences: int, num_nodes: int) -> None:
         """Count one draft step that ran ahead; without a node if it was aborted."""

@@ -11,9 +11,16 @@ from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId
 from starspec.policy.batch_limit import BatchLimit
 from starspec.policy.capacity import DraftStepCost
-from starspec.policy.draft_batch import DraftStep, DraftStepSnapshot, Portion, SequenceView, TagKey, choose_step
+from starspec.policy.draft_batch import (
+    DraftStep,
+    DraftStepSnapshot,
+    ScheduledSequence,
+    SequenceView,
+    TagKey,
+    choose_step,
+)
 from starspec.policy.draft_step_times import DraftStepTimes
-from starspec.policy.fairness import RoundRobin, choose_fairly
+from starspec.policy.fairness import DeficitRoundRobin, choose_fairly
 
 SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: a shorter past is forwarded like one depth of a tree, and is not a prefill
 MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens of one verdict; an EAGLE head forwards all of them again
@@ -34,7 +41,7 @@ class DraftScheduler:
         self._prefill_chunk = prefill_chunk
         self._max_batch = max_batch
         self._is_fair = is_fair
-        self._round_robin = RoundRobin()
+        self._round_robin = DeficitRoundRobin()
         self._times, self._limit = DraftStepTimes(), BatchLimit()
         self._repeating: Sequence[DraftSequence] = ()  # sequences that the next draft step has again; () = not known
 
@@ -73,7 +80,7 @@ class DraftScheduler:
 
     def plan(
         self, waiting: Mapping[TagKey, DraftSequence], holders: Mapping[TagKey, DraftSequence]
-    ) -> tuple[DraftStep, RoundRobin]:
+    ) -> tuple[DraftStep, DeficitRoundRobin]:
         """As `choose`, without effects. Returns: the draft step, and the state of the round robin after it."""
         everyone = self._everyone(waiting)
         if everyone is not None:
@@ -81,16 +88,16 @@ class DraftScheduler:
         if not self._repeating:
             return self.plan_by_policy(waiting, holders)
         draft_step = DraftStep(
-            tuple(Portion(each.key, self._drafter.num_missing(each), False) for each in self._repeating)
+            tuple(ScheduledSequence(each.key, self._drafter.num_missing(each), False) for each in self._repeating)
         )
         if not self._is_fair:
             return draft_step, self._round_robin
-        chosen = zip(self._repeating, draft_step.portions, strict=True)
+        chosen = zip(self._repeating, draft_step.sequences, strict=True)
         return draft_step, self._round_robin.charged(part for each, part in chosen if not each.round.is_urgent)
 
     def plan_by_policy(
         self, waiting: Mapping[TagKey, DraftSequence], holders: Mapping[TagKey, DraftSequence]
-    ) -> tuple[DraftStep, RoundRobin]:
+    ) -> tuple[DraftStep, DeficitRoundRobin]:
         """As `plan`, always by the policies. While all can grow, nobody is charged for it."""
         snapshot = self._snapshot(waiting, holders)
         if self._is_fair and snapshot.is_contended:
@@ -114,7 +121,7 @@ class DraftScheduler:
         if draft_step.has_prefill:
             return
         before = self._limit.max_sequences
-        self._limit.add(len(draft_step.portions), seconds)
+        self._limit.add(len(draft_step.sequences), seconds)
         if before != self._limit.max_sequences:
             self._repeating = ()
 
@@ -123,13 +130,13 @@ class DraftScheduler:
         most = self.max_sequences
         if most is not None and len(waiting) > most:
             return None
-        portions: list[Portion] = []
+        sequences: list[ScheduledSequence] = []
         for sequence in waiting.values():
             num_missing = self._drafter.num_missing(sequence)
             if sequence.row is None or _is_prefill(sequence, num_missing):
                 return None
-            portions.append(Portion(sequence.key, num_missing, False, not sequence.tree.is_rooted))
-        return DraftStep(tuple(portions))
+            sequences.append(ScheduledSequence(sequence.key, num_missing, False, not sequence.tree.is_rooted))
+        return DraftStep(tuple(sequences))
 
     def _next_if_unchanged(
         self, grown: Sequence[DraftSequence], waiting: Mapping[TagKey, DraftSequence]
@@ -177,10 +184,10 @@ class DraftScheduler:
             is_prefill,
             sequence.last_used_s,
             is_delayed=request is not None and request.has_prefill,
-            is_begun=sequence.round.has_started,
+            has_started=sequence.round.has_started,
             is_urgent=sequence.round.is_urgent,
             next_block=sequence.next_block(len(sequence.token_ids) - num_missing) if is_prefill else None,
-            is_past=not sequence.tree.is_rooted,
+            is_committed=not sequence.tree.is_rooted,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -44,6 +45,7 @@ class DraftServer:
         model: ModelConfig | None,
         target: str | None = None,
         trace: Tracer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         draft = resolve_draft(speculative)
         config = suited_to(draft, config)  # first: an error shows at once, and loading a model takes a while
@@ -52,7 +54,8 @@ class DraftServer:
         check_free(config.host, config.port, "the hub")
         loaded = load_drafter(draft, model, config.max_tags, target)
         self._loaded = loaded
-        hub = build_hub(loaded, config, trace=trace)
+        hub = build_hub(loaded, config, clock, trace)
+        self._clock = clock
         self._is_stopping = threading.Event()
         self._status = HubStatus(loaded.drafter.name, HubStats())
         self._host = config.host
@@ -65,8 +68,9 @@ class DraftServer:
             keys=keys,
             is_insecure=config.insecure,
             trace=trace,
+            clock=clock,
         )
-        self._loop = HubLoop(hub, self._transport)
+        self._loop = HubLoop(hub, self._transport, clock)
         self._publish()
         log.info(
             "draft loaded",
@@ -94,7 +98,7 @@ class DraftServer:
         try:
             while not self._is_stopping.is_set():
                 self._loop.turn(IDLE_WAIT_S)
-                if time.monotonic() >= self._published_s + STATUS_PERIOD_S:
+                if self._clock() >= self._published_s + STATUS_PERIOD_S:
                     self._publish()
         finally:
             self._transport.close()
@@ -102,7 +106,7 @@ class DraftServer:
     def _publish(self) -> None:
         """Leave a copy of the statistics for the transport's thread, which answers requests for them."""
         self._status = self._loop.status()
-        self._published_s = time.monotonic()
+        self._published_s = self._clock()
 
     def stop(self) -> None:
         """End after the draft step in flight; targets go on alone. Callable from a signal handler or another thread."""

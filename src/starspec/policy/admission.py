@@ -1,13 +1,13 @@
-"""Which targets are drafted for: those that hold a place. No I/O and no clock of its own.
+"""Which targets the hub drafts for: those that are admitted. No I/O and no clock of its own.
 
-                    room for it, by a margin
-    asks ──────────────────────────────────────> HOLDS A PLACE
-      ^                                               │  it asked for nothing for a while, or it left, or
-      └───────────────────────────────────────────────┘  it gained nothing, or it came last and somebody lost by
-                                                         the others, for PATIENCE_S
+                    all gain by it, by a margin
+    asks ──────────────────────────────────────> ADMITTED
+      ^                                              │  it asked for nothing for a while, or it left, or targets were
+      └──────────────────────────────────────────────┘  slower than without the hub for PATIENCE_S: then the one goes
+                                                        that gains nothing, else the last that came
 
-A target without a place decodes plainly, and asks again with its next Open. What one review finds is never acted upon
-alone: whom to take is decided with one margin, whom to let go with another, after a while (so nobody flaps).
+A target that is not admitted decodes plainly, and asks again with its next Open. Two margins keep targets from going in
+and out: one for admitting, and another, which must be exceeded for a while, for letting go.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from starspec.ids import LinkId
 from starspec.policy.capacity import Demand, DraftStepCost, expected, gains, losers, num_max, typical
 
 REVIEW_S: Final = 0.5  # between two reviews
-KEEP_S: Final = 2.0  # a target between two requests keeps its place for so long
-PAUSE_S: Final = 30.0  # and one with tags that asks for nothing for so long: it may pause after proposals too late
-PATIENCE_S: Final = 2.0  # somebody must have lost by the others for so long until one of them goes
-STAY_S: Final = 5.0  # who has just come is not sent away
-UNKNOWN_S: Final = 5.0  # until then one who has come is waited for to be measured; who asks for nothing is then no load
-FORGET_S: Final = 60.0  # what is known of one without a place is then forgotten: its requests may be others now
-LONGEST_FORGET_S: Final = 960.0  # each time that it is sent away it takes twice as long, up to this
-MARGIN: Final = 0.05  # of plain speed: so much more than it to take one in, so much less to let one go
+KEEP_S: Final = 2.0  # a target without tags stays admitted for so long
+PAUSE_S: Final = 30.0  # and one with tags that asks for nothing: it may pause after late proposals
+PATIENCE_S: Final = 2.0  # some target must be slower than plain for so long until one is let go
+STAY_S: Final = 5.0  # a target that was just admitted is not let go
+UNKNOWN_S: Final = 5.0  # a new target is expected to be measured within this; later it counts only if it is in use
+FORGET_S: Final = 60.0  # the demand of a target that was let go is then forgotten: it may have changed
+LONGEST_FORGET_S: Final = 960.0  # that time doubles whenever the target is let go again, up to this
+MARGIN: Final = 0.05  # of plain speed: so much faster to be admitted, so much slower to be let go
 MAX_COUNTED: Final = 256  # targets that N_max is looked for among
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The hub, as far as it has been measured."""
+    """What is known of the hub and its targets."""
 
     demands: Mapping[LinkId, Demand]  # of targets that have had enough rounds
-    plain_tokens_per_s: Mapping[LinkId, float]  # of targets that have said it
-    busy: frozenset[LinkId]  # targets that are drafted for, or have had a proposal to verify within PAUSE_S
-    cost: DraftStepCost | None  # None: no draft step has been drafted yet
+    plain_tokens_per_s: Mapping[LinkId, float]  # of targets that have reported it
+    busy: frozenset[LinkId]  # targets that wait for a proposal, or were sent one within PAUSE_S and verify it
+    cost: DraftStepCost | None  # None: there was no draft step yet
     max_sequences: int | None = None  # in one draft step; None = all
     present: frozenset[LinkId] = frozenset()  # targets with tags, busy or not
-    num_rows: int | None = None  # sequences that can keep theirs at the same time; None = any number
+    num_rows: int | None = None  # sequences that can hold one at the same time; None = any number
 
 
 @dataclass(slots=True)
@@ -53,22 +53,22 @@ class _Admitted:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Of a target that had a place."""
+    """A target that was admitted before."""
 
     left_s: float
     forget_s: float
 
 
 class AdmissionControl:
-    """Hands out places.
+    """Decides which targets are admitted.
 
     Args:
-        admission: as many places as this; or as many as N_max.
+        admission: how many targets are admitted at once; `n_max`: as many as gain by it.
     """
 
     def __init__(self, admission: Admission) -> None:
         self._fixed = admission if isinstance(admission, int) else None
-        self._admitted: dict[LinkId, _Admitted] = {}  # first come first
+        self._admitted: dict[LinkId, _Admitted] = {}  # in order of admission
         self._past: dict[LinkId, _Past] = {}
         self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
@@ -82,7 +82,7 @@ class AdmissionControl:
         return target in self._admitted
 
     def ask(self, target: LinkId, load: Load, now: float) -> bool:
-        """Whether the target has a place from now on."""
+        """Whether the target is admitted from now on."""
         if target not in self._admitted and self._has_room(target, load, now):
             self._admitted[target] = _Admitted(now, now)
         return target in self._admitted
@@ -96,12 +96,12 @@ class AdmissionControl:
         return now - self._reviewed_s >= REVIEW_S
 
     def review(self, load: Load, now: float) -> None:
-        """Take back places that are not used, and one by which others have lost for a while."""
+        """Let go of targets that ask for nothing; and of one, if targets have been slower than plain for a while."""
         self._reviewed_s = now
-        for target, place in list(self._admitted.items()):
+        for target, admitted in list(self._admitted.items()):
             if target in load.busy:
-                place.used_s = now
-            elif now - place.used_s >= (PAUSE_S if target in load.present else KEEP_S):
+                admitted.used_s = now
+            elif now - admitted.used_s >= (PAUSE_S if target in load.present else KEEP_S):
                 self._let_go(target, FORGET_S, now)
         if self._fixed is not None:
             self.num_max = self._fixed
@@ -128,19 +128,19 @@ class AdmissionControl:
         if self._fixed is not None:
             return len(self._admitted) < self._fixed
         held, cost, measured = self._admitted.items(), load.cost, self._measured(load)
-        unknown = [place for name, place in held if name not in load.demands]
-        num_known_soon = sum(now - place.since_s < UNKNOWN_S for place in unknown)
+        unknown = [admitted for name, admitted in held if name not in load.demands]
+        num_known_soon = sum(now - admitted.since_s < UNKNOWN_S for admitted in unknown)
         if num_known_soon >= max(1, len(measured)):
-            return False  # of a crowd, as many at once as are measured: what a few rounds of one say is not much
+            return False  # of many new targets, admit no more at once than are measured already
         if not measured or cost is None:
             return load.num_rows is None or len(load.busy) < load.num_rows
-        # what others gain nothing by says nothing of one that has just come
+        # targets that gain nothing are no example for a new one
         worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
-        num_busy = sum(now - place.used_s < UNKNOWN_S for place in unknown)
+        num_busy = sum(now - admitted.used_s < UNKNOWN_S for admitted in unknown)
         served = [*measured, *[typical(worthy or measured)] * num_busy]
         if load.num_rows is not None and _num_sequences([*served, own or typical(measured)]) > load.num_rows:
-            return False  # rows would go round, and every round begin with reading what went with them
+            return False  # rows would be evicted all the time, and each round would begin with prefill
         if own is None and not worthy:
             return not num_known_soon
         if own is None:
@@ -154,9 +154,9 @@ class AdmissionControl:
         return [load.demands[target] for target in self._admitted if target in load.demands]
 
     def _who_should_go(self, load: Load, cost: DraftStepCost) -> LinkId | None:
-        """If anybody is slower than alone: one that gains next to nothing even alone, else the last to come.
+        """If some target is slower than plain: one that would gain nothing even alone, else the last that came.
 
-        The only one stays: how long to speculate is its own decision.
+        A single target stays: it decides by itself how long to speculate.
         """
         if len(self._admitted) < 2:
             return None
@@ -168,7 +168,7 @@ class AdmissionControl:
         return next(reversed(self._admitted)) if losing else None
 
     def _remembered(self, target: LinkId, load: Load, now: float) -> Demand | None:
-        """What a target asked for when it had a place, unless that was long ago."""
+        """The demand of a target that was admitted before, unless that was long ago."""
         past = self._past.get(target)
         return load.demands.get(target) if past is not None and now - past.left_s < past.forget_s else None
 
@@ -178,7 +178,7 @@ def _num_sequences(demands: Sequence[Demand]) -> float:
 
 
 def _most(measured: Sequence[Demand], num_rows: int | None) -> int:
-    """Targets that N_max is looked for among: as many like these as have rows, at least one."""
+    """The largest N_max to look for: as many targets like these as have rows, at least one."""
     if num_rows is None:
         return MAX_COUNTED
     num_fitting = int(num_rows * len(measured) / _num_sequences(measured))
@@ -186,5 +186,5 @@ def _most(measured: Sequence[Demand], num_rows: int | None) -> int:
 
 
 def _is_worth_it(demand: Demand, load: Load, cost: DraftStepCost) -> bool:
-    """Whether drafts make it faster if nobody else is served. Who is not loses nothing by others."""
+    """Whether drafts make a target faster if no other is served. One that is not cannot lose by others."""
     return gains(demand, [], cost, load.max_sequences, MARGIN)

@@ -1,9 +1,9 @@
 """How many targets one draft can serve so that all of them gain by it (StarSD section 4.2). Pure functions.
 
-A target's sequence goes round: d draft steps at the hub, then Z seconds away. Two things bound how fast. If the hub is
-never overcrowded, a round takes d c(b) + Z, where c(b) is a draft step over the b sequences that draft at the same
-time. And a hub that takes at most K sequences into a draft step needs sum(d) c(K) / K to serve all of them once. With K
-= 1 this is T = max(S + Z, N S), the paper's equations 8 to 10.
+A sequence's round is d draft steps at the hub, and then Z seconds until its verdict. Two things bound it from below. If
+all sequences fit into a draft step, a round takes d c(b) + Z, where c(b) is the time of a draft step with the b
+sequences that draft at the same time. A hub with at most K sequences in a draft step needs sum(d) c(K) / K to serve all
+of them once. With K = 1 this is T = max(S + Z, N S), the paper's equations 8 to 10.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from math import ceil, fsum, inf
 from statistics import fmean
 from typing import NamedTuple
 
-NUM_STEPS = (
-    20  # of the iteration for b; each at least halves what is wrong with it while draft steps are shorter than Z
-)
+NUM_ITERATIONS = 20  # for b; each halves the error, or better, while draft steps are shorter than Z
 
 
 class DraftStepCost(NamedTuple):
@@ -33,20 +31,20 @@ class DraftStepCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one target asks of a hub, and what it can do without; means over recent rounds."""
+    """What one target asks of a hub, and how fast it is without drafts; means over recent rounds."""
 
     num_sequences: float  # sequences at once
     num_steps: float  # d: draft steps behind a proposal
     return_s: float  # Z: from a proposal to its verdict
-    num_tokens: float  # emitted a round
+    num_tokens: float  # emitted in a round
     plain_tokens_per_s: float  # of one sequence without drafts
 
 
 def predicted_rates(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None) -> list[float]:
-    """Tokens a second of one sequence of each target, if the hub serves exactly these.
+    """Tokens per second of one sequence of each target, if the hub serves exactly these targets.
 
-    One target more makes none of the others faster, not by a bit: each step from demands to rates is monotone, of
-    floats too, because `fsum` and the operators round to the nearest number. `num_max` searches by halves for that.
+    One more target makes none of the others faster, not even by a rounding error: each operation is monotone, also in
+    floats, because `fsum` and the operators round to the nearest number. The bisection of `num_max` relies on this.
 
     Args:
         max_sequences: in one draft step, at most.
@@ -60,31 +58,31 @@ def predicted_rates(demands: Sequence[Demand], cost: DraftStepCost, max_sequence
 
 
 def num_full(service_s: float, return_s: float) -> int:
-    """N_full: from so many targets on, one sequence each, a hub that serves one at a time never idles (eq. 12)."""
+    """N_full: with so many targets, one sequence each, a hub that serves one at a time is never idle (eq. 12)."""
     return ceil(return_s / service_s) + 1
 
 
 def gains(
     demand: Demand, others: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, margin: float
 ) -> bool:
-    """Whether a target is faster than without drafts, by `margin` times its plain speed, if these others come first."""
+    """Whether a target is faster than its plain speed by `margin` times that speed, if these others are served too."""
     rate = predicted_rates([*others, demand], cost, max_sequences)[-1]
     return rate >= (1.0 + margin) * demand.plain_tokens_per_s
 
 
 def losers(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, margin: float) -> list[Demand]:
-    """Those that are slower than `1 + margin` times their plain speed if the hub serves exactly these."""
+    """Targets that are slower than `1 + margin` times their plain speed if the hub serves exactly these."""
     rates = predicted_rates(demands, cost, max_sequences)
     least = 1.0 + margin
     return [each for rate, each in zip(rates, demands, strict=True) if rate < least * each.plain_tokens_per_s]
 
 
 def num_max(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, limit: int) -> int:
-    """N_max: the largest number of targets, up to `limit`, of which none falls below its plain speed; at least 1.
+    """N_max: the largest number of targets, up to `limit`, that are all at least as fast as plain; at least 1.
 
     Args:
-        demands: of the targets served, first come first, at least one; those beyond them are supposed to be like them.
-            Those that gain nothing even alone are left out.
+        demands: of the targets served, in order of admission, at least one. Further targets are supposed to be like
+            them. Targets that would gain nothing even alone are left out.
     """
     gaining = [each for each in demands if gains(each, [], cost, max_sequences, 0.0)]
     if not gaining:
@@ -95,11 +93,13 @@ def num_max(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int |
         served = [*gaining, *[supposed] * (num_targets - len(gaining))][:num_targets]
         return bool(losers(served, cost, max_sequences, 0.0))
 
-    return 1 + bisect_left(range(2, limit + 1), True, key=is_too_many)  # one more helps nobody: `predicted_rates`
+    return 1 + bisect_left(
+        range(2, limit + 1), True, key=is_too_many
+    )  # more targets make none faster: `predicted_rates`
 
 
 def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:
-    """What to expect of a target of which no more is known than its plain speed: who decodes faster verifies faster."""
+    """The expected demand of a target of which only the plain speed is known: a faster one also verifies faster."""
     like_others = typical(others)
     return replace(
         like_others,
@@ -109,7 +109,7 @@ def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:
 
 
 def typical(demands: Sequence[Demand]) -> Demand:
-    """What to expect of a target of which nothing is known; its plain speed is that of the fastest."""
+    """The expected demand of a target of which nothing is known; its plain speed is that of the fastest one."""
     return Demand(
         num_sequences=fmean(each.num_sequences for each in demands),
         num_steps=fmean(each.num_steps for each in demands),
@@ -120,15 +120,15 @@ def typical(demands: Sequence[Demand]) -> Demand:
 
 
 def _sequences_in_a_step(demands: Sequence[Demand], cost: DraftStepCost, most: float) -> float:
-    """b: by Little's law, as many as the share of a round that each spends drafting, added up; 1 to `most`.
+    """b: by Little's law, the sum of the shares of a round that each sequence spends drafting; 1 to `most`.
 
-    The share d c / (d c + Z) is written so that c stands in it once: then longer draft steps never make it less.
-    Targets that ask for the same are added up together: where N_max is looked for, most of them are supposed ones.
+    The share d c / (d c + Z) is written so that c occurs once: then it never gets less with longer draft steps, not
+    even by rounding. Equal targets are added up together, for speed: in the search for N_max most are equal.
     """
     alike = Counter((each.num_sequences, each.return_s / each.num_steps if each.num_steps else inf) for each in demands)
     shares = [(num_sequences * count, away_s) for (num_sequences, away_s), count in alike.items()]
     together = most
-    for _ in range(NUM_STEPS):
+    for _ in range(NUM_ITERATIONS):
         step_s, before = cost.seconds(together), together
         drafting = fsum(num_sequences / (1.0 + away_s / step_s) for num_sequences, away_s in shares)
         together = min(most, max(1.0, drafting))

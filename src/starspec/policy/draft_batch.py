@@ -1,17 +1,16 @@
 """Which sequences grow in the next draft step: a pure function of a snapshot.
 
-All that wait grow together in one batched forward, or the first `max_sequences` of the line (StarSD serves one at a
-time). The line is first come, first served, unless it is another (`fairness.py`):
+All waiting sequences grow together in one batched forward, or the first `max_sequences` of them (StarSD serves one at a
+time). The order is first come, first served, or that of `fairness.py`:
 
 1. A waiting sequence without a row takes a free one; else the row of the idle sequence that was used least recently;
-   else the row of the last in line. So the first in line is never passed over, and whoever loses a row lives on as
-   token ids.
-2. A waiting sequence that misses only what a verdict leaves, or a draft step of its tree, grows whenever its turn
-   comes.
-3. Those in prefill (of a prompt, or of the past of an evicted sequence) share `prefill_chunk` tokens of a draft step,
-   an equal part for each target; `chunk_beside` tokens in a draft step that others wait for. A proposal is delayed by
-   at most one such draft step: as long as one that has been delayed is not complete, prompts wait. Of those that would
-   read the same, the first does; the others wait for what it leaves them.
+   else the row of the last waiting sequence. So the first one is never passed over. A sequence that loses its row
+   lives on as token ids.
+2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
+3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
+   step, an equal part for each target; only `chunk_beside` tokens if other sequences decode in it. A proposal is
+   delayed by at most one such draft step: prompts wait until a proposal that was delayed is complete. If several
+   sequences miss the same block, then the first one prefills it, and the others take it over.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ class SequenceView:
     key: TagKey
     has_row: bool
     num_missing: int  # tokens whose K/V the next draft token needs and no row holds; at least 1
-    is_prefill: bool  # they are more than a verdict leaves
+    is_prefill: bool  # the missing tokens are more than a verdict leaves
     last_used_s: float  # when it last sent a request or got a proposal
-    is_delayed: bool = False  # a draft step for its request had a prompt in it
-    is_begun: bool = False  # it was in a draft step for its request
-    is_urgent: bool = False  # its target's rounds were longer than they are to be
-    next_block: bytes | None = None  # of a prompt, what it reads next: equal for those who read the same
-    is_past: bool = False  # what it misses was committed; else it is a draft step of its tree
+    is_delayed: bool = False  # a draft step for its request also prefilled a prompt
+    has_started: bool = False  # it was in a draft step for its request
+    is_urgent: bool = False  # its target misses its latency objective
+    next_block: bytes | None = None  # the next block of its prefill: equal for sequences that miss the same block
+    is_committed: bool = False  # the missing tokens are committed; else they are nodes of its tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,45 +51,45 @@ class DraftStepSnapshot:
     """The hub before a draft step."""
 
     waiting: tuple[SequenceView, ...]  # sequences that owe a proposal, first come first
-    idle: tuple[SequenceView, ...]  # sequences that hold a row and have no use for it now
+    idle: tuple[SequenceView, ...]  # sequences that hold a row and do not wait
     num_free_rows: int
     prefill_chunk: int  # prefill tokens in one draft step, at most; at least 1
     chunk_beside: int  # the same for a draft step in which others decode; at least 1
     max_sequences: int | None = None  # in one draft step; None = all that wait
 
     @property
-    def max_portions(self) -> int:
+    def max_scheduled(self) -> int:
         """Sequences that may be in the draft step: each needs a row."""
         num_rows = self.num_free_rows + len(self.idle) + sum(each.has_row for each in self.waiting)
         return num_rows if self.max_sequences is None else min(num_rows, self.max_sequences)
 
     @property
     def is_contended(self) -> bool:
-        """Whether some must wait because others do not."""
-        return len(self.waiting) > self.max_portions
+        """Whether not all waiting sequences fit."""
+        return len(self.waiting) > self.max_scheduled
 
 
-class Portion(NamedTuple):
-    """One sequence's part of a draft step: the first `num_tokens` of those that it misses."""
+class ScheduledSequence(NamedTuple):
+    """One sequence of a draft step, with the first `num_tokens` of its missing tokens."""
 
     key: TagKey
     num_tokens: int
     is_prefill: bool
-    is_past: bool = False  # they were committed: the prompt, a verdict, or what went with a row
+    is_committed: bool = False  # the tokens are committed: a prompt, a verdict, or what was lost with a row
 
     @property
     def cost(self) -> int:
-        """Draft tokens that its target is charged. Of the past all that counts is the place in the draft step: who lost
-        a row to others is not to pay for it, too.
+        """Draft tokens that its target is charged. Committed tokens count as one: a target that lost a row to another
+        is not charged for that.
         """
-        return 1 if self.is_past else self.num_tokens
+        return 1 if self.is_committed else self.num_tokens
 
 
 @dataclass(frozen=True)
 class DraftStep:
-    """The decision: free the rows of `evicted`, then forward the portions together."""
+    """The decision: free the rows of `evicted`, then forward the sequences together."""
 
-    portions: tuple[Portion, ...] = ()
+    sequences: tuple[ScheduledSequence, ...] = ()
     evicted: tuple[TagKey, ...] = ()
 
     @property
@@ -100,26 +99,26 @@ class DraftStep:
     @property
     def num_tokens(self) -> int:
         """Tokens that it forwards, or nodes."""
-        return sum([portion.num_tokens for portion in self.portions])
+        return sum([scheduled.num_tokens for scheduled in self.sequences])
 
     @cached_property
     def num_prompt_tokens(self) -> int:
-        return sum([portion.num_tokens for portion in self.portions if portion.is_prefill])
+        return sum([scheduled.num_tokens for scheduled in self.sequences if scheduled.is_prefill])
 
 
 class WaitingOrder(Protocol):
-    """Those who wait, in some order; it may depend on who before was taken into the draft step."""
+    """Waiting sequences in some order, which may depend on those that were scheduled before."""
 
     def __iter__(self) -> Iterator[SequenceView]:
         """Each of them once."""
         ...
 
-    def charge(self, portion: Portion) -> None:
-        """The one that came last is in the draft step."""
+    def charge(self, scheduled: ScheduledSequence) -> None:
+        """The sequence that was yielded last is scheduled."""
         ...
 
     def expected_order(self) -> Sequence[SequenceView]:
-        """Each of them once, as they will come if nothing is charged."""
+        """Each of them once, in the order that they have if nothing is charged."""
         ...
 
 
@@ -132,7 +131,7 @@ class FirstCome:
     def __iter__(self) -> Iterator[SequenceView]:
         return iter(self._waiting)
 
-    def charge(self, portion: Portion) -> None:
+    def charge(self, scheduled: ScheduledSequence) -> None:
         pass
 
     def expected_order(self) -> Sequence[SequenceView]:
@@ -143,40 +142,40 @@ def choose_step(snapshot: DraftStepSnapshot, order: WaitingOrder | None = None) 
     """Choose the next draft step.
 
     Args:
-        line: who comes first; None = who came first.
-    Returns: a draft step with at least one portion if any sequence waits; each sequence at most once; never more rows
+        order: of the waiting sequences; None = in order of arrival.
+    Returns: a draft step with at least one sequence if any waits; each sequence at most once; never more rows
         in use than there are.
-    Effects: the line.
+    Effects: charges `order`.
     """
     order = order or FirstCome(snapshot.waiting)
     rows, prompts = _Rows(snapshot, order.expected_order()), _PromptTokens(snapshot)
-    portions: list[Portion] = []
-    max_portions = snapshot.max_portions
+    sequences: list[ScheduledSequence] = []
+    max_scheduled = snapshot.max_scheduled
     for sequence in order:
         rows.pass_by(sequence)
         num_tokens = prompts.left_for(sequence) if sequence.is_prefill else sequence.num_missing
         if num_tokens and rows.take(sequence):
-            portions.append(Portion(sequence.key, num_tokens, sequence.is_prefill, sequence.is_past))
-            order.charge(portions[-1])
+            sequences.append(ScheduledSequence(sequence.key, num_tokens, sequence.is_prefill, sequence.is_committed))
+            order.charge(sequences[-1])
             if sequence.is_prefill:
                 prompts.take(sequence, num_tokens)
-            if len(portions) == max_portions:
-                break  # whose turn it would be now keeps it
-    return DraftStep(tuple(portions), tuple(rows.evicted))
+            if len(sequences) == max_scheduled:
+                break  # the next one in order stays the next one
+    return DraftStep(tuple(sequences), tuple(rows.evicted))
 
 
 class _PromptTokens:
-    """What a draft step may hold of prompts: nothing while they delay somebody, nothing twice, the same for each
-    target.
+    """Prefill tokens that are left in a draft step: none while they would delay a proposal a second time, no block
+    twice, the same number for each target.
     """
 
     def __init__(self, snapshot: DraftStepSnapshot) -> None:
         decoding = [each for each in snapshot.waiting if not each.is_prefill]
-        reading = {each.key.link_id for each in snapshot.waiting if each.is_prefill}
+        prefilling = {each.key.link_id for each in snapshot.waiting if each.is_prefill}
         chunk = snapshot.chunk_beside if decoding else snapshot.prefill_chunk
         self._left = 0 if any(each.is_delayed and each.has_row for each in decoding) else chunk
-        self._left_of = dict.fromkeys(reading, max(1, chunk // max(1, len(reading))))
-        self._blocks: set[bytes] = set()  # that are being read
+        self._left_of = dict.fromkeys(prefilling, max(1, chunk // max(1, len(prefilling))))
+        self._blocks: set[bytes] = set()  # that are prefilled in this draft step
 
     def left_for(self, sequence: SequenceView) -> int:
         if sequence.next_block in self._blocks:
@@ -191,7 +190,7 @@ class _PromptTokens:
 
 
 class _Rows:
-    """Free rows, and those that may be taken away, while a draft step is chosen."""
+    """Free rows, and rows that may be evicted, while a draft step is chosen."""
 
     def __init__(self, snapshot: DraftStepSnapshot, order: Sequence[SequenceView]) -> None:
         self._num_free = snapshot.num_free_rows
@@ -200,11 +199,11 @@ class _Rows:
         self.evicted: list[TagKey] = []
 
     def pass_by(self, sequence: SequenceView) -> None:
-        """It is this sequence's turn: whoever comes later cannot take its row."""
+        """This sequence is next: those after it cannot take its row."""
         self._behind.pop(sequence.key, None)
 
     def take(self, sequence: SequenceView) -> bool:
-        """See that the sequence has a row; False if there is none for it in this draft step."""
+        """Make sure that the sequence has a row. Returns: False if there is none for it in this draft step."""
         if sequence.has_row:
             return sequence.key not in self.evicted
         if self._num_free:

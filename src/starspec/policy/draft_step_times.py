@@ -29,7 +29,7 @@ class DraftStepTimes:
             self._per_token.add(max(0.0, seconds - self._plain.value) / draft_step.num_prompt_tokens)
         else:
             self._plain.add(seconds)
-            self._by_sequences.add(len(draft_step.portions), seconds)
+            self._by_sequences.add(len(draft_step.sequences), seconds)
 
     @property
     def cost(self) -> DraftStepCost | None:

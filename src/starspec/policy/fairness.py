@@ -1,13 +1,14 @@
-"""Whose turn it is when not all who wait can grow: deficit round robin over targets, by weight.
+"""Who grows next when not all waiting sequences can: deficit round robin over targets, by weight.
 
-Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (1995). Targets take turns; a turn lasts as
-long as the target's credit, in draft tokens, and each turn's end brings credit for the next: QUANTUM tokens for each
-unit of weight. Two deviations, because a proposal takes several draft steps and is of use only when it is complete:
+Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (1995). A target is served while its deficit
+counter is above 0; each draft token that it takes lowers the counter. Then the next target is served, and the counter
+is raised by the target's quantum: QUANTUM draft tokens for each unit of weight. Two deviations, because a proposal
+takes several draft steps and is of use only when it is complete:
 
-1. A sequence that has begun goes on in every draft step, whosever turn it is.
-2. What that takes beyond the credit is a debt, which the target's next turns pay.
+1. A sequence that has started is in every draft step, whichever target is served.
+2. This may lower a counter below 0. The target is then passed over until quanta have raised it again.
 
-Requests of targets that are behind their latency objective come before all turns, and are charged to nobody (ADR 16).
+Requests of targets that miss their latency objective come first, and lower no counter (ADR 16).
 """
 
 from __future__ import annotations
@@ -18,102 +19,106 @@ from dataclasses import dataclass, field
 from math import floor
 
 from starspec.ids import LinkId
-from starspec.policy.draft_batch import DraftStep, DraftStepSnapshot, Portion, SequenceView, choose_step
+from starspec.policy.draft_batch import DraftStep, DraftStepSnapshot, ScheduledSequence, SequenceView, choose_step
 
-QUANTUM = 8.0  # draft tokens of one turn of the lightest target: about a proposal
+QUANTUM = 8.0  # draft tokens: about a proposal, for the target with the least weight
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobin:
-    """How far the round has come."""
+class DeficitRoundRobin:
+    """The state of the round robin."""
 
-    weights: Mapping[LinkId, float] = field(default_factory=dict)  # above 0; of targets that are not in it, 1
-    credits: Mapping[LinkId, float] = field(default_factory=dict)  # tokens; in the order of turns, first comes first
+    weights: Mapping[LinkId, float] = field(default_factory=dict)  # above 0; 1 for targets that are not in it
+    deficits: Mapping[LinkId, float] = field(default_factory=dict)  # counters, in the order of service
 
-    def with_weight(self, link_id: LinkId, weight: float) -> RoundRobin:
-        return RoundRobin({**self.weights, link_id: weight}, self.credits)
+    def with_weight(self, link_id: LinkId, weight: float) -> DeficitRoundRobin:
+        return DeficitRoundRobin({**self.weights, link_id: weight}, self.deficits)
 
-    def without(self, link_id: LinkId) -> RoundRobin:
-        """The target has left."""
+    def without(self, link_id: LinkId) -> DeficitRoundRobin:
+        """The state after the target has left."""
         weights = {each: weight for each, weight in self.weights.items() if each != link_id}
-        return RoundRobin(weights, {each: credit for each, credit in self.credits.items() if each != link_id})
+        return DeficitRoundRobin(weights, {each: deficit for each, deficit in self.deficits.items() if each != link_id})
 
-    def charged(self, portions: Iterable[Portion]) -> RoundRobin:
-        """Targets that have had their turn go on in another draft step; all of them are in the round."""
-        left = dict(self.credits)
-        for portion in portions:
-            left[portion.key.link_id] -= portion.cost
-        return RoundRobin(self.weights, left)
+    def charged(self, sequences: Iterable[ScheduledSequence]) -> DeficitRoundRobin:
+        """The state after one more draft step of these sequences. Their targets must have a counter."""
+        left = dict(self.deficits)
+        for scheduled in sequences:
+            left[scheduled.key.link_id] -= scheduled.cost
+        return DeficitRoundRobin(self.weights, left)
 
 
-def choose_fairly(snapshot: DraftStepSnapshot, turns: RoundRobin) -> tuple[DraftStep, RoundRobin]:
-    """Choose the next draft step by turns. As `choose_step`, but for the order of the line.
+def choose_fairly(snapshot: DraftStepSnapshot, round_robin: DeficitRoundRobin) -> tuple[DraftStep, DeficitRoundRobin]:
+    """Choose the next draft step as `choose_step` does, in the order of deficit round robin.
 
-    Returns: the draft step, and the turns after it.
+    Returns: the draft step, and the state of the round robin after it.
     """
-    order = _FairOrder(turns, snapshot.waiting)
+    order = _DrrOrder(round_robin, snapshot.waiting)
     draft_step = choose_step(snapshot, order)
-    return draft_step, order.turns
+    return draft_step, order.round_robin
 
 
 def jains_index(shares: Iterable[float]) -> float:
-    """(sum x)^2 / (n sum x^2): 1 if all have the same, 1/n if one has everything; 1 if nobody has anything."""
+    """(sum x)^2 / (n sum x^2): 1 if all shares are equal or 0, 1/n if one share is everything."""
     shares = list(shares)
     total, squares = sum(shares), sum(share * share for share in shares)
     return total * total / (len(shares) * squares) if squares else 1.0
 
 
-class _FairOrder:
-    """Those who wait, in the order in which turns reach them. Implements Line."""
+class _DrrOrder:
+    """Waiting sequences in the order of deficit round robin. Implements `WaitingOrder`."""
 
-    def __init__(self, turns: RoundRobin, waiting: Sequence[SequenceView]) -> None:
-        self._weights = turns.weights
+    def __init__(self, round_robin: DeficitRoundRobin, waiting: Sequence[SequenceView]) -> None:
+        self._weights = round_robin.weights
         self._urgent = {each.key: each for each in waiting if each.is_urgent}
         waiting = [each for each in waiting if not each.is_urgent]
-        self._begun = [each for each in waiting if each.is_begun]
+        self._started = [each for each in waiting if each.has_started]
         self._queues: dict[LinkId, deque[SequenceView]] = {}
         for each in waiting:
-            if not each.is_begun:
+            if not each.has_started:
                 self._queues.setdefault(each.key.link_id, deque()).append(each)
         present = dict.fromkeys(each.key.link_id for each in waiting)
-        self._quantum = QUANTUM / min(map(self._weight, present), default=1.0)  # so that each turn is of use
-        # who wants nothing keeps no credit for later, but owes what it owes
-        self._credits = {each: credit for each, credit in turns.credits.items() if each in present or credit < 0}
+        # of weight 1, such that the least weight gets QUANTUM: less would not be enough for a proposal
+        self._quantum = QUANTUM / min(map(self._weight, present), default=1.0)
+        # a target without requests loses what is left of its quantum, but keeps a counter below 0
+        self._deficits = {
+            each: deficit for each, deficit in round_robin.deficits.items() if each in present or deficit < 0
+        }
         for target in present:
-            self._credits.setdefault(target, self._grant(target))
+            self._deficits.setdefault(target, self._quantum_of(target))
 
     def __iter__(self) -> Iterator[SequenceView]:
         yield from self._urgent.values()
-        yield from self._begun
+        yield from self._started
         while self._queues:
-            target = next(each for each in self._credits if each in self._queues)
-            if self._credits[target] <= 0.0:
-                self._credits[target] = self._credits.pop(target) + self._grant(target)  # and to the end of the round
+            target = next(each for each in self._deficits if each in self._queues)
+            if self._deficits[target] <= 0.0:
+                deficit = self._deficits.pop(target)  # the target goes to the end of the list
+                self._deficits[target] = deficit + self._quantum_of(target)
                 continue
             queue = self._queues[target]
             yield queue.popleft()
             if not queue:
-                del self._queues[target]  # for this draft step; its turn is not over
+                del self._queues[target]  # for this draft step; the target keeps its place in the list
 
     def expected_order(self) -> Sequence[SequenceView]:
-        turns = sorted((target for target in self._credits if target in self._queues), key=self._num_rounds_to_wait)
-        return [*self._urgent.values(), *self._begun, *(each for target in turns for each in self._queues[target])]
+        targets = sorted((target for target in self._deficits if target in self._queues), key=self._num_passes_to_wait)
+        return [*self._urgent.values(), *self._started, *(each for target in targets for each in self._queues[target])]
 
-    def charge(self, portion: Portion) -> None:
-        if portion.key not in self._urgent:
-            self._credits[portion.key.link_id] -= portion.cost
+    def charge(self, scheduled: ScheduledSequence) -> None:
+        if scheduled.key not in self._urgent:
+            self._deficits[scheduled.key.link_id] -= scheduled.cost
 
     @property
-    def turns(self) -> RoundRobin:
-        return RoundRobin(self._weights, self._credits)
+    def round_robin(self) -> DeficitRoundRobin:
+        return DeficitRoundRobin(self._weights, self._deficits)
 
     def _weight(self, target: LinkId) -> float:
         return self._weights.get(target, 1.0)
 
-    def _num_rounds_to_wait(self, target: LinkId) -> int:
-        """Rounds of turns until its debt is paid."""
-        credit = self._credits[target]
-        return 0 if credit > 0.0 else floor(-credit / self._grant(target)) + 1
+    def _num_passes_to_wait(self, target: LinkId) -> int:
+        """How often all targets are passed until its counter is above 0."""
+        deficit = self._deficits[target]
+        return 0 if deficit > 0.0 else floor(-deficit / self._quantum_of(target)) + 1
 
-    def _grant(self, target: LinkId) -> float:
+    def _quantum_of(self, target: LinkId) -> float:
         return self._quantum * self._weight(target)

@@ -1,4 +1,4 @@
-"""How sequences grow by a draft step: one batched forward, one more draft step of the tree of each that asked."""
+"""Drafting with a causal LM: one batched forward lets the tree of each sequence in it grow by one depth."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CausalDrafter:
             sequence.forget_tree()
 
     def learn(self, sequence: DraftSequence, message: Features) -> None:  # noqa: ARG002
-        raise PeerProtocolError("this draft reads no features")
+        raise PeerProtocolError("this draft takes no features")
 
     def can_grow(self, sequence: DraftSequence) -> bool:  # noqa: ARG002
         return True
@@ -72,23 +72,24 @@ class CausalDrafter:
         return num_uncommitted or len(sequence.to_forward) or 1
 
     def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:
-        for growth in draft_step:
-            self._sharing.catch_up(growth.sequence)
+        for step_input in draft_step:
+            self._sharing.catch_up(step_input.sequence)
         draft_step = in_order_of_rows(draft_step)
-        to_forward = [growth.prepared or growth.sequence.to_forward for growth in draft_step]
-        segments = [self._segment(growth, nodes) for growth, nodes in zip(draft_step, to_forward, strict=True)]
-        logits = self._runner.forward(
-            segments, is_obsolete=is_obsolete
-        ).logits  # [nodes whose children become known, V]
+        to_forward = [step_input.prepared or step_input.sequence.to_forward for step_input in draft_step]
+        segments = [self._segment(step_input, nodes) for step_input, nodes in zip(draft_step, to_forward, strict=True)]
+        logits = self._runner.forward(segments, is_obsolete=is_obsolete).logits  # [expanded nodes, V]
         growing = zip(draft_step, segments, to_forward, strict=True)
         points = [
-            Point(growth.sequence, node) for growth, segment, nodes in growing if segment.num_logits for node in nodes
+            Point(step_input.sequence, node)
+            for step_input, segment, nodes in growing
+            if segment.num_logits
+            for node in nodes
         ]
         children = draft_children(points, logits)
-        for growth, segment in zip(draft_step, segments, strict=True):
+        for step_input, segment in zip(draft_step, segments, strict=True):
             if segment.parents is None:  # committed tokens
                 self._cache.append(segment.row, segment.num_new)
-                self._sharing.note(growth.sequence)
+                self._sharing.note(step_input.sequence)
         for (sequence, node), known in zip(points, children, strict=True):
             sequence.expand(node, known)
 
@@ -109,7 +110,7 @@ class CausalDrafter:
         self._sharing.note(sequence)
         num_slots = self._cache.lengths[sequence.row] + len(survivors.kept) + MAX_DRAFT_TOKENS
         if survivors.kept and num_slots > self._cache.max_len:
-            self._restart(sequence)  # what is to be grown might not fit behind what was kept
+            self._restart(sequence)  # further nodes might not fit behind those that were kept
 
     def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
         sequences = list(sequences)
@@ -124,13 +125,13 @@ class CausalDrafter:
                 raise OurBug(f"row {row} misses {num_uncommitted} tokens of a sequence whose tree is {sequence.tree}")
 
     def _num_uncommitted(self, sequence: DraftSequence) -> int:
-        """Committed tokens of which no K/V is held."""
+        """Committed tokens whose K/V the row does not hold."""
         return len(sequence.token_ids) - (0 if sequence.row is None else self._cache.lengths[sequence.row])
 
-    def _segment(self, growth: StepInput, nodes: Sequence[int]) -> Segment:
-        sequence, num_tokens = growth.sequence, growth.num_tokens
+    def _segment(self, step_input: StepInput, nodes: Sequence[int]) -> Segment:
+        sequence, num_tokens = step_input.sequence, step_input.num_tokens
         if sequence.row is None:
-            raise OurBug(f"sequence {sequence.key} is to grow without a row")
+            raise OurBug(f"sequence {sequence.key} has no row to grow in")
         start, stop = self._cache.lengths[sequence.row], self._cache.lengths[sequence.row] + num_tokens
         if start < len(sequence.token_ids):
             is_last = stop == len(sequence.token_ids)
@@ -140,7 +141,7 @@ class CausalDrafter:
         return Segment(sequence.row, token_ids, len(token_ids) - num_forwarded, parents, num_forwarded)
 
     def _restart(self, sequence: DraftSequence) -> None:
-        """Forget the tree; the root's logits are gone, so its last token is to be forwarded anew."""
+        """Forget the tree. The logits of the root are gone, so the last committed token must be forwarded again."""
         sequence.forget_tree()
         if sequence.row is not None:
             length = min(self._cache.lengths[sequence.row], len(sequence.token_ids) - 1)
