@@ -76,7 +76,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, spec: HeadSpec) -> None:
         super().__init__()
-        is_eagle3 = spec.method == "eagle3"
+        is_eagle3 = spec.is_eagle3
         self.self_attn = SelfAttention(spec, spec.hidden_size * (2 if is_eagle3 else 1))
         self.mlp = MLP(spec)
         if is_eagle3:
@@ -103,7 +103,7 @@ class TrainedHead(nn.Module):
             raise ModelError(f"a head with rotary type '{spec.rope_scaling.get('rope_type')}' cannot be trained")
         super().__init__()
         self.spec = spec
-        is_eagle3 = spec.method == "eagle3"
+        is_eagle3 = spec.is_eagle3
         in_features = spec.feature_size if is_eagle3 else spec.hidden_size + spec.feature_size
         self.fc = nn.Linear(in_features, spec.hidden_size, bias=not is_eagle3)
         self.layers = nn.ModuleList([DecoderLayer(spec)])
@@ -118,14 +118,14 @@ class TrainedHead(nn.Module):
 
     def join(self, features: Tensor) -> Tensor:  # [..., F]
         """Combine the target's features into one: [..., C]."""
-        if self.spec.method == "eagle":
+        if not self.spec.is_eagle3:
             return features
         joined: Tensor = self.fc(features.to(self.fc.weight.dtype))
         return joined.float()
 
     def read(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:  # twice [..., C]
         """The input of the attention, and the residual."""
-        if self.spec.method == "eagle":
+        if not self.spec.is_eagle3:
             residual = self.fc(torch.cat([embedded, feature], -1).to(self.fc.weight.dtype)).float()
             return (self.layer.input_layernorm(residual) if self.spec.has_input_norm else residual), residual
         normed = self.layer.hidden_norm(feature)
@@ -134,7 +134,7 @@ class TrainedHead(nn.Module):
 
     def spoken(self, h: Tensor) -> Tensor:
         """The input of the LM head."""
-        normed: Tensor = self.norm(h) if self.spec.method == "eagle3" else h
+        normed: Tensor = self.norm(h) if self.spec.is_eagle3 else h
         return normed
 
     def weights(self, draft_token_ids: Tensor | None, dtype: torch.dtype = torch.bfloat16) -> HeadWeights:

@@ -90,7 +90,7 @@ def begin_like_target(head: TrainedHead, model: Any) -> None:
         weight[:, -size:] = own[f"self_attn.{name}.weight"]
     head.fc.weight.normal_(0, 0.002)
     head.fc.weight[:, -size:] += torch.eye(size, device=head.fc.weight.device)
-    if spec.method == "eagle3":
+    if spec.is_eagle3:
         layer.hidden_norm.weight.copy_(own["input_layernorm.weight"])
         head.norm.weight.copy_(model.model.norm.weight)
 

@@ -213,7 +213,7 @@ class Trainer:
             said = head.spoken(h[counts])
             found = soft_cross_entropy(said, self.lm_head, wanted[place[counts] + step] if step else wanted)
             loss = found.entropy / len(said)
-            if head.spec.method == "eagle":
+            if not head.spec.is_eagle3:
                 features = _shifted(batch.last_hidden, step)[counts].float()
                 loss = F.smooth_l1_loss(h[counts], features) + CE_BESIDE_FEATURES * loss
             total = total + weight * loss

@@ -78,7 +78,7 @@ def _spec(
         rope_scaling=rope_scaling,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         norm_before_residual=bool(config.said("norm_before_residual")),
-        has_input_norm=config.method == "eagle" and "layers.0.input_layernorm.weight" in tensors,
+        has_input_norm=not config.is_eagle3 and "layers.0.input_layernorm.weight" in tensors,
         target_name=config.target_name,
     )
 
@@ -102,7 +102,7 @@ def _check_num_features(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]
     weight = tensors.get("fc.weight")
     if weight is None or weight.dim() != 2:
         return  # `check_tensors` reports it
-    width = weight.shape[1] - (spec.hidden_size if spec.method == "eagle" else 0)
+    width = weight.shape[1] - (0 if spec.is_eagle3 else spec.hidden_size)
     num_layers, rest = divmod(width, spec.target_hidden_size)
     if rest == 0 and num_layers != len(spec.feature_layers):
         raise ModelError(

@@ -76,6 +76,11 @@ class HeadConfig:
         if (num_layers := self.integer("num_hidden_layers", 1)) != 1:
             raise ModelError(f"'{self.head}' is not supported: it has {num_layers} layers, and only one is supported")
 
+    @property
+    def is_eagle3(self) -> bool:
+        """Whether it is an EAGLE-3 head. Otherwise it is an EAGLE-1 head."""
+        return self.method == "eagle3"
+
     def said(self, key: str) -> Any:
         """The value of a key: at the top of the config, in its `eagle_config`, or in its layer's config.
 

@@ -49,12 +49,12 @@ def resolve_layers(
 
 def _read(config: HeadConfig, target: TargetShape | None) -> FeatureLayers:
     listed = config.said(LAYER_LIST)
-    if listed is not None and (config.method == "eagle3" or config.dialect == "speculators"):
+    if listed is not None and (config.is_eagle3 or config.dialect == "speculators"):
         return _listed(config, listed)
     if target is None:
         raise ModelError(f"'{config.head}' does not list its target's layers ({LAYER_LIST}): name its target")
     num_layers = target.num_layers
-    if config.method == "eagle":
+    if not config.is_eagle3:
         return FeatureLayers((num_layers,), "EAGLE-1 takes the last hidden state", None)
     layers = eagle3_layers(num_layers)
     return FeatureLayers(layers, "its config.json lists none, so EAGLE-3's own", _one_later(layers))
@@ -69,7 +69,7 @@ def _listed(config: HeadConfig, listed: object) -> FeatureLayers:
     if not isinstance(listed, list) or not listed or not all(type(each) is int for each in listed):
         raise ModelError(f"the config.json of '{config.head}' has {LAYER_LIST} {listed!r}, not a list of layers")
     entering = tuple(listed)
-    if config.method == "eagle":
+    if not config.is_eagle3:
         return FeatureLayers(entering, "as its config.json lists them", None)
     if config.dialect == "SpecForge":
         return FeatureLayers(_one_later(entering), f"{listed} are outputs of layers, as SGLang reads them", entering)
@@ -81,7 +81,7 @@ def _one_later(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _check(config: HeadConfig, target: TargetShape | None, layers: tuple[int, ...]) -> None:
-    if config.method == "eagle" and len(layers) != 1:
+    if not config.is_eagle3 and len(layers) != 1:
         raise ModelError(f"'{config.head}' is an EAGLE-1 head, which takes one hidden state, not {list(layers)}")
     named = f"'{config.head}' takes as input the hidden states {list(layers)}"
     if not layers or any(later <= layer for layer, later in pairwise(layers)):

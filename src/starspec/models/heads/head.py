@@ -91,7 +91,7 @@ class EagleHead:
     def fuse(self, features: Tensor) -> Tensor:
         """Turn the target's features [T, F] into the layer's input in place of hidden states, [T, C]."""
         features = features.to(self.cache.device, self.cache.dtype)
-        return self._fuse(features) if self.spec.method == "eagle3" else features
+        return self._fuse(features) if self.spec.is_eagle3 else features
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], hidden: Tensor) -> HeadOutput:

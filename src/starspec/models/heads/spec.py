@@ -42,6 +42,11 @@ class HeadSpec:
     target_name: str | None = None  # the model that it was trained for, as its checkpoint names it
 
     @property
+    def is_eagle3(self) -> bool:
+        """Whether it is an EAGLE-3 head. Otherwise it is an EAGLE-1 head."""
+        return self.method == "eagle3"
+
+    @property
     def feature_size(self) -> int:
         """Size of one position's features: all layers side by side."""
         return self.target_hidden_size * len(self.feature_layers)

@@ -56,7 +56,7 @@ def _canonical(name: str) -> str:
 def tensor_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a head of this spec can have; those in `OPTIONAL` may be missing."""
     size, inner = spec.hidden_size, spec.intermediate_size
-    is_eagle3 = spec.method == "eagle3"
+    is_eagle3 = spec.is_eagle3
     layer_input = 2 * size if is_eagle3 else size
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     norms = ["layers.0.hidden_norm", "norm"] if is_eagle3 else []
@@ -89,7 +89,7 @@ def check_tensors(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]) -> N
             f"'{head}' is corrupt: its config.json says {spec.num_attention_heads} attention heads over "
             f"{spec.num_key_value_heads} key-value heads of size {spec.head_dim}"
         )
-    if spec.method == "eagle" and spec.hidden_size != spec.target_hidden_size:
+    if not spec.is_eagle3 and spec.hidden_size != spec.target_hidden_size:
         raise ModelError(
             f"'{head}' is not supported: an EAGLE-1 head uses features of the target's size, but its hidden size is "
             f"{spec.hidden_size} and the target's is {spec.target_hidden_size}"

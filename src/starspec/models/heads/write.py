@@ -47,7 +47,7 @@ def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str
 
 def stored_name(spec: HeadSpec, name: str) -> str:
     """The name of a tensor of `HeadWeights` in `speculators`."""
-    if spec.method == "eagle":
+    if not spec.is_eagle3:
         for ours, theirs in EAGLE1_NAMES.items():
             if name.startswith(ours):
                 return theirs + name.removeprefix(ours)
@@ -61,7 +61,7 @@ def speculators_config(spec: HeadSpec, *, has_bias: bool) -> dict[str, Any]:
         spec: the head's shape.
         has_bias: whether `fc` has a bias.
     """
-    is_eagle3 = spec.method == "eagle3"
+    is_eagle3 = spec.is_eagle3
     if is_eagle3:
         own: dict[str, Any] = {
             "norm_before_residual": spec.norm_before_residual,
