@@ -87,7 +87,7 @@ def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match="cannot be read"):
         read_tree_report(path, HERE)
     path.write_text('{"rows": []}')
-    with pytest.raises(ConfigError, match="no report of `starspec bench tree`"):
+    with pytest.raises(ConfigError, match="is not a report of `starspec bench tree`"):
         read_tree_report(path, HERE)
     write_report(REPORT, path)
     with pytest.raises(ConfigError, match="of another draft"):

@@ -101,5 +101,5 @@ def test_what_the_server_refuses_is_passed_on(url: str, vllm: PlainVllm) -> None
 
 
 def test_a_head_is_no_draft_for_vllm(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="vLLM hands over no hidden states"):
+    with pytest.raises(ConfigError, match="vLLM gives no hidden states"):
         look(url, SpeculativeConfig(method="eagle3", model=str(tmp_path)))

@@ -396,7 +396,7 @@ def test_without_matplotlib_there_are_no_curves_and_all_else(target_folder, prom
 def test_a_readme_of_others_is_not_replaced(target_folder, prompt_file, tmp_path, capsys):
     (tmp_path / "README.md").write_text("mine")
     assert train(target_folder, prompt_file, tmp_path) == 2
-    assert "no model card of ours" in capsys.readouterr().err.replace("\n", " ")
+    assert "not a model card of ours" in capsys.readouterr().err.replace("\n", " ")
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
