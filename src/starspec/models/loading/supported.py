@@ -45,7 +45,7 @@ def require_plain_attention(model: str, config: Any, max_model_len: int) -> None
     if window < max_model_len:
         raise ModelError(
             f"'{model}' ({config.model_type}) is not supported at this length: its sliding-window attention sees only "
-            f"{window} tokens, and sequences may have {max_model_len}; set --max-model-len to {window} or less"
+            f"{window} tokens, and sequences may have {max_model_len}; use --max-model-len {window} or less"
         )
     config.sliding_window = None
 
