@@ -133,7 +133,7 @@ def test_a_verdict_costs_only_the_slots_that_are_new() -> None:
 
 
 @pytest.mark.parametrize("window", [3, 8, MAX_LEN])
-def test_an_evicted_tag_reads_its_tail_again_and_no_more(window: int) -> None:
+def test_an_evicted_tag_prefills_its_tail_again_and_no_more(window: int) -> None:
     star = EagleStar("a", head=make_head(num_rows=1), feature_window=window)
     tag, other = EagleTag(1, PROMPT), EagleTag(2, PROMPT[:2])
     star.say("a", tag.open(4), *(tag.features(each, each + 1) for each in range(5)))
@@ -248,7 +248,7 @@ def test_features_beyond_the_tokens_are_a_fault(start: int) -> None:
     assert isinstance(fault, Fault)
 
 
-def test_a_forward_that_raises_costs_its_sessions_only_and_leaves_no_row() -> None:
+def test_a_forward_that_raises_costs_its_sequences_only_and_leaves_no_row() -> None:
     star, tag = EagleStar("a"), EagleTag(1, PROMPT)
     star.say("a", tag.open(4), tag.past())
     star.head.is_broken = True
@@ -266,7 +266,7 @@ def test_a_forward_that_raises_costs_its_sessions_only_and_leaves_no_row() -> No
     assert paths_of(propose(star, "a", tag)) == tag.alone()
 
 
-def test_a_prompt_is_read_in_portions_like_any_other() -> None:
+def test_a_prompt_is_prefilled_in_chunks_like_any_other() -> None:
     star, tag = EagleStar("a", prefill_chunk=6), EagleTag(1, [each % VOCAB_SIZE for each in range(20)])
     star.say("a", tag.open(2), tag.past())
     assert paths_of(propose(star, "a", tag)) == tag.alone()
@@ -298,7 +298,7 @@ def test_what_nodes_said_is_forgotten_with_their_tree() -> None:
     assert paths_of(propose(star, "a", tag)) == tag.alone()
 
 
-def test_all_that_a_verdict_committed_is_read_at_once_and_is_no_prompt() -> None:
+def test_all_that_a_verdict_committed_is_forwarded_at_once_and_is_not_a_prefill() -> None:
     star, tag = EagleStar("a", prefill_chunk=6, max_draft_tokens=24), EagleTag(1, PROMPT)
     star.say("a", tag.open(24), tag.past())
     propose(star, "a", tag)

@@ -102,7 +102,7 @@ trees = st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integer
 budgets = trees | st.builds(DraftBudget.chain, st.integers(1, 5), doubts)
 
 
-def test_a_tree_expands_the_likeliest_of_each_layer_and_proposes_the_likeliest_of_all() -> None:
+def test_a_tree_expands_the_likeliest_of_each_depth_and_proposes_the_likeliest_of_all() -> None:
     tree = GrowingTree()
     tree.expand(ROOT, Children([DraftToken(1, -0.1), DraftToken(2, -1.0)]), PAIR)
     assert tree.to_forward(DraftBudget(6, 3, 2)) == [0, 1]
@@ -150,7 +150,7 @@ def test_a_tree_ends_where_all_nodes_to_expand_together_are_hardly_reached() -> 
     assert set(paths(tree.best(replace(half, p_min=1.0)))) == {(1,), (2,)}, "0.75 is less than 1"
 
 
-def test_what_drawn_nodes_are_together_brings_no_layer_about() -> None:
+def test_drawn_nodes_that_are_likely_only_together_cause_no_further_depth() -> None:
     drawn, half = GrowingTree(is_drawn=True), DraftBudget(5, 3, 2, p_min=0.5)
     draft = DrawnCandidates((1, 2), (1, 2), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT)
     drawn.expand(ROOT, Children([DraftToken(1, log(0.45)), DraftToken(2, log(0.4))], draft), half.top_k_spec)
@@ -257,7 +257,7 @@ def test_what_is_not_expanded_would_not_have_changed_the_proposal(budget: DraftB
 
 
 @given(budgets)
-def test_a_proposal_is_connected_within_its_bounds_and_takes_a_layer_a_step(budget: DraftBudget) -> None:
+def test_a_proposal_is_connected_within_its_bounds_and_takes_a_draft_step_per_depth(budget: DraftBudget) -> None:
     tree = GrowingTree([END])
     assert grow(tree, (), budget) <= budget.num_steps
     proposed = tree.best(budget)  # raises if it is no tree
@@ -376,7 +376,7 @@ def test_what_is_prepared_is_what_looking_below_every_outcome_anew_chooses(
         prefix, budget = (*prefix, *verdict), data.draw(st.sampled_from([budget, other]))
 
 
-def test_to_find_what_to_prepare_no_layer_is_walked_twice() -> None:
+def test_to_find_what_to_prepare_no_depth_is_expanded_twice() -> None:
     budget = DraftBudget(20, 5, 3)
     tree, num_prepared = GrowingTree(), 0
     grow(tree, (), budget)

@@ -48,7 +48,7 @@ def propose(star: ToyStar, target: str, tag: ToyTag) -> Proposal:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_proposal_is_the_drafts_own_continuation_under_the_law(sampling: SamplingSpec) -> None:
+def test_a_proposal_is_the_drafts_own_continuation_under_the_sampling_spec(sampling: SamplingSpec) -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], sampling)
     star.say("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
@@ -101,7 +101,7 @@ def test_penalties_count_committed_output_and_the_chain_itself() -> None:
         assert chain == tag.expected(8, 200)
 
 
-def test_sessions_of_different_targets_grow_in_the_same_forwards() -> None:
+def test_sequences_of_different_targets_grow_in_the_same_forwards() -> None:
     star = ToyStar("a", "b", "c")
     tags = {
         name: ToyTag(1, [index] * 5, sampling)
@@ -115,7 +115,7 @@ def test_sessions_of_different_targets_grow_in_the_same_forwards() -> None:
     assert [len(draft_step) for draft_step in star.runner.draft_steps] == [3, 3, 3, 3]
 
 
-def test_a_session_that_joins_midway_is_in_the_next_layer() -> None:
+def test_a_sequence_that_joins_midway_is_in_the_next_draft_step() -> None:
     star, early, late = ToyStar("a", "b"), ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
     star.say("a", early.open(4))
     star.step()
@@ -163,7 +163,7 @@ def test_what_a_verdict_did_not_contradict_survives_it() -> None:
     assert len(star.runner.draft_steps) == num_steps
 
 
-def test_a_late_target_that_goes_on_alone_keeps_its_place_in_the_line() -> None:
+def test_a_late_target_that_goes_on_alone_keeps_its_place_in_the_queue() -> None:
     star = ToyStar("a", prefill_chunk=4, max_draft_tokens=1)
     first, second = ToyTag(1, [1] * 24), ToyTag(2, [2] * 24)
     star.say("a", first.open(1), second.open(1))
@@ -172,7 +172,7 @@ def test_a_late_target_that_goes_on_alone_keeps_its_place_in_the_line() -> None:
     assert [message.tag for _, message in star.drain()] == [1, 2]
 
 
-def test_a_newcomers_prompt_delays_others_by_at_most_one_chunk_a_layer() -> None:
+def test_a_newcomers_prompt_delays_others_by_at_most_one_chunk_a_draft_step() -> None:
     star = ToyStar("a", "b", max_len=512, prefill_chunk=16, max_draft_tokens=4)
     old, new = ToyTag(1, [1, 2]), ToyTag(1, [index % 30 for index in range(100)])
     star.say("b", new.open(2))
@@ -213,7 +213,7 @@ def test_nothing_is_proposed_beyond_an_end_token() -> None:
     assert tag.proposal.token_ids == tag.expected(8)
 
 
-def test_a_session_near_the_drafts_length_gets_fewer_tokens_and_then_an_empty_answer_at_once() -> None:
+def test_a_sequence_near_the_drafts_length_gets_fewer_tokens_and_then_an_empty_answer_at_once() -> None:
     star, tag = ToyStar("a", max_len=16), ToyTag(1, [1] * 13)
     star.say("a", tag.open(8))
     guess = propose(star, "a", tag).token_ids
@@ -261,7 +261,7 @@ def test_no_proposal_is_longer_than_the_hubs_limit() -> None:
     assert propose(star, "a", tag).token_ids == tag.expected(3)
 
 
-def test_more_sessions_than_rows_are_all_served() -> None:
+def test_more_sequences_than_rows_are_all_served() -> None:
     star = ToyStar("a", num_rows=2)
     tags = {index: ToyTag(index, [index, index + 1]) for index in range(1, 7)}
     for _ in range(3):
@@ -273,7 +273,7 @@ def test_more_sessions_than_rows_are_all_served() -> None:
     assert star.num_leased == 2
 
 
-def test_the_idle_session_used_least_recently_loses_its_row() -> None:
+def test_the_idle_sequence_used_least_recently_loses_its_row() -> None:
     star = ToyStar("a", num_rows=2)
     tags = {index: ToyTag(index, [index] * 3) for index in (1, 2, 3)}
     for tag in tags.values():
@@ -394,7 +394,7 @@ def test_a_tag_too_many_that_wants_nothing_yet_is_not_answered() -> None:
     assert (star.drain(), star.hub.stats.num_tags) == ([], 1)
 
 
-def test_a_forward_that_raises_costs_its_sessions_only_and_the_hub_goes_on() -> None:
+def test_a_forward_that_raises_costs_its_sequences_only_and_the_hub_goes_on() -> None:
     star, hit, spared = ToyStar("a"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
     star.say("a", spared.open(2))
     guess = dict(star.drain())["a"].token_ids
@@ -459,7 +459,7 @@ def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
-def test_trees_of_many_sessions_grow_in_the_same_forwards_and_are_those_of_fresh_drafters(
+def test_trees_of_many_sequences_grow_in_the_same_forwards_and_are_those_of_fresh_drafters(
     sampling: SamplingSpec,
 ) -> None:
     star = ToyStar("a", "b")

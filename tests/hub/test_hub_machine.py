@@ -56,7 +56,7 @@ AHEAD = "a node drafted ahead"
 IN_PART = "a chain in part"
 ANSWERED_AHEAD = "an answer while a draft step runs"
 OTHERS_WAIT = "a draft step that goes on while others wait"
-RATIONED = "a proposal beyond the rate"
+RATE_LIMITED = "a proposal beyond the rate"
 DECLINED = "a tag declined"
 FORECAST = "a forecast"
 TAKEN_OVER = "a prompt taken over"
@@ -161,7 +161,7 @@ class Life(RuleBasedStateMachine):
                     keeps = tag.budget.num_draft_tokens and chance.random() < 0.9
                     self._send(name, tag.verdict(ids, tag.budget if keeps else chance.choice(BUDGETS)))
             for _ in range(chance.randint(1, 5)):
-                self._layer()
+                self._draft_step()
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
@@ -182,7 +182,7 @@ class Life(RuleBasedStateMachine):
             answers.extend(answer for _, answer in hub.answer_early(LinkId(name), verdict, now, now))
             return hub.is_obsolete([(LinkId(name), verdict)])
 
-        self._layer(arrives)
+        self._draft_step(arrives)
         for answer in answers:
             self._meets(ANSWERED_AHEAD)
             assert tag.session.state is TagState.DRAFTING
@@ -212,7 +212,7 @@ class Life(RuleBasedStateMachine):
             return hub.is_obsolete([(LinkId(name), message) for name, message in early])
 
         try:
-            self._layer(arrives)
+            self._draft_step(arrives)
         except RuntimeError:
             hub.abandon_step(self.star.clock())
             self.star.clock.advance(FAILURE_PAUSE_S)
@@ -299,19 +299,19 @@ class Life(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.star.clock.advance(1.0)
-        self._layer()
+        self._draft_step()
 
     @precondition(lambda self: self.star.hub.has_work)
     @rule()
     def give_a_layer_up(self) -> None:
         """If it is one that nobody waits for: then nothing has happened."""
-        self._layer(lambda: True)
+        self._draft_step(lambda: True)
 
     @precondition(lambda self: self.star.hub.has_work)
     @rule()
     def drain(self) -> None:
         while self.star.hub.has_work:
-            self._layer()
+            self._draft_step()
         assert not self._waits()
 
     @precondition(lambda self: self._waits())
@@ -320,7 +320,7 @@ class Life(RuleBasedStateMachine):
         """The same, but what follows their proposals need not be prepared."""
         while self._waits():
             assert self.star.hub.has_work
-            self._layer()
+            self._draft_step()
 
     @invariant()
     def epochs_never_go_back(self) -> None:
@@ -348,7 +348,7 @@ class Life(RuleBasedStateMachine):
         longest = chance.choice((4, 12, self.max_len + 2))
         return chance.choices(range(VOCAB_SIZE), k=chance.randint(1, longest))
 
-    def _layer(self, is_obsolete: Callable[[], bool] | None = None) -> None:
+    def _draft_step(self, is_obsolete: Callable[[], bool] | None = None) -> None:
         """One draft step of the hub; or what was ready to be sent."""
         for name, message in self.star.step(is_obsolete):
             self._receive(name, message)
@@ -401,7 +401,7 @@ class Life(RuleBasedStateMachine):
             HIT: stats.num_hits,
             AHEAD: stats.num_ahead_nodes,
             DECLINED: stats.num_declined,
-            RATIONED: stats.num_rationed,
+            RATE_LIMITED: stats.num_rationed,
             TAKEN_OVER: stats.num_shared_tokens,
         }
         for event, count in counts.items():
@@ -471,7 +471,7 @@ class LifeOfOutcomes(Life):
             self._send(name, tag.verdict(self._verdict_ids(tag, 3 * seed, 0, is_lucky=True), DraftBudget.chain(4)))
             self.answer_all()
             for _ in range(2):
-                self._layer()
+                self._draft_step()
 
 
 class LifeOfTrials(Life):
@@ -507,7 +507,7 @@ class LifeWithEarlyProposals(Life):
 
     num_rows = 2
     run_ahead = "outcomes"
-    must_meet: ClassVar[set[str]] = {EVICTION, OTHERS_WAIT, RATIONED}
+    must_meet: ClassVar[set[str]] = {EVICTION, OTHERS_WAIT, RATE_LIMITED}
     limits: ClassVar[dict[str, Any]] = {
         "max_batch": 1,
         "slo_round_ms": {"t2": 1e-3},
@@ -547,9 +547,9 @@ class LifeWithForetoldAdmission(LifeWithAdmission):
 
     @invariant()
     def whoever_has_a_place_is_there(self) -> None:
-        places = self.star.hub._links._admission
-        assert places._admitted.keys() <= {LinkId(name) for name in self.tags}
-        if places.num_max:
+        admission = self.star.hub._links._admission
+        assert admission._admitted.keys() <= {LinkId(name) for name in self.tags}
+        if admission.num_max:
             self._meets(FORECAST)
 
 

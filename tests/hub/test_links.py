@@ -82,7 +82,7 @@ def test_verdicts_on_trees_are_counted_like_those_on_chains() -> None:
     assert (told_of(star, "a").num_verdicts, told_of(star, "a").num_accepted_tokens) == (1, len(deepest))
 
 
-def test_a_verdict_that_says_what_was_guessed_next_was_made_without_the_guess() -> None:
+def test_a_verdict_that_ends_with_the_next_draft_token_was_made_without_it() -> None:
     """As where the proposal came too late, or in a round without drafts on purpose."""
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(3))
@@ -118,7 +118,7 @@ def test_rounds_that_a_rate_limit_left_without_drafts_tell_nothing_of_those_with
     assert told.round.count <= 1
 
 
-def test_a_round_in_which_somebody_elses_prompt_was_read_is_as_long_as_it_was() -> None:
+def test_a_round_in_which_another_prompt_was_prefilled_is_as_long_as_it_was() -> None:
     star, tag, other = ToyStar("a", "b"), ToyTag(1, [1, 2, 3]), ToyTag(1, [5] * 60)
     star.runner.step_s = 1.0
     star.say("a", tag.open(2))

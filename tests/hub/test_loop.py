@@ -56,7 +56,7 @@ def test_targets_are_answered_each_on_their_own_link(star: LoopStar) -> None:
     assert [len(draft_step) for draft_step in star.runner.draft_steps] == [2, 2, 2]
 
 
-def test_what_arrives_while_a_layer_runs_is_in_the_next_one(star: LoopStar) -> None:
+def test_what_arrives_while_a_draft_step_runs_is_in_the_next_one(star: LoopStar) -> None:
     one, two = star.connect("one"), star.connect("two")
     one.send([ToyTag(1, [1, 2]).open(3)])
     star.loop.turn()
@@ -65,7 +65,7 @@ def test_what_arrives_while_a_layer_runs_is_in_the_next_one(star: LoopStar) -> N
     assert [len(draft_step) for draft_step in star.runner.draft_steps] == [1, 2]
 
 
-def test_what_ends_a_layer_ahead_is_handled_next() -> None:
+def test_what_ends_a_draft_step_ahead_is_handled_next() -> None:
     star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
     session = star.connect("one")
     session.send([tag.open(3)])
@@ -80,7 +80,7 @@ def test_what_ends_a_layer_ahead_is_handled_next() -> None:
     assert proposal.token_ids == tag.expected(3)[:1]
 
 
-def test_what_is_there_is_sent_while_a_layer_runs_ahead() -> None:
+def test_what_is_there_is_sent_while_a_draft_step_runs_ahead() -> None:
     star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
     session = star.connect("one")
     session.send([tag.open(3)])
@@ -101,7 +101,7 @@ def test_what_is_there_is_sent_while_a_layer_runs_ahead() -> None:
     assert star.hub.stats.num_hits == 2
 
 
-def test_a_verdict_that_cannot_be_answered_ahead_ends_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_that_cannot_be_answered_ahead_ends_no_draft_step(monkeypatch: pytest.MonkeyPatch) -> None:
     star, tags = LoopStar(run_ahead="chain"), [ToyTag(1, [1, 2]), ToyTag(2, [3, 4])]
     session = star.connect("one")
     for tag in tags:
@@ -202,7 +202,7 @@ def test_a_targets_fault_is_noted_and_nothing_else(star: LoopStar) -> None:
     assert session.receive(1.0) == [Pong(1)]
 
 
-def test_a_message_for_a_session_that_is_gone_is_dropped(star: LoopStar) -> None:
+def test_a_message_for_a_link_that_is_gone_is_dropped(star: LoopStar) -> None:
     star.transport._arrivals.append(Arrival(LinkId("gone"), TargetId("x"), ToyTag(1, [1]).open(1), 0.0))
     star.turns()
     assert star.hub.stats.num_tags == 0

@@ -54,7 +54,7 @@ def test_the_hub_tells_how_much_of_its_cache_is_of_use() -> None:
     assert (stats.num_rows_leased, stats.num_rows_free, stats.row_fill) == (2, 2, 32 / 128)
 
 
-def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_read_again_to_its_end() -> None:
+def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_prefilled_again_to_its_end() -> None:
     """Prompts of several draft steps take rows from each other's idle sequences, never from one that is being read."""
     star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_batch=2)
     tags = {name: [ToyTag(number, [number] * 30) for number in (1, 2, 3)] for name in "abc"}

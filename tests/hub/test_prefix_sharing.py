@@ -59,7 +59,7 @@ def test_what_is_left_behind_whole_blocks_is_no_prompt() -> None:
     assert PREFIX_BLOCK <= SHORT_PAST
 
 
-def test_a_tag_reads_only_what_no_row_holds() -> None:
+def test_a_tag_prefills_only_what_no_row_holds() -> None:
     star, one, other = ToyStar("a", max_len=LONG), ToyTag(1, [*SYSTEM, 1, 2]), ToyTag(2, [*SYSTEM, 3, 4, 5])
     star.say("a", one.open(2))
     serve(star, ("a", one))
@@ -70,7 +70,7 @@ def test_a_tag_reads_only_what_no_row_holds() -> None:
     assert (stats_of(star).num_shared_tokens, star.num_leased) == (len(SYSTEM), 2)
 
 
-def test_answers_to_one_request_read_its_prompt_once_although_they_come_together() -> None:
+def test_answers_to_one_request_prefill_its_prompt_once_although_they_come_together() -> None:
     prompt = [*SYSTEM, 7]
     star, tags = (
         ToyStar("a", num_rows=8, max_len=LONG, prefill_chunk=64),
@@ -83,7 +83,7 @@ def test_answers_to_one_request_read_its_prompt_once_although_they_come_together
     assert (stats.num_prompt_tokens, stats.num_shared_tokens) == (len(prompt), 7 * len(SYSTEM))
 
 
-def test_of_a_prompt_that_is_being_read_another_has_what_is_read_already() -> None:
+def test_of_a_prompt_in_prefill_another_tag_has_what_is_prefilled_already() -> None:
     """And goes on by itself where the two part."""
     star = ToyStar("a", max_len=LONG, prefill_chunk=PREFIX_BLOCK)
     long, short = ToyTag(1, [*SYSTEM, *[1] * 60]), ToyTag(2, [*SYSTEM, *[2] * 20])
@@ -154,7 +154,7 @@ def test_a_short_prompt_takes_the_row_that_is_free_for_longest_too() -> None:
     assert star.runner.cache.rows.leased == {1 - row}
 
 
-def test_an_evicted_tag_reads_again_only_what_no_sibling_holds() -> None:
+def test_an_evicted_tag_prefills_again_only_what_no_sibling_holds() -> None:
     star = ToyStar("a", num_rows=2, max_len=LONG)
     tags = [ToyTag(number, [*SYSTEM, number]) for number in (1, 2, 3)]
     for tag in tags:
@@ -169,7 +169,9 @@ def test_an_evicted_tag_reads_again_only_what_no_sibling_holds() -> None:
 
 
 @pytest.mark.parametrize("num_others", [5, 40], ids=["no prompt", "a prompt"])
-def test_who_counted_on_a_row_that_another_takes_in_the_same_layer_reads_for_itself(num_others: int) -> None:
+def test_a_tag_that_counted_on_a_row_that_another_takes_in_the_same_draft_step_prefills_for_itself(
+    num_others: int,
+) -> None:
     star = ToyStar("a", num_rows=2, max_len=LONG, prefill_chunk=100)
     first, second = ToyTag(1, [*SYSTEM, 1]), ToyTag(2, [2] * 40)
     star.say("a", first.open(1), second.open(1))
@@ -182,7 +184,7 @@ def test_who_counted_on_a_row_that_another_takes_in_the_same_layer_reads_for_its
     assert (sum(read_by(star)), stats_of(star).num_shared_tokens) == (num_others + len(SYSTEM) + 1, 0)
 
 
-def test_a_layer_that_fails_leaves_nothing_behind_that_was_not_read() -> None:
+def test_a_draft_step_that_fails_leaves_nothing_behind_that_was_not_prefilled() -> None:
     star, one, other = ToyStar("a", max_len=LONG), ToyTag(1, [*SYSTEM, 1]), ToyTag(2, [*SYSTEM, 2])
     star.say("a", one.open(1))
     star.runner.is_broken = True
@@ -224,7 +226,7 @@ def test_without_sharing_the_row_that_was_freed_last_is_taken_as_ever() -> None:
     assert len(rows) == 1
 
 
-def test_a_target_that_comes_back_has_nothing_of_the_session_before() -> None:
+def test_a_target_that_comes_back_has_nothing_of_the_link_before() -> None:
     star = ToyStar("a", max_len=LONG)
     for name in ("a", "b"):  # the transport gives each handshake a sequence of its own
         tag = ToyTag(1, [*SYSTEM, 1])

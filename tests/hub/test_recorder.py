@@ -47,7 +47,7 @@ def slow_star() -> ToyStar:
     return star
 
 
-def test_service_is_d_layers_and_a_layer_is_t_s(slow_star: ToyStar) -> None:
+def test_service_is_d_draft_steps_and_a_draft_step_is_t_s(slow_star: ToyStar) -> None:
     slow_star.say("a", ToyTag(1, [1, 2]).open(4))
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
@@ -55,7 +55,7 @@ def test_service_is_d_layers_and_a_layer_is_t_s(slow_star: ToyStar) -> None:
     assert (proposal.queue_s, proposal.service_s) == (0.0, 4 * STEP_S)
 
 
-def test_the_queueing_time_runs_from_arrival_to_the_first_layer(slow_star: ToyStar) -> None:
+def test_the_queueing_time_runs_from_arrival_to_the_first_draft_step(slow_star: ToyStar) -> None:
     slow_star.say("a", ToyTag(1, [1, 2]).open(2))
     arrived_s = slow_star.clock()
     slow_star.step()
@@ -74,7 +74,7 @@ def test_prefill_counts_as_drafting_but_neither_as_t_s_nor_as_s(slow_star: ToySt
     assert proposal.service_s == 3 * STEP_S  # but a target must be able to take it off its round trip
 
 
-def test_an_answer_that_took_no_layer_is_no_sample_of_queue_and_service(slow_star: ToyStar) -> None:
+def test_an_answer_that_took_no_draft_step_is_no_sample_of_queue_and_service(slow_star: ToyStar) -> None:
     slow_star.say("a", ToyTag(1, [1] * 100).open(2))  # longer than the draft's context
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
@@ -97,7 +97,7 @@ def test_idle_is_time_with_tags_open_and_nothing_to_draft(slow_star: ToyStar) ->
     assert (stats.idle_s, stats.busy_s) == (1.5, 4 * STEP_S)
 
 
-def test_a_request_that_came_before_the_layer_ended_leaves_no_idle_gap() -> None:
+def test_a_request_that_came_before_the_draft_step_ended_leaves_no_idle_gap() -> None:
     slices = Slices()
     recorder = StatsRecorder(HubStats(), 0.0, slices)
     recorder.mark(2.0, is_idle=True)
@@ -174,7 +174,7 @@ def test_a_window_is_the_sum_of_what_lies_in_it(steps: list[tuple[float, float]]
     assert window.seconds(now + WINDOW_S) == window.count(now + WINDOW_S) == 0
 
 
-def test_the_trace_shows_layers_prefill_and_idle_gaps() -> None:
+def test_the_trace_shows_draft_steps_prefill_and_idle_gaps() -> None:
     slices = Slices()
     recorder = StatsRecorder(HubStats(), 0.0, slices)
     recorder.add_step(0.0, 1.0, draft_step(False, True))

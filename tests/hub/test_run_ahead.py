@@ -58,7 +58,7 @@ def test_off_drafts_nothing_while_a_proposal_is_in_verification() -> None:
 
 
 @pytest.mark.parametrize("run_ahead", ["chain", "outcomes"])
-def test_a_chain_that_was_right_goes_on_without_a_layer(run_ahead: RunAhead) -> None:
+def test_a_chain_that_was_right_goes_on_without_a_draft_step(run_ahead: RunAhead) -> None:
     star, tag = ToyStar("a", run_ahead=run_ahead, max_draft_tokens=NUM_NODES), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
@@ -109,7 +109,7 @@ def test_what_is_proposed_does_not_depend_on_what_was_prepared(sampling: Samplin
     assert told[0] == told[1]
 
 
-def test_a_request_waits_for_one_layer_that_ran_ahead() -> None:
+def test_a_request_waits_for_one_draft_step_that_ran_ahead() -> None:
     star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
     star.say("a", tags[0].open(NUM_NODES))
     proposed(star, tags[0])
@@ -128,7 +128,7 @@ def a_step_ahead(star: ToyStar, tag: ToyTag, verdict: list[int]) -> int:
     return star.hub.stats.num_ahead_nodes - num_before
 
 
-def test_a_layer_that_a_verdict_makes_worthless_is_given_up() -> None:
+def test_a_draft_step_that_a_verdict_makes_worthless_is_given_up() -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     right = proposed(star, tag)[0]
@@ -136,7 +136,7 @@ def test_a_layer_that_a_verdict_makes_worthless_is_given_up() -> None:
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:1], "of the tokens that were said"
 
 
-def test_a_layer_that_a_verdict_leads_to_goes_on() -> None:
+def test_a_draft_step_that_a_verdict_leads_to_goes_on() -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
@@ -165,7 +165,7 @@ def answered_ahead(star: ToyStar, tag: ToyTag, verdict: Verdict) -> list[int] | 
 
 
 @pytest.mark.parametrize(("begun", "is_there"), [(0.4, True), (0.6, False)])
-def test_a_chain_is_told_while_a_layer_runs_but_waits_for_a_token_that_is_nearly_there(
+def test_a_chain_is_sent_while_a_draft_step_runs_but_waits_for_a_token_that_is_nearly_there(
     begun: float, is_there: bool
 ) -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
@@ -191,7 +191,7 @@ def test_a_chain_is_told_while_a_layer_runs_but_waits_for_a_token_that_is_nearly
 
 @pytest.mark.parametrize("sampling", [GREEDY, SOON_READY], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("budget", "num_steps"), [(BUDGETS[0], 12), (BUDGETS[1], 16)], ids=["chain", "tree"])
-def test_a_complete_proposal_is_told_while_a_layer_runs(
+def test_a_complete_proposal_is_sent_while_a_draft_step_runs(
     sampling: SamplingSpec, budget: DraftBudget, num_steps: int
 ) -> None:
     star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3], sampling)
@@ -208,7 +208,7 @@ def test_a_complete_proposal_is_told_while_a_layer_runs(
     assert star.hub.stats.num_hits == 1
 
 
-def test_who_has_no_right_to_drafts_is_promised_none() -> None:
+def test_a_rate_limited_target_gets_no_early_proposal() -> None:
     """A rate limit is asked when the verdict is handled, and once for each proposal."""
     star, tag = ToyStar("a", run_ahead="chain", rate_limits={"a": 100.0}), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
@@ -218,7 +218,7 @@ def test_who_has_no_right_to_drafts_is_promised_none() -> None:
     assert proposed(star, tag) == tag.expected(2)
 
 
-def test_a_promise_is_kept_though_the_place_is_lost() -> None:
+def test_an_early_proposal_counts_though_admission_is_lost() -> None:
     """Between the answer and the verdict another target comes, and the first had been silent for long."""
     star = ToyStar("a", "b", run_ahead="chain", admission=1)
     tag, other = ToyTag(1, [1, 2, 3]), ToyTag(1, [4, 5])
@@ -247,7 +247,7 @@ def test_a_promise_is_kept_though_the_place_is_lost() -> None:
     assert [message.retry_after_s > 0 for message in declined] == [True]
 
 
-def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_runs() -> None:
+def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_draft_step_runs() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
@@ -259,7 +259,7 @@ def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_layer_run
         assert star.hub.answer_early(LinkId("a"), stale, star.clock(), star.clock()) == []
 
 
-def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:
+def test_an_old_verdict_that_is_repeated_ends_no_draft_step() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)
@@ -271,7 +271,7 @@ def test_an_old_verdict_that_is_repeated_ends_no_layer() -> None:
     assert star.hub.stats.num_ahead_nodes > num_before
 
 
-def test_a_layer_goes_on_while_it_is_of_use_to_anybody() -> None:
+def test_a_draft_step_goes_on_while_it_is_of_use_to_anybody() -> None:
     star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
     for tag in tags:
         star.say("a", tag.open(NUM_NODES))
@@ -303,7 +303,7 @@ def test_a_row_in_use_ahead_is_taken_for_one_that_waits() -> None:
         star.step()
 
 
-def test_a_layer_ahead_that_fails_costs_its_tags_and_no_more() -> None:
+def test_a_draft_step_ahead_that_fails_costs_its_tags_and_no_more() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
     star.say("a", tag.open(NUM_NODES))
     proposed(star, tag)

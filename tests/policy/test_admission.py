@@ -34,8 +34,8 @@ RETRY_S = 1.0
 class World:
     """Targets that ask every second until they have a place; reviews as often as the hub holds them."""
 
-    def __init__(self, places: AdmissionControl) -> None:
-        self.places = places
+    def __init__(self, admission: AdmissionControl) -> None:
+        self.admission = admission
         self.now = 0.0
         self.demands: dict[str, Demand] = {}
         self.known: set[str] = set()  # who has been drafted for
@@ -46,13 +46,13 @@ class World:
         self.demands[name], self.asks_at[name] = demand, self.now
 
     def go(self, name: str) -> None:
-        self.places.leave(LinkId(name))
+        self.admission.leave(LinkId(name))
         del self.demands[name], self.asks_at[name]
 
     def run(self, seconds: float) -> None:
         end_s = self.now + seconds
         while self.now < end_s:
-            self._do(lambda: self.places.review(self.load(), self.now))
+            self._do(lambda: self.admission.review(self.load(), self.now))
             for name, asks_at in self.asks_at.items():
                 if name not in self.held and asks_at <= self.now:
                     self._do(partial(self._ask, name))
@@ -60,7 +60,7 @@ class World:
             self.now += REVIEW_S
 
     def _ask(self, name: str) -> None:
-        self.places.ask(LinkId(name), self.load(), self.now)
+        self.admission.ask(LinkId(name), self.load(), self.now)
 
     def _do(self, something: Callable[[], None]) -> None:
         before = self.held
@@ -75,7 +75,7 @@ class World:
 
     @property
     def held(self) -> set[str]:
-        return {name for name in self.demands if self.places.is_admitted(LinkId(name))}
+        return {name for name in self.demands if self.admission.is_admitted(LinkId(name))}
 
 
 def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
@@ -83,7 +83,7 @@ def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
     for number in range(10):
         world.come(f"t{number}")
     world.run(30.0)
-    assert world.places.num_max == 6
+    assert world.admission.num_max == 6
     assert len(world.held) == 6
     assert len(world.changes) == 6, "nobody came twice"
 
@@ -99,22 +99,22 @@ def test_when_one_leaves_another_is_taken_in_within_five_seconds() -> None:
     assert world.held == {"b", "c"}
 
 
-def test_an_unused_place_is_kept_for_a_while_and_then_given_away() -> None:
-    places, now = AdmissionControl(1), 0.0
+def test_a_target_that_asks_for_nothing_stays_admitted_for_a_while_only() -> None:
+    admission, now = AdmissionControl(1), 0.0
     idle, busy = Load({}, {}, frozenset(), COST), Load({}, {}, frozenset([LinkId("a")]), COST)
-    assert places.ask(LinkId("a"), idle, now)
-    places.review(busy, 10.0)
-    places.review(idle, 10.0 + 0.9 * KEEP_S)
-    assert not places.ask(LinkId("b"), idle, now)
-    places.review(idle, 10.0 + KEEP_S)
-    assert places.ask(LinkId("b"), idle, now)
+    assert admission.ask(LinkId("a"), idle, now)
+    admission.review(busy, 10.0)
+    admission.review(idle, 10.0 + 0.9 * KEEP_S)
+    assert not admission.ask(LinkId("b"), idle, now)
+    admission.review(idle, 10.0 + KEEP_S)
+    assert admission.ask(LinkId("b"), idle, now)
 
 
 def test_a_newcomer_waits_until_the_first_is_measured() -> None:
-    places, unknown = AdmissionControl("n_max"), Load({}, {}, frozenset(), None)
-    assert places.ask(LinkId("a"), unknown, 0.0), "the first always"
-    assert not places.ask(LinkId("b"), unknown, 0.0)
-    assert places.ask(LinkId("b"), Load({LinkId("a"): STARSD}, {}, frozenset(), COST), 1.0)
+    admission, unknown = AdmissionControl("n_max"), Load({}, {}, frozenset(), None)
+    assert admission.ask(LinkId("a"), unknown, 0.0), "the first always"
+    assert not admission.ask(LinkId("b"), unknown, 0.0)
+    assert admission.ask(LinkId("b"), Load({LinkId("a"): STARSD}, {}, frozenset(), COST), 1.0)
 
 
 def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_at_once() -> None:
@@ -233,11 +233,11 @@ def test_one_that_hardly_gains_alone_keeps_nobody_out_and_nobody_flaps_beside_it
     assert len([each for each in world.changes if each[1] != "hardly"]) == len(world.held - {"hardly"})
 
 
-def test_one_that_gained_nothing_and_left_its_place_unused_is_tried_again_too() -> None:
+def test_one_that_gained_nothing_and_asked_for_nothing_is_tried_again_too() -> None:
     world = World(AdmissionControl("n_max"))
     world.come("hot", HOT)
     world.run(2.0)
-    world.places._let_go(LinkId("hot"), FORGET_S, world.now)  # as after KEEP_S without a tag
+    world.admission._let_go(LinkId("hot"), FORGET_S, world.now)  # as after KEEP_S without a tag
     world.come("a")
     world.run(FORGET_S / 2)
     assert world.held == {"a"}
@@ -247,14 +247,14 @@ def test_one_that_gained_nothing_and_left_its_place_unused_is_tried_again_too() 
 
 
 def test_losing_is_forgotten_while_nobody_is_measured() -> None:
-    places, now = AdmissionControl("n_max"), 100.0
+    admission, now = AdmissionControl("n_max"), 100.0
     for name in ("a", "b"):
-        places._admitted[LinkId(name)] = _Admitted(0.0, now)
+        admission._admitted[LinkId(name)] = _Admitted(0.0, now)
 
     def review(**demands: Demand) -> set[str]:
-        load = Load({LinkId(name): each for name, each in demands.items()}, {}, frozenset(places._admitted), COST)
-        places.review(load, now)
-        return set(places._admitted)
+        load = Load({LinkId(name): each for name, each in demands.items()}, {}, frozenset(admission._admitted), COST)
+        admission.review(load, now)
+        return set(admission._admitted)
 
     assert review(a=STARSD, b=HOT) == {"a", "b"}
     assert review() == {"a", "b"}
@@ -272,87 +272,92 @@ LONG = replace(STARSD, num_steps=30.0, plain_tokens_per_s=35.0)  # two of these 
 def test_one_that_cannot_be_measured_keeps_nobody_out_for_long(
     others: dict[LinkId, Demand], waited_s: float, has_room: bool
 ) -> None:
-    places = AdmissionControl("n_max")
+    admission = AdmissionControl("n_max")
     for name in (LinkId("silent"), *others):
-        places._admitted[name] = _Admitted(0.0, 0.0)
+        admission._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {LinkId("b"): 35.0}, frozenset(), COST, max_sequences=1)
-    assert places.ask(LinkId("b"), load, waited_s) == has_room
+    assert admission.ask(LinkId("b"), load, waited_s) == has_room
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_one_that_is_drafted_for_is_load_though_it_cannot_be_measured(is_busy: bool) -> None:
-    places, known, unknown = AdmissionControl("n_max"), LinkId("known"), LinkId("unknown")
+    admission, known, unknown = AdmissionControl("n_max"), LinkId("known"), LinkId("unknown")
     for name in (known, unknown):
-        places._admitted[name] = _Admitted(0.0, 0.0)
+        admission._admitted[name] = _Admitted(0.0, 0.0)
     busy = frozenset([known, unknown] if is_busy else [known])
     load = Load({known: LONG}, {LinkId("b"): 35.0}, busy, COST, max_sequences=1, present=frozenset([known, unknown]))
-    places.review(load, UNKNOWN_S)
-    assert places.ask(LinkId("b"), load, UNKNOWN_S + REVIEW_S) == (not is_busy)
+    admission.review(load, UNKNOWN_S)
+    assert admission.ask(LinkId("b"), load, UNKNOWN_S + REVIEW_S) == (not is_busy)
 
 
 @pytest.mark.parametrize(("num_rows", "has_room"), [(2, False), (3, True), (None, True)])
-def test_nobody_is_taken_in_whose_sessions_would_take_the_rows_of_others(num_rows: int | None, has_room: bool) -> None:
-    places, others = AdmissionControl("n_max"), {LinkId(name): STARSD for name in "ab"}
+def test_nobody_is_taken_in_whose_sequences_would_take_the_rows_of_others(num_rows: int | None, has_room: bool) -> None:
+    admission, others = AdmissionControl("n_max"), {LinkId(name): STARSD for name in "ab"}
     for name in others:
-        places._admitted[name] = _Admitted(0.0, 0.0)
+        admission._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
-    assert places.ask(LinkId("c"), load, 1.0) == has_room
-    places.review(load, 1.0)
-    assert places.num_max == (num_rows or 6)
+    assert admission.ask(LinkId("c"), load, 1.0) == has_room
+    admission.review(load, 1.0)
+    assert admission.num_max == (num_rows or 6)
 
 
 def test_not_even_where_those_who_are_there_gain_nothing() -> None:
-    places, hot = AdmissionControl("n_max"), replace(STARSD, num_tokens=1.0)
+    admission, hot = AdmissionControl("n_max"), replace(STARSD, num_tokens=1.0)
     others = {LinkId(name): hot for name in "ab"}
     for name in others:
-        places._admitted[name] = _Admitted(0.0, 0.0)
+        admission._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=2)
-    assert places.ask(LinkId("c"), replace(load, num_rows=3), 1.0)
-    places.leave(LinkId("c"))
-    assert not places.ask(LinkId("c"), load, 1.0)
+    assert admission.ask(LinkId("c"), replace(load, num_rows=3), 1.0)
+    admission.leave(LinkId("c"))
+    assert not admission.ask(LinkId("c"), load, 1.0)
 
 
 @pytest.mark.parametrize(("num_rows", "has_room"), [(2, False), (3, True), (None, True)])
 def test_not_even_where_those_who_are_there_cannot_be_measured(num_rows: int | None, has_room: bool) -> None:
-    places, others = AdmissionControl("n_max"), [LinkId(name) for name in "ab"]
+    admission, others = AdmissionControl("n_max"), [LinkId(name) for name in "ab"]
     for name in others:
-        places._admitted[name] = _Admitted(0.0, 0.0)
+        admission._admitted[name] = _Admitted(0.0, 0.0)
     load = Load({}, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
-    assert places.ask(LinkId("c"), load, UNKNOWN_S + 1.0) == has_room
+    assert admission.ask(LinkId("c"), load, UNKNOWN_S + 1.0) == has_room
 
 
 def test_of_a_crowd_as_many_are_taken_in_at_once_as_are_measured() -> None:
-    places, comers = AdmissionControl("n_max"), [LinkId(f"t{number}") for number in range(12)]
+    admission, comers = AdmissionControl("n_max"), [LinkId(f"t{number}") for number in range(12)]
     measured: dict[LinkId, Demand] = {}
     num_held = []
     for now in range(4):
         load = Load(dict(measured), {}, frozenset(measured), COST, max_sequences=None)
         for name in comers:
-            places.ask(name, load, float(now))
-        num_held.append(places.num_admitted)
-        measured = dict.fromkeys(places._admitted, STARSD)
+            admission.ask(name, load, float(now))
+        num_held.append(admission.num_admitted)
+        measured = dict.fromkeys(admission._admitted, STARSD)
     assert num_held == [1, 2, 4, 8]
-    assert not places.ask(LinkId("more"), replace(load, demands=dict(list(measured.items())[:4])), 3.0)
+    assert not admission.ask(LinkId("more"), replace(load, demands=dict(list(measured.items())[:4])), 3.0)
     later = replace(load, demands=dict(list(measured.items())[:4]))
-    assert places.ask(LinkId("more"), later, 3.0 + UNKNOWN_S), "who cannot be measured keeps nobody out for long"
+    assert admission.ask(LinkId("more"), later, 3.0 + UNKNOWN_S), "who cannot be measured keeps nobody out for long"
 
 
-def test_n_max_counts_targets_all_of_whose_sessions_have_rows() -> None:
-    places, wide = AdmissionControl("n_max"), replace(STARSD, num_sequences=8.0)
-    places._admitted |= {LinkId(name): _Admitted(0.0, 0.0) for name in "ab"}
+def test_n_max_counts_targets_all_of_whose_sequences_have_rows() -> None:
+    admission, wide = AdmissionControl("n_max"), replace(STARSD, num_sequences=8.0)
+    admission._admitted |= {LinkId(name): _Admitted(0.0, 0.0) for name in "ab"}
     load = Load(
-        dict.fromkeys(places._admitted, wide), {}, frozenset(places._admitted), COST, max_sequences=None, num_rows=8
+        dict.fromkeys(admission._admitted, wide),
+        {},
+        frozenset(admission._admitted),
+        COST,
+        max_sequences=None,
+        num_rows=8,
     )
-    places.review(load, 1.0)
-    assert places.num_max == 1
-    places.review(replace(load, num_rows=16), 2.0)
-    assert places.num_max == 2
+    admission.review(load, 1.0)
+    assert admission.num_max == 1
+    admission.review(replace(load, num_rows=16), 2.0)
+    assert admission.num_max == 2
 
 
 # ---------------------------------------------------------------- in the hub
 
 
-def test_tags_of_a_target_without_a_place_are_declined_at_once_and_taken_in_when_another_has_left() -> None:
+def test_tags_of_a_target_that_is_not_admitted_are_declined_until_another_has_left() -> None:
     star = ToyStar("a", "b", admission=1)
     first, second = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
     star.say("a", first.open())
@@ -371,7 +376,7 @@ def test_tags_of_a_target_without_a_place_are_declined_at_once_and_taken_in_when
     assert star.hub.status(star.clock()).stats.num_declined == 1
 
 
-def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> None:
+def test_a_target_that_was_let_go_is_told_with_its_next_verdict() -> None:
     star = ToyStar("a", admission=1)
     tag = ToyTag(1, [1, 2])
     star.say("a", tag.open())
@@ -390,7 +395,7 @@ def test_a_target_that_has_lost_its_place_is_told_with_its_next_verdict() -> Non
     assert star.num_leased == 0
 
 
-def test_a_target_that_wants_no_drafts_any_more_gives_its_place_up_and_takes_none() -> None:
+def test_a_target_that_wants_no_drafts_any_more_is_let_go_and_not_admitted() -> None:
     star = ToyStar("a", "b", admission=1, max_len=400)
     first, second = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
     star.say("a", first.open())
@@ -411,7 +416,7 @@ def test_a_target_that_wants_no_drafts_any_more_gives_its_place_up_and_takes_non
     assert star.hub.status(star.clock()).stats.num_admitted == 0
 
 
-def test_a_target_that_never_answers_a_proposal_does_not_keep_its_place_for_ever() -> None:
+def test_a_target_that_never_answers_a_proposal_does_not_stay_admitted_for_ever() -> None:
     star = ToyStar("a", "b", admission=1)
     silent, waiting = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
     star.say("a", silent.open())

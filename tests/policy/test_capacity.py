@@ -168,7 +168,7 @@ def draft_step(num_sequences: int) -> DraftStep:
     return DraftStep(tuple(ScheduledSequence(TagKey(LinkId("s"), Tag(tag)), 1, False) for tag in range(num_sequences)))
 
 
-def test_the_cost_of_a_layer_is_measured_where_layers_differ_and_supposed_where_not() -> None:
+def test_the_cost_of_a_draft_step_is_measured_where_draft_steps_differ_and_supposed_where_not() -> None:
     times = DraftStepTimes()
     assert times.cost is None
     for _ in range(5):
@@ -181,7 +181,9 @@ def test_the_cost_of_a_layer_is_measured_where_layers_differ_and_supposed_where_
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
-def test_no_measurement_makes_a_session_free_of_time_or_dearer_than_a_layer(seen: list[tuple[int, float]]) -> None:
+def test_no_measurement_makes_a_sequence_free_of_time_or_dearer_than_a_draft_step(
+    seen: list[tuple[int, float]],
+) -> None:
     times = DraftStepTimes()
     for num_sequences, seconds in seen:
         times.add(draft_step(num_sequences), seconds)

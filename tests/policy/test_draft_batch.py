@@ -68,7 +68,7 @@ def test_a_chunk_smaller_than_the_targets_goes_to_the_first_of_them() -> None:
     assert choose(waiting)[0] == dict.fromkeys(range(CHUNK), 1)
 
 
-def test_what_several_would_read_is_read_by_the_first_in_line_and_the_others_take_no_row() -> None:
+def test_a_block_that_several_miss_is_prefilled_by_the_first_and_the_others_take_no_row() -> None:
     waiting = [view(tag, 6, has_row=False, next_block=name) for tag, name in enumerate([b"x", b"x", b"y", b"x", None])]
     assert choose(waiting, num_free=5)[0] == {0: 6, 2: 6, 4: CHUNK - 12}
     assert choose(waiting[1:], num_free=5)[0] == {1: 6, 2: 6, 4: CHUNK - 12}, "whoever is first"
@@ -99,7 +99,7 @@ def test_free_rows_go_before_anybody_is_evicted() -> None:
     assert choose([view(1, has_row=False)], [view(2)], num_free=1) == ({1: 1}, [])
 
 
-def test_idle_sessions_are_evicted_in_the_order_of_their_last_use() -> None:
+def test_idle_sequences_are_evicted_in_the_order_of_their_last_use() -> None:
     idle = [view(7, last_used_s=3.0), view(8, last_used_s=1.0), view(9, last_used_s=2.0)]
     assert choose([view(1, has_row=False), view(2, has_row=False)], idle) == ({1: 1, 2: 1}, [8, 9])
 
@@ -137,7 +137,7 @@ def snapshots(draw: st.DrawFn) -> DraftStepSnapshot:
 
 
 @given(snapshots())
-def test_every_layer_keeps_the_promises(snapshot: DraftStepSnapshot) -> None:
+def test_every_draft_step_keeps_the_promises(snapshot: DraftStepSnapshot) -> None:
     draft_step = choose_step(snapshot)
     by_key = {each.key: each for each in (*snapshot.waiting, *snapshot.idle)}
     grown = [scheduled.key for scheduled in draft_step.sequences]
@@ -183,7 +183,7 @@ class Request:
     chains=st.lists(st.integers(1, 3), max_size=4),
     pauses=st.lists(st.integers(0, 2), min_size=1, max_size=8),
 )
-def test_a_prompt_is_read_beside_another_targets_prompts_and_everybodys_chains(
+def test_a_prompt_is_prefilled_beside_other_targets_prompts_and_all_chains(
     num_tokens: int, num_before: int, chains: list[int], pauses: list[int]
 ) -> None:
     """Whoever decodes asks again and again; of four draft steps at least one is for prompts, half of it for this

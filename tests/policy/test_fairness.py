@@ -51,11 +51,11 @@ class GreedyStar:
             while self.returns and self.returns[0][0] <= self.now:
                 key = self.returns.popleft()[1]
                 self.order[key], self.asked[key] = 0, self.now
-            self._layer()
+            self._draft_step()
             self.now += 1
         return self
 
-    def _layer(self) -> None:
+    def _draft_step(self) -> None:
         views = [SequenceView(key, True, 1, False, 0.0, has_started=had > 0) for key, had in self.order.items()]
         draft_step, self.turns = choose_fairly(
             DraftStepSnapshot(
@@ -87,7 +87,7 @@ def test_two_greedy_targets_of_weight_1_and_3_are_served_1_to_3(max_sequences: i
     assert served["heavy"] / served["light"] == pytest.approx(3.0, abs=0.15)
 
 
-def test_a_target_with_many_sessions_gets_no_more_than_one_with_few() -> None:
+def test_a_target_with_many_sequences_gets_no_more_than_one_with_few() -> None:
     served = GreedyStar({}, {"many": 60, "few": 3}, max_sequences=2).run(8_000).served
     assert served["many"] / served["few"] == pytest.approx(1.0, abs=0.05)
 
@@ -152,7 +152,7 @@ def test_any_deficits_keep_the_promises_of_the_draft_step(snapshot: DraftStepSna
     assert all(deficit <= max(QUANTUM, known.get(target, QUANTUM)) for target, deficit in after.deficits.items())
 
 
-def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came_last() -> None:
+def test_a_row_is_taken_from_the_last_target_in_service_order_and_not_from_the_last_to_come() -> None:
     waiting = (view(1, target="a"), view(2, has_row=False, target="b"), view(3, target="b"))
     snapshot = DraftStepSnapshot(
         waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=CHUNK, max_sequences=1
@@ -164,14 +164,14 @@ def test_a_row_is_taken_from_whoever_has_the_last_turn_and_not_from_whoever_came
 
 
 @given(st.lists(st.floats(-40, 8), min_size=1, max_size=5))
-def test_turns_come_as_they_are_foreseen_however_deep_debts_are(known: list[float]) -> None:
+def test_targets_are_served_in_the_expected_order_however_deep_deficits_are(known: list[float]) -> None:
     waiting = [view(number, target=f"t{number}") for number in range(len(known))]
     turns = DeficitRoundRobin({}, {LinkId(f"t{number}"): deficit for number, deficit in enumerate(known)})
     order = _DrrOrder(turns, waiting)
     assert order.expected_order() == list(order)
 
 
-def test_a_session_that_has_begun_is_finished_before_another_begins() -> None:
+def test_a_sequence_that_has_begun_is_finished_before_another_begins() -> None:
     star = ToyStar("a", "b", max_batch=1)
     tags = {name: [ToyTag(number, [number, 2]) for number in (1, 2, 3)] for name in "ab"}
     for name, each in tags.items():
@@ -188,7 +188,7 @@ def test_first_come_first_served_remains() -> None:
     assert [name for name, _ in star.drain()] == ["a", "a", "a", "b", "b", "b"]
 
 
-def test_weights_go_by_the_targets_names_and_its_sessions_share_them() -> None:
+def test_weights_go_by_the_targets_names_and_its_sequences_share_them() -> None:
     star = ToyStar(max_batch=1, num_rows=12, weights={"heavy": 3.0})
     tags: dict[tuple[str, int], ToyTag] = {}
     for name, sequence in (("heavy", "s1"), ("light", "s2")):
@@ -274,7 +274,7 @@ def test_the_round_after_a_proposal_that_came_too_late_counts_as_the_others_do()
     assert seen.round.of_all == pytest.approx((0.08 + 0.01) / 2, rel=0.05)
 
 
-def test_layers_of_a_proposal_that_came_too_late_were_waited_for_and_spare_nothing() -> None:
+def test_draft_steps_of_a_proposal_that_came_too_late_were_waited_for_and_spare_nothing() -> None:
     star = ToyStar("a", run_ahead="outcomes")
     star.runner.step_s = 0.01
     tag = ToyTag(1, [1, 2])
@@ -293,7 +293,7 @@ def test_an_objective_that_is_met_changes_nothing() -> None:
 
 
 @given(snapshots(), st.sets(st.integers(0, 8)))
-def test_urgent_sessions_come_before_those_that_have_begun_and_owe_nothing(
+def test_urgent_sequences_come_before_those_that_have_begun_and_owe_nothing(
     snapshot: DraftStepSnapshot, numbers: set[int]
 ) -> None:
     waiting = tuple(replace(each, is_urgent=each.key.tag in numbers) for each in snapshot.waiting)
@@ -359,7 +359,7 @@ def test_weights_hold_where_rows_are_short(num_rows: int, max_batch: MaxBatch, p
     assert share(num_rows, max_batch, weight, prompt_len) == pytest.approx(weight, abs=0.05 * weight)
 
 
-def test_with_rows_for_almost_all_the_heavier_target_grows_in_every_layer() -> None:
+def test_with_rows_for_almost_all_the_heavier_target_grows_in_every_draft_step() -> None:
     assert share(12, "auto", 3.0, 40) == pytest.approx(8 / 4, rel=0.05), "more would leave rows idle"
 
 
