@@ -16,7 +16,7 @@
     app.command()(measure)
 
 A parameter whose type is a dataclass with `Option` fields stands for the options of all these fields, or of those that
-`take` names. `take` may give other defaults, and values of fields that are no options.
+`take` names. `take` may give other defaults, and values of fields that are not options.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def take(*names: str, **values: Any) -> Taken:
 
     Args:
         names: fields; none = all that have an Option.
-        values: field -> default in place of its own; of a field that is no option, its value.
+        values: field -> a default instead of its own; for a field that is not an option, its value.
     """
     return Taken(names, values)
 

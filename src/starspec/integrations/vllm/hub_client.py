@@ -1,6 +1,6 @@
 """A vLLM server's hub: a tag for each request, and one message and one wait in each step.
 
-The hub is told of a request only when a draft is wanted for it: then it is told all tokens that it does not have yet.
+A message about a request is sent only when a draft is wanted for it. It has all tokens that the hub does not have yet.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class HubClient:
         return tag.draft().token_ids
 
     def _draft_of(self, wanted: DraftRequest) -> Draft | None:
-        """Of a late proposal, the tokens that were committed meanwhile count neither as drafted nor as requested."""
+        """The draft of a request. Tokens that were committed meanwhile count neither as drafted nor as requested."""
         tag = self._tags.get(wanted.request)
         token_ids = [] if tag is None else list(self._rest_of(tag)[: wanted.num_draft_tokens])
         if tag is None or tag.proposal is None or not token_ids:
