@@ -133,7 +133,7 @@ class TrainedHead(nn.Module):
         return x, normed if self.spec.norm_before_residual else feature
 
     def spoken(self, h: Tensor) -> Tensor:
-        """The input of the LM head."""
+        """The input of the LM head, whose output are the logits of the head."""
         normed: Tensor = self.norm(h) if self.spec.is_eagle3 else h
         return normed
 

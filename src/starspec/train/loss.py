@@ -31,7 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The head's result at the same positions."""
+    """The head's loss at the same positions, and where its first choice is right."""
 
     entropy: Tensor  # sum over positions of the cross-entropy
     is_right: Tensor  # [N] bool: the head's first choice is the target's
