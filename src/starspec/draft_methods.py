@@ -14,9 +14,9 @@ class MethodTraits:
     """What all drafts of a method have in common."""
 
     needs_model: bool  # drafts with a checkpoint and keeps keys and values in cache rows
-    reads_features: bool  # takes hidden states of the target as input
-    draws_trees: bool  # otherwise chains
-    knows_probabilities: bool  # of its draft tokens
+    reads_features: bool  # takes hidden states of the target (features) as input
+    draws_trees: bool  # can draft trees; otherwise chains only
+    knows_probabilities: bool  # gives a probability with each draft token
     why_not_ahead: str | None  # why it cannot run ahead or share prefixes between targets; None = it can do both
 
 

@@ -18,5 +18,5 @@ WAIT_BRIEFLY: Final = MappingProxyType(
 
 
 def unless_given(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """WAIT_BRIEFLY, or nothing if the operator set one of its variables. torch reads them when it is loaded."""
+    """WAIT_BRIEFLY; empty if the operator set one of its variables. torch reads the variables when it is loaded."""
     return {} if WAIT_BRIEFLY.keys() & environ.keys() else WAIT_BRIEFLY

@@ -1,1 +1,1 @@
-"""Benchmarks: code with provenance."""
+"""The measurements of `starspec bench` and `starspec verify`. Each result is saved with its provenance."""

@@ -6,13 +6,14 @@
     pair      as bits, for a target and a draft that are different models
     head-exact, head-bits    as exact and bits, with an EAGLE head as draft
     batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out.
-              Each prompt is answered in each layout, in batches of sizes that take turns: each has a fifth of them
+              Each layout answers every prompt. Batch sizes take turns: each of five sizes gets a fifth of the prompts
     batch-pair    as batch, for a target and a draft that are different models; shorter prompts and answers
 
-Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model (in the parts of one model
-its own int4 self), a draft that lies, one that tells the truth up to a random token and lies from there, and one
-that hides the truth in a tree of lies. Requests of a batch have different lengths, join and leave. Where the size of a
-batch matters, rounds wait while prompts are read, else answers of a few rounds would be over before it is full.
+Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model, and three wrong drafts. In
+parts with one model, the draft is that model with int4 weights. The wrong drafts propose random tokens: `liar` only
+such, `half-liar` after a random number of right tokens, and `lying-tree` around a path of right ones (`liars.py`).
+Requests of a batch have different lengths, and they join and leave while it runs. Where the size of a
+batch matters, rounds wait while prompts are prefilled: otherwise short answers would end before the batch is full.
 """
 
 from __future__ import annotations
@@ -174,11 +175,11 @@ BATCH = Part(
     num_rows=WINDOW_BATCHES * MAX_BATCH_SIZE,
     max_model_len=MAX_BATCH_PROMPT_TOKENS + MAX_BATCH_TOKENS,
     max_prompt_tokens=MAX_BATCH_PROMPT_TOKENS,
-    reads_prompts_once=True,  # else nine tenths of these forwards would read the same prompts again
+    reads_prompts_once=True,  # otherwise nine tenths of these forwards would prefill the same prompts again
     takes_turns=True,  # every prompt in every way of batching, a fifth of them in batches of each size: else days
 )
-MAX_PAIR_PROMPT_TOKENS = 512  # a float32 target of billions of bytes reads so long a prompt in half a minute on a CPU,
-PAIR_TOKENS = 24  # and says one token a second
+MAX_PAIR_PROMPT_TOKENS = 512  # on a CPU, a float32 target of some gigabytes prefills so long a prompt in half a minute
+PAIR_TOKENS = 24  # such a target emits one token a second
 BATCH_PAIR = replace(
     BATCH,
     name="batch-pair",

@@ -221,9 +221,7 @@ class _Comparing:
 
 
 def _has_turn(index: int, turn: int, num_sharing: int) -> bool:
-    """Whether it is the contender's turn within its group. Each group starts one contender later than the group
-    before.
-    """
+    """Whether it is the contender's turn within its group. Each group starts one contender later than the last."""
     return (index + index // num_sharing + turn) % num_sharing == 0
 
 
@@ -235,9 +233,7 @@ def num_turns(num_prompts: int, num_samplings: int, num_rows: int) -> int:
 def _jobs(
     bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, first_seed: int
 ) -> list[Job]:
-    """The requests. Of three neighbours, one has the limit `max_tokens`, the next five sixths of it, the last two
-    thirds.
-    """
+    """The requests. Three limits take turns: `max_tokens`, five sixths of it, and two thirds of it."""
     jobs = bench.jobs(prompts, sampling, max_tokens, first_seed)
     return [
         Job(job.name, job.prompt_token_ids, job.sampling, max(1, max_tokens - index % 3 * max_tokens // 6))

@@ -42,7 +42,7 @@ class VerifyReport:
 
     @property
     def promised(self) -> list[LosslessRow]:
-        """Those that must be identical."""
+        """The rows that must be identical."""
         return [row for row in self.rows if self.is_promised and promises_tokens(row.batching, self.dtype)]
 
     @property

@@ -1,1 +1,1 @@
-"""The left-aligned ragged KV cache: rows, lengths, rollback."""
+"""KV caches: the ragged one with its rollback, padded rectangles, shared prefixes; and stored features."""

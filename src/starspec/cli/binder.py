@@ -1,4 +1,4 @@
-"""Commands from config dataclasses: a field's annotation says its option once, the command gets the built config.
+"""Makes commands from config dataclasses: a field's annotation states its option, and the command gets the config.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Plan:
@@ -10,13 +10,13 @@
     def measure(
         plan: Plan,                                                             # --max-tokens, --lengths
         model: Annotated[ModelConfig, take("model", "dtype", num_rows=1)],      # --target/--model, --dtype
-        quick: Annotated[bool, typer.Option(help="...")] = False,               # typer's own, as it is
+        quick: Annotated[bool, typer.Option(help="...")] = False,               # an option of typer, unchanged
     ) -> None: ...
 
     app.command()(measure)
 
 A parameter whose type is a dataclass with `Option` fields stands for the options of all these fields, or of those that
-`take` names. `take` may give other defaults, and values of fields that are no options.
+`take` names. `take` may give other defaults, and values of fields that are not options.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TEXT_FORMS: Final[Mapping[str, Callable[[str, str, Option], Any]]] = {
     "numbers": lambda text, flag, option: given.numbers(text, flag, int(option.least or 0)),
     "reals": lambda text, flag, _: given.reals(text, flag),
 }
-"""Form -> from what was written to the field's value: (text, flag, option)."""
+"""Form -> function from (text, flag, option) to the field's value."""
 
 
 REQUIRED: Final[Any] = MISSING  # as a value of `take`: the option has no default
@@ -67,7 +67,7 @@ def take(*names: str, **values: Any) -> Taken:
 
     Args:
         names: fields; none = all that have an Option.
-        values: field -> default in place of its own; of a field that is no option, its value.
+        values: field -> a default instead of its own; for a field that is not an option, its value.
     """
     return Taken(names, values)
 
@@ -121,7 +121,7 @@ class _Group:
         return field.default if field.default_factory is MISSING else field.default_factory()
 
     def build(self, group: str, values: Mapping[str, Any]) -> Any:
-        """The config. Raises: ConfigError or BadParameter for what is not so written, or not allowed."""
+        """The config. Raises: ConfigError or BadParameter for a value of the wrong form, or one that is not allowed."""
         options = self.taken.options(self.kind)
         read = {name: _read(values[f"{group}_{name}"], name, option) for name, option in options.items()}
         said = {name: value for name, value in read.items() if value is not None}
@@ -176,7 +176,7 @@ def _typer_type(kind: type, name: str, option: Option) -> Any:
 
 
 def _written(default: Any, option: Option) -> Any:
-    """A default as the command line has it; None = the config says it."""
+    """A default in the form of the command line; None = typer has no default, and the config's own applies."""
     if default is MISSING or option.form == "plain":
         return None if default == () else default
     if not default:
@@ -185,7 +185,7 @@ def _written(default: Any, option: Option) -> Any:
 
 
 def _read(value: Any, name: str, option: Option) -> Any:
-    """What was written, as the field has it; None = the config's default."""
+    """The written value as the field's type; None = the config's default."""
     if value is None or option.form == "plain":
         return tuple(value) if isinstance(value, list) else value
     if option.form == "path":

@@ -1,7 +1,8 @@
-"""A target's connection to one hub: its tags, its liveness, how long to wait for it, and what was learnt of it.
+"""A target's connection to one hub: its tags, whether the hub is alive, how long to wait, and what was measured.
 
-The connection does not decide what the hub is told. Its listener does: `engine/remote_drafts.py` for sequences of our
-engine, `integrations/vllm/hub_client.py` for requests of vLLM. A target may have several connections.
+The connection does not decide which messages the hub gets. The target's listener decides that:
+`engine/remote_drafts.py` for sequences of our engine, `integrations/vllm/hub_client.py` for requests of vLLM. A target
+may have several connections.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class HubRecord:
-    """What was learnt of one hub. The connection begins a new record when it loses the hub."""
+    """What this target has learnt about one hub. The connection begins a new record when it loses the hub."""
 
     patience: Patience = field(default_factory=Patience)  # with the hub as a whole
     rounds: RecentRounds = field(default_factory=RecentRounds)
     round_times: RoundTimes = field(default_factory=RoundTimes)  # for a target that weighs drafts by their cost
-    ask_again_s: float = 0.0  # a full hub is not told of any new tag before this time; 0 = it has room
+    ask_again_s: float = 0.0  # the hub is full: open no tag before this time; 0 = it has room
 
     @property
     def is_full(self) -> bool:
-        """Whether the hub had no room for the last tag that it was told of."""
+        """Whether the hub had no room for the last tag that was opened."""
         return self.ask_again_s > 0.0
 
     def forget_rounds(self) -> None:
-        """The hub is left alone for a while. After that it may be faster."""
+        """Forget what rounds took: a pause begins, and after it the hub may be faster."""
         self.rounds, self.round_times = RecentRounds(), RoundTimes()
 
 
@@ -56,23 +57,27 @@ class Waited(NamedTuple):
 
 
 class HubListener(Protocol):
-    """What the target does after its hub has spoken."""
+    """What the target does when messages of its hub arrive, or when the hub is found."""
 
     def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
         """The hub has answered the tag's last message, or it has dropped the tag."""
         ...
 
     def drop(self, tag: HubTag | None) -> None:
-        """A message is dropped. Args: tag: given if the message was the answer owed to it, and broke the protocol."""
+        """A message of the hub was dropped.
+
+        Args:
+            tag: the tag that waited for this message, if the message was its answer and broke the protocol; else None.
+        """
         ...
 
     def find(self) -> None:
-        """The hub is found, for the first time or again. It holds no tag: each can be told to it by an `Open`."""
+        """The hub was found, for the first time or again. It holds no tag: it needs an `Open` for each."""
         ...
 
 
 class HubConnection:
-    """Not safe to use from two threads at once.
+    """Connects a target with one hub. Not safe to use from two threads at once.
 
     Args:
         deadline: the rule for the longest wait.
@@ -93,12 +98,12 @@ class HubConnection:
         self._next_ping_s = 0.0
         self.tags: dict[Tag, HubTag] = {}
         self.record = HubRecord()
-        self.plain_tokens_per_s = 0.0  # told with each ping: the target's speed without drafts; 0 = not known
-        self.is_waiting = False  # in `wait`: what arrives now has just arrived
+        self.plain_tokens_per_s = 0.0  # sent with each ping: the target's speed without drafts; 0 = not known
+        self.is_waiting = False  # `wait` is running, so a message is handled as soon as it arrives
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is of no use to tell the hub anything, or to wait for it."""
+        """Whether it is useless to send anything to the hub, or to wait for it."""
         return self._liveness.is_lost
 
     @property
@@ -113,16 +118,16 @@ class HubConnection:
 
     @property
     def may_open(self) -> bool:
-        """Whether the hub may be told of tags that it does not hold."""
+        """Whether tags that the hub does not hold may be opened now."""
         return not self.is_lost and self._clock() >= self.record.ask_again_s
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether the hub was told more than a round commits, and has not answered that."""
+        """Whether the hub was sent more tokens than a round commits, and has not answered yet."""
         return any(tag.is_opening or tag.is_catching_up for tag in self.tags.values())
 
     def limited(self, budget: DraftBudget) -> DraftBudget:
-        """No more nodes than the hub said that it gives."""
+        """The budget with at most as many nodes as the hub's `Welcome` allows."""
         welcome = self._transport.welcome
         return budget if welcome is None else budget.limited(num_draft_tokens=welcome.max_draft_tokens)
 
@@ -135,13 +140,13 @@ class HubConnection:
         method: SampleMethod = "coupled",
         vocab_size: int | None = None,
     ) -> HubTag:
-        """A tag of which the hub was not told yet. Args: as HubTag."""
+        """Make a tag, which the hub does not know yet. Args: as HubTag."""
         tag = HubTag(TagSession(Role.TARGET, Tag(next(self._tag_numbers))), tokens, sampling, method, vocab_size)
         self.tags[tag.session.tag] = tag
         return tag
 
     def close_tag(self, tag: HubTag) -> Close | None:
-        """The sequence has ended: drop its tag. Returns: what tells the hub, as `HubTag.close`."""
+        """The sequence has ended: drop its tag. Returns: the message for the hub, as `HubTag.close`."""
         del self.tags[tag.session.tag]
         return tag.close()
 
@@ -189,9 +194,9 @@ class HubConnection:
     def wait(self, awaited: Sequence[HubTag]) -> Waited:
         """Receive until all awaited tags are answered, the deadline has passed, or the hub is lost.
 
-        No step waits while a miss is excused: the hub is known to prefill. A hub that was silent for the whole wait is
-        pinged, and is lost if it does not answer the ping. If all late tags are being opened, it is not pinged: it may
-        be prefilling.
+        This does not wait while a miss of any tag is excused: the hub is known to prefill. A hub that was silent for
+        the whole wait is pinged, and is lost if it does not answer the ping. The hub is not pinged if all late tags are
+        being opened: it may be prefilling.
 
         Effects: calls the listener.
         """
@@ -264,7 +269,7 @@ class HubConnection:
         self._listener.drop(tag if is_refused else None)
 
     def _lose(self) -> None:
-        """Forget the hub: all that was learnt of it is in `record` and in the tags."""
+        """Forget the hub: everything about it is in `record` and in the tags."""
         self._liveness.lose(self._clock())
         self.record = HubRecord()
         for tag in self.tags.values():
@@ -276,7 +281,7 @@ class HubConnection:
 
 
 def _round_of(awaited: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:
-    """Returns: what the wait tells of the time that drafting takes. None if the hub prefilled, or drafted nothing.
+    """Returns: what this wait shows about the time that drafting takes. None if the hub prefilled, or drafted nothing.
 
     A hub may end a draft early, so a proposal counts with its own length.
     """

@@ -15,7 +15,7 @@ from starspec.wire.codec import fits_a_frame
 from starspec.wire.messages import Close, Open, Proposal, TreeShape, Verdict
 from starspec.wire.session import TagSession
 
-MAX_UNSENT: Final = 16  # tokens, or those of two rounds: a hub prefills fewer about as fast as those of one round
+MAX_UNSENT: Final = 16  # tokens; prefilling up to so many, or those of two rounds, is about as fast as those of one
 MAX_CATCH_UPS: Final = 3  # in a row, before a step waits for the answer
 
 
@@ -34,11 +34,12 @@ class TokenSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HubTag(TagWait):
-    """No I/O: whoever calls `ask` or `close` sends the message that they return, in order.
+    """A tag at the target's end. No I/O: the caller sends the messages that `ask` and `close` return, in order.
 
     Args:
         method: how the target verifies proposals.
-        vocab_size: the hub refuses a message with other token ids. None = the target has no other ones.
+        vocab_size: the hub refuses a message with a token id from this one on, so no such message is made. None = the
+            target has no such ids.
     """
 
     session: TagSession
@@ -63,7 +64,7 @@ class HubTag(TagWait):
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether nothing more is sent before the hub has answered."""
+        """Whether to send nothing more until the hub has answered."""
         return self.must_be_answered(may_be_of_use=self.num_unsent < self.num_wanted)
 
     @property
@@ -73,9 +74,10 @@ class HubTag(TagWait):
 
     @property
     def should_catch_up(self) -> bool:
-        """Whether to tell the hub now and ask for a draft a step later, because it has many tokens to prefill first.
+        """Whether to send the tokens now and to wait for a draft only a step later, as the hub has many to prefill.
 
-        False after a few times in a row, and after a miss: then a step waits for the answer, so that delays count.
+        This is False after a few times in a row, and after a miss. A step then waits for the answer, so that a slow hub
+        is noticed.
         """
         is_far_behind = self.num_unsent > max(MAX_UNSENT, 2 * (self.num_wanted + 1))
         may_catch_up = self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed
@@ -87,18 +89,21 @@ class HubTag(TagWait):
         return 0 if self.proposal is None else len(self.proposal.token_ids)
 
     def draft(self) -> DraftTree:
-        """Returns: what the last proposal says after the committed tokens; empty if it does not begin with them."""
+        """The part of the last proposal that is still to be verified.
+
+        Returns: the tree after the tokens that were committed since; empty if the proposal does not begin with them.
+        """
         if self.proposal is None:
             return EMPTY_TREE
         committed = self.tokens.token_ids(self.proposal.prefix_len)
         return self.proposal.tree.after(committed) if committed else self.proposal.tree
 
     def limited(self, budget: DraftBudget) -> DraftBudget:
-        """No more draft steps than may come in time, after the last misses."""
+        """The budget with fewer draft steps after misses, so that the proposal comes in time."""
         return budget.limited(num_steps=self.patience.max_steps(budget.num_steps))
 
     def ask(self, budget: DraftBudget, now: float, *, is_catch_up: bool = False) -> Open | Verdict | None:
-        """Make the message that has all committed tokens, or those that were not sent, and that asks for a draft.
+        """Make the message that asks for a draft: an `Open` with all tokens, or a `Verdict` with the unsent ones.
 
         Args:
             budget: of the draft; no nodes = no draft is wanted.
@@ -119,22 +124,22 @@ class HubTag(TagWait):
         return message
 
     def drop_proposal(self) -> None:
-        """The last proposal, or what may still come of it, is of no use: the committed tokens differ."""
+        """Forget the last proposal, even if it has not come yet: it is not for the tokens that are committed now."""
         self.proposal, self.is_late, self.is_excused = None, False, False
 
     def close(self) -> Close | None:
-        """The sequence has ended. Returns: the message; None if none was ever sent.
+        """The sequence has ended. Returns: the message; None if the hub was never sent one.
 
-        It is sent to a lost hub as well, since that may still hold the tag.
+        Send the message even if the hub is lost: it may still hold the tag.
         """
         if self.session.epoch == 0:
             return None
         return self.session.send(Close(tag=self.session.tag, epoch=self.session.next_epoch))
 
     def refuse(self, now: float) -> bool:
-        """The hub's answer to the last message breaks the protocol: a miss if it is owed, since no other will come.
+        """The hub's answer to the last message breaks the protocol. This is a miss if the tag waited for the answer.
 
-        Returns: whether it was owed.
+        Returns: whether the tag waited for it.
         """
         if not (self.is_awaited or self.is_opening or self.is_late or self.is_catching_up):
             return False
@@ -151,7 +156,7 @@ class HubTag(TagWait):
         self.proposal = None
 
     def forget_hub(self) -> None:
-        """The hub is lost: what it said, and how late it was, says nothing about the next one."""
+        """The hub is lost. Its messages, and how late it was, say nothing about the next hub."""
         self.mark_absent()
         self.reset_patience()
         self.num_to_prefill = 0

@@ -1,6 +1,6 @@
-"""What each process is told at its start: frozen dataclasses, one for each concern, with units in the names.
+"""The settings of each process: frozen dataclasses, one for each concern, with units in the names.
 
-A field's annotation says its command-line option too (see `option.py`). A flag wins over a file, and a file over the
+A field's annotation also states its command-line option (see `option.py`). A flag wins over a file, and a file over the
 default. An unknown key is an error that names the nearest known key.
 """
 

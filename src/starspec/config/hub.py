@@ -12,26 +12,26 @@ from starspec.config.network import LOOPBACK, Host, Insecure, Keys, Port, Prefil
 from starspec.config.option import LIMITS, NETWORK, NONE_GIVEN, SPECULATION, Option
 from starspec.errors import ConfigError
 
-MIN_LEASE_S: Final = 0.1  # of a target at its hub. The hub tells the target, which then speaks in time
+MIN_LEASE_S: Final = 0.1  # of a target at its hub; `Welcome` has the lease, and the target pings often enough
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # of a target
 
 AheadMode = Literal["off", "chain", "outcomes"]
 """What a hub drafts for a sequence while its proposal is in verification and nobody waits.
 
 off         nothing (StarSD as published)
-chain       what follows if the target accepts everything. A target that asks gets what has grown so far, and does not
-            wait for the chain to reach the length that it asked for (AMUSD)
-outcomes    what follows each likely outcome. A target waits for the rest of a chain only as long as that pays
+chain       what follows if the target accepts everything. When the target asks, it gets the chain as far as it has
+            grown, even if it is shorter than requested (AMUSD)
+outcomes    what follows each likely outcome. The target waits for the rest of a chain only as long as that pays
 """
 RunAhead = Literal[AheadMode, "auto"]
-"""The same for all sequences; or, for each sequence, whichever mode makes its rounds best, found by trials."""
+"""One mode for all sequences; or `auto`: trials find the best mode for each sequence."""
 PrefixScope = Literal["off", "target", "hub"]
-"""From which other tags a tag may copy the prefill of a common prompt: none; those of its target; all."""
+"""From which tags a tag may copy the keys and values of a common prefix: none; those of its target; all."""
 AdmissionWord = Literal["off", "n_max"]
 Admission = AdmissionWord | int
 """How many targets a hub drafts for at once: all; as many as all gain by it (StarSD's N_max); or a number."""
 MaxBatch = Literal["auto"] | int
-"""How many sequences share a draft forward: as many as pay, by what such forwards have cost; or a number."""
+"""How many sequences share a draft step: as many as pay, by measured costs; or a number."""
 Scheduling = Literal["fair", "fifo"]
 """Who grows first when not all can: targets in turns, by weight; or the first to arrive."""
 

@@ -13,7 +13,7 @@ MAX_NUM_THREADS: Final = 1024  # of a forward; the operating system refuses more
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
-"""Of the weights only."""
+"""How the weights are quantized."""
 Numerics = Literal["invariant", "fast"]
 """The same bits with and without speculation, or speed."""
 

@@ -1,4 +1,4 @@
-"""All that one server process is told at its start: `starspec up` hands it to a child as one JSON object."""
+"""All settings of one server process. `starspec up` passes them to a child as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """What a process says of its work."""
+    """What a process logs and records."""
 
     trace_file: Annotated[
         str | None,
@@ -48,7 +48,7 @@ class HubProcess:
 
     @property
     def load(self) -> str:
-        """What it does before it can serve, for people."""
+        """What the process does before it can serve, as text for people."""
         return f"loading draft {self.speculative.model or self.speculative.method}"
 
 

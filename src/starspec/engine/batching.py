@@ -69,8 +69,8 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
 def roll_back(results: Sequence[VerifyResult]) -> list[VerifyResult]:
     """Cut every result to the length of the shortest, so that a batch stays aligned.
 
-    The tokens that are cut were right. They are drafted and verified again: the waste of the rollback approach in
-    section 2 of "Batch Speculative Decoding Done Right".
+    The tokens that are cut were right, and they are drafted and verified again. Section 2 of "Batch Speculative
+    Decoding Done Right" describes this waste of the rollback approach.
     """
     num_tokens = min(len(each.token_ids) for each in results)
     return [VerifyResult(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in results]

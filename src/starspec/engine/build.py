@@ -32,7 +32,7 @@ log = structlog.get_logger()
 def build_server(
     config: TargetConfig, model: ModelConfig, speculative: SpeculativeConfig | None, trace: Tracer | None = None
 ) -> TargetServer:
-    """Bind the serving port, load the model, and make the server that joins them.
+    """Bind the serving port, load the model, and make a server from both.
 
     Raises: ConfigError if the port is taken, keys are missing or the speculative config does not fit a target;
         ModelError if the model cannot be served.

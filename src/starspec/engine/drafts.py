@@ -40,7 +40,7 @@ class Drafts(Protocol):
         """The sequence has ended without a round: it was aborted, or it failed."""
 
     def note_round(self, round_s: float, verify_s: float) -> None:
-        """The round took `round_s`, and its forward `verify_s` of it. Deadlines follow these times."""
+        """A round took `round_s` in all and `verify_s` for its forward. Deadlines follow these times."""
 
     def poll(self) -> None:
         """Keep the connection, and connect again. Called between rounds and while idle. Never blocks."""

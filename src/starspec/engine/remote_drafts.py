@@ -1,15 +1,16 @@
 """Proposals from a hub, and what happens if they do not come.
 
-A round waits for proposals until a deadline. A hub that says nothing before the deadline is pinged, and it is *lost* if
-it does not answer the ping either. Rounds then go on without waiting until the hub is heard again, and each running tag
-is opened anew from its token ids. So a hub can slow generation, but it can neither stop it nor change a token. Under
-rejection sampling there is one exception: the target believes the probabilities that the hub states, so a hub that lies
-about them can change the distribution of the tokens.
+A round waits for proposals until a deadline. A hub that sends nothing before the deadline is pinged, and it is *lost*
+if it does not answer the ping either. Rounds then go on without waiting. When a message of the hub arrives again, each
+running tag is opened anew from its token ids. So a hub can slow generation, but it can neither stop it nor change a
+token. Under rejection sampling there is one exception: the target believes the probabilities that the hub states, so a
+hub that states false ones can change the distribution of the tokens.
 
-The target waits once for a late proposal. Rounds go on, and tell the hub nothing more of the tag until it comes.
-If it begins with the tokens that were committed meanwhile, the rest of it is verified; otherwise one verdict tells the
-hub all of these tokens. A tag, or a hub, that is late again and again is left alone for a while. The first proposal of
-a tag may be late, since the hub has to prefill the prompt.
+The target waits once for a late proposal. Then its rounds go on without drafts, and send nothing more about the tag
+until the proposal comes. If the proposal begins with the tokens that were committed meanwhile, the rest of it is
+verified. Otherwise one verdict sends all of these tokens to the hub. If a tag, or a whole hub, is late again and again,
+the target asks it for nothing for a while. The first proposal of a tag may be late, since the hub has to prefill the
+prompt.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
 
-ASK_AGAIN_S: Final = 1.0  # a full hub that does not answer is asked again after this: the one sequence may have ended
+ASK_AGAIN_S: Final = 1.0  # a full hub is asked again after this, as the tag that asked may have been closed
 
 
 class RemoteDrafts:
     """Proposals from a hub, over any transport.
 
     Args:
-        fallback: proposes for sequences for which the hub has nothing; None = those rounds are plain.
+        fallback: proposes for a sequence when the hub has no proposal for it; None = such a sequence gets no draft.
         deadline_s: longest wait of a round; None = follows recent rounds.
         method: how proposals are verified; with "rejection" the hub is asked to draw, and to state its probabilities.
     """
@@ -72,11 +73,11 @@ class RemoteDrafts:
         self._hub = HubConnection(transport, self._deadline, self, clock)
         self._links: dict[HubTag, SequenceLink] = {}
         self._by_request: dict[RequestKey, SequenceLink] = {}
-        self._num_sequences = 0  # of the next round: those that were ready after the last one, and those opened since
+        self._num_sequences = 0  # in the next round: those that were ready after the last round, and those opened since
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the present round ...
         self._is_plain_round = False  # ... none of which has a draft
-        self._feature_request = FeatureRequest()  # of the hub found last: it may come back
+        self._feature_request = FeatureRequest()  # of the last hub; kept while it is lost, as it may come back
 
     @property
     def is_connected(self) -> bool:
@@ -167,7 +168,7 @@ class RemoteDrafts:
 
     @property
     def _is_plain_round_due(self) -> bool:
-        """Whether the next round is to have no drafts, because the hub wants to know how fast this target is then."""
+        """Whether the next round should have no drafts, to measure the plain speed that the hub asks for."""
         welcome = self._transport.welcome
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
         return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
@@ -178,7 +179,7 @@ class RemoteDrafts:
             return self._fallback.propose(sequence, num_sequences)
         return tree
 
-    # ---------------------------------------------------------------- what the hub says
+    # ---------------------------------------------------------------- messages from the hub
 
     def find(self) -> None:
         """As HubListener: open each tag from its token ids."""
@@ -188,7 +189,7 @@ class RemoteDrafts:
             self._hub.send(self._open(link))
 
     def _take_feature_request(self) -> None:
-        """Learn which features this hub wants. If they are other ones than before, those that were kept are useless."""
+        """Note which features this hub wants. If it wants others than the last hub, the kept features are useless."""
         welcome = self._transport.welcome
         if welcome is None or FeatureRequest.of(welcome) == self._feature_request:
             return
@@ -203,7 +204,7 @@ class RemoteDrafts:
     def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
         """As HubListener."""
         if isinstance(message, Reopen):
-            tag.mark_absent()  # the tag may be opened only later, and no round waits for it until then
+            tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
             if self._hub.may_open:
                 self._hub.send(self._open(self._links[tag]))
         elif message.retry_after_s:
@@ -214,7 +215,7 @@ class RemoteDrafts:
             self._take_proposal(tag, message)
 
     def _take_proposal(self, tag: HubTag, proposal: Proposal) -> None:
-        """If it is late and differs from the tokens that were committed meanwhile, tell the hub these tokens."""
+        """Keep the proposal, or send the tokens that were committed meanwhile if it is useless after them."""
         if tag.is_opening:
             self._hub.record.ask_again_s = 0.0  # it has room, as far as is known
         tag.note_answer(self._clock(), is_hopeless=proposal.is_hopeless)
@@ -233,10 +234,10 @@ class RemoteDrafts:
             round_trip_s = self._clock() - tag.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
 
-    # ---------------------------------------------------------------- what the hub is told
+    # ---------------------------------------------------------------- messages to the hub
 
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
-        """Sequences that the next round may have: those of this round's batch, and those that were not in it."""
+        """The number of sequences that the next round may have, whether or not they were in this round's batch."""
         ready = [*batch, *(link.sequence for link in self._links.values())]
         return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
@@ -250,9 +251,9 @@ class RemoteDrafts:
         return link
 
     def _open(self, link: SequenceLink) -> list[TargetToHub]:
-        """Returns: what tells the hub of the tag; nothing if no draft is wanted for it, or if it is too long.
+        """Returns: the messages that open the tag; none if no draft is wanted for it, or if it is too long.
 
-        A hub prefills a prompt for later rounds, so sequences that are still being prefilled count as well.
+        The proposal is for a later round, so sequences that are still being prefilled count as well.
         """
         wanted = self._wanted(link.sequence, max(self._num_sequences, len(self._links)))
         if link.tag.is_unsendable or not wanted.num_draft_tokens:
@@ -267,14 +268,14 @@ class RemoteDrafts:
                 num_tokens=num_tokens,
             )
             return []
-        if record.is_full:  # one tag asks for all
+        if record.is_full:  # only this tag asks now whether there is room
             record.ask_again_s = now + ASK_AGAIN_S
-        if record.is_full or record.patience.is_pausing:  # rounds do not wait for another refusal, or for nothing
+        if record.is_full or record.patience.is_pausing:  # the answer may be another refusal: no round waits for it
             link.tag.is_awaited = False
         return messages
 
     def _tell(self, link: SequenceLink) -> list[TargetToHub]:
-        """Returns: what tells the hub of a round's tokens, as far as it can be told now."""
+        """Returns: the messages that send a round's tokens to the hub; none if nothing may be sent now."""
         tag, now = link.tag, self._clock()
         if tag.is_unanswered and tag.prefill_wait.is_overdue(now):
             tag.mark_absent()  # the message, or its answer, may have been lost
@@ -286,7 +287,7 @@ class RemoteDrafts:
         return self._open(link) if self._hub.may_open else []
 
     def _verdict(self, link: SequenceLink) -> list[TargetToHub]:
-        """A tag, or a hub, that is left alone is told the tokens and asked for nothing."""
+        """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
         tag, now = link.tag, self._clock()
         is_pausing = tag.patience.is_pausing or self._hub.record.patience.is_pausing
         wanted = NO_DRAFT if is_pausing else self._wanted(link.sequence, self._num_sequences)
@@ -296,7 +297,7 @@ class RemoteDrafts:
         return link.ask(wanted, now)
 
     def _close(self, link: SequenceLink) -> list[TargetToHub]:
-        """Drop the link. Returns: what tells the hub."""
+        """Drop the link. Returns: the message for the hub, if it needs one."""
         del self._links[link.tag]
         del self._by_request[link.sequence.key]
         message = self._hub.close_tag(link.tag)

@@ -19,7 +19,7 @@ from starspec.ids import Tag
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.wire.messages import Features, Open, TargetToHub, Verdict, Welcome
 
-MAX_DATA_BYTES: Final = 512 * 1024  # of features in one frame, which may be twice as large
+MAX_DATA_BYTES: Final = 512 * 1024  # of features in one frame; a frame may have twice as many bytes
 
 
 class FeatureRequest(NamedTuple):
@@ -40,13 +40,13 @@ class FeatureOutbox:
         self.are_wanted = bool(request.layers)
         self._window = request.window
         self._tail = FeatureTail(request.window)
-        self._sent = 0  # the hub has those of positions before this, as far as it wants them
+        self._sent = 0  # features of positions before this were sent, or the hub does not want them
 
     def add(self, start: int, features: Tensor) -> None:
         """Add those of positions `start ..`: [T, F].
 
-        No head can use a number that is not finite, or too large. Such a position is a hole: until features of all
-        later positions have come, the hub is asked for no draft, since it could not make one.
+        No head can use a number that is not finite, or too large. A position with such a number is a hole, and the tail
+        begins again behind it. While a hole is the last position, the hub is asked for no draft: it could not make one.
         """
         unreadable = (~are_readable(features)).nonzero().flatten().tolist()
         num_skipped = unreadable[-1] + 1 if unreadable else 0
@@ -62,9 +62,9 @@ class FeatureOutbox:
         self._sent = 0
 
     def frames(self, tag: Tag, num_tokens: int) -> list[Features]:
-        """Features that the hub does not have and still wants, of a tag with `num_tokens` tokens, in frames it takes.
+        """The features that the hub still needs for a tag with `num_tokens` tokens, in frames that are not too large.
 
-        Effects: counts as sent from now on.
+        Effects: these features count as sent from now on.
         """
         first = max(self._sent, self._tail.start, num_tokens - 1 - self._window)
         self._sent = max(self._sent, self._tail.stop)
@@ -97,7 +97,7 @@ class SequenceTokens:
 
 @dataclass(slots=True, eq=False)
 class SequenceLink:
-    """No I/O: whoever calls `ask` or `frames` sends the messages that they return, in order."""
+    """A sequence with its tag and its features. No I/O: the caller sends the returned messages, in order."""
 
     sequence: TargetSequence
     tag: HubTag
@@ -120,9 +120,9 @@ class SequenceLink:
             self.tag.clear()
 
     def ask(self, wanted: DraftBudget, now: float) -> list[TargetToHub]:
-        """Make the messages that have the committed tokens and ask for a draft that can come in time.
+        """Make the message that sends the committed tokens and asks for a draft, and the features that go with it.
 
-        Returns: the message with its features; nothing if `HubTag.ask` makes none.
+        Returns: nothing if `HubTag.ask` makes no message.
         """
         message = self.tag.ask(self.tag.limited(wanted) if self.is_draftable else NO_DRAFT, now)
         if message is None:
@@ -138,7 +138,7 @@ class SequenceLink:
         return [message, *self.frames()]
 
     def _reported(self, message: Verdict) -> list[TargetToHub]:
-        """The hub must have the features of a token before the token itself, but no features of unknown tokens."""
+        """Order the messages: features of tokens that the hub knows come before the verdict, the others after it."""
         frames = self.frames()
         early = [each for each in frames if each.start < message.base_len]
         return [*early, message, *frames[len(early) :]]

@@ -1,4 +1,4 @@
-"""Background tasks of the gateway, which restart after an error."""
+"""Background tasks of the gateway. A task that ends with an error is run again."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class TokenText:
         if token_id in self._verbatim:
             return str(self._verbatim[token_id]).encode()
         piece = self._tokenizer.convert_ids_to_tokens(token_id)
-        if piece is None:  # a row of a padded embedding that is no token
+        if piece is None:  # a row of a padded embedding that is not a token
             return b""
         if self._is_byte_level and all(char in BYTE_OF for char in piece):
             return bytes(BYTE_OF[char] for char in piece)

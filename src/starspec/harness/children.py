@@ -18,11 +18,11 @@ from starspec.errors import PeerLost
 
 ANSWER_S = 300.0  # longest wait for a message of a child: starting takes seconds, measuring takes minutes
 STOP_S = 10.0
-IMPORTED_ONCE = ["starspec.bench.wire.processes", "starspec.bench.wire.processes"]  # and what they import
+IMPORTED_ONCE = ["starspec.bench.wire.processes"]  # and what it imports
 
 
 class Place(Enum):
-    """Where a child may run. The hub gets a core of its own, as if the targets ran on other machines."""
+    """The cores on which a child may run. The hub gets its own core, as if the targets ran on other machines."""
 
     ANYWHERE = "anywhere"
     ONE_CORE = "one core"

@@ -44,7 +44,7 @@ class AheadSteps:
         """Grow trees by one draft step, for the proposals after those in verification.
 
         Args:
-            is_obsolete: whether, by what has arrived meanwhile, the whole draft step has become useless.
+            is_obsolete: whether messages that arrived meanwhile have made the whole draft step useless.
         Returns: the nodes forwarded; 0 if the draft step was aborted, or if there was nothing to prepare. Its sequences
             are in flight until `end`.
         Raises: whatever the drafter raises; the sequences are then still in flight.
@@ -74,11 +74,11 @@ class AheadSteps:
         return [each.sequence for each in ended]
 
     def note_time(self, num_nodes: int, seconds: float) -> None:
-        """A draft step with so many nodes that did not run ahead took so long. The width of those ahead follows."""
+        """A draft step that did not run ahead took so long. Later draft steps ahead get their width from such times."""
         self._width.add(num_nodes, seconds)
 
     def running_s(self, sequence: DraftSequence, verdict: Verdict, now: float) -> float:
-        """For how long a draft step has been running whose nodes of this sequence outlive the verdict; 0 if none is."""
+        """Seconds since the start of the running draft step, if it drafts nodes that the verdict keeps; else 0."""
         is_useful = any(each.sequence is sequence and _outlives(each, verdict) for each in self._in_flight)
         return now - self._since_s if is_useful else 0.0
 
@@ -87,10 +87,10 @@ class AheadSteps:
         return not any(_outlives(each, arrived.get(each.sequence.key)) for each in self._in_flight)
 
     def charge_wait(self, waiting: DraftSequence, arrived_s: float) -> None:
-        """A request came that waited for the end of the last draft step. The other sequences in it are charged."""
+        """A request had to wait for the end of the last draft step: charge the wait to the other sequences in it."""
         waited_s = self._last_until_s - arrived_s
         for sequence in self._last if waited_s > 0.0 else ():
-            if sequence is not waiting:  # its own round is longer by that
+            if sequence is not waiting:  # the wait already makes its own round longer
                 sequence.round.charge(waited_s / len(self._last))
 
     def check_integrity(self) -> None:

@@ -18,7 +18,7 @@ class GrownStep(NamedTuple):
 
     draft_step: DraftStep
     sequences: list[DraftSequence]  # in the order of the draft step
-    num_wasted: int  # nodes that had been drafted ahead, and went with the rows that it took
+    num_wasted: int  # nodes drafted ahead that were lost when rows were evicted for it
 
 
 class RequestBuffer:
@@ -56,9 +56,10 @@ class RequestBuffer:
         return len(self._holders) + self._drafter.num_free_rows
 
     def update(self, sequence: DraftSequence) -> None:
-        """Note what the sequence owes now. If it waits already, then it keeps its place.
+        """Let the sequence wait for draft steps if it owes a proposal; else it does not wait.
 
-        A sequence does not wait while its target has not sent all that the drafter needs.
+        One that waits already keeps its place. A sequence waits only when its target has sent everything that the
+        drafter needs.
 
         Effects: a sequence that can never grow again gives its row back.
         """
@@ -71,7 +72,7 @@ class RequestBuffer:
             self._waiting.pop(sequence.key, None)
 
     def remove(self, sequence: DraftSequence) -> int:
-        """Forget the sequence and free its row. Returns: nodes drafted ahead that go with the row."""
+        """Forget the sequence and free its row. Returns: the number of nodes drafted ahead that are lost."""
         self.scheduler.note_change()
         self._waiting.pop(sequence.key, None)
         return self._free(sequence)
@@ -122,7 +123,7 @@ class RequestBuffer:
         return StepInput(sequence, scheduled.num_tokens)
 
     def _free(self, sequence: DraftSequence) -> int:
-        """Returns: nodes drafted ahead that go with the row."""
+        """Returns: the number of nodes drafted ahead that are lost with the row."""
         num_wasted = sequence.num_ahead
         self._drafter.free(sequence)
         self._holders.pop(sequence.key, None)

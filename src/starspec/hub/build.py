@@ -75,7 +75,7 @@ def _load_eagle(config: SpeculativeConfig, model: ModelConfig, target: str | Non
 
 
 def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
-    """The hub's config, as far as the draft can follow it: run-ahead `auto` is off for a draft that cannot run ahead.
+    """The hub's config without what the draft cannot do: `auto` becomes `off` for a draft that cannot run ahead.
 
     Raises: ConfigError if the hub is told to run ahead, or to share prefixes between targets, and the draft cannot.
     """

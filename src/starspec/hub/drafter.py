@@ -72,11 +72,11 @@ class Drafter(Protocol):
         ...
 
     def num_missing(self, sequence: DraftSequence) -> int:
-        """Tokens or nodes to forward before the tree has grown by one depth, at least 1."""
+        """How many tokens or nodes to forward until the tree has grown by one depth, at least 1."""
         ...
 
     def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:
-        """Forward tokens of several sequences at once. The tree of each that then misses none grows by one depth.
+        """Forward tokens of several sequences at once. If a sequence then misses none, its tree grows by one depth.
 
         Args:
             draft_step: sequences that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
@@ -92,15 +92,15 @@ class Drafter(Protocol):
         ...
 
     def note_request(self, sequence: DraftSequence) -> None:
-        """The sequence is owed another proposal now, or none. Effects: row and tree, if it cannot use them."""
+        """The target wants another proposal for the sequence, or none. Effects: clears what the request cannot use."""
         ...
 
     def note_commit(self, sequence: DraftSequence, token_ids: Sequence[int], survivors: Survivors) -> None:
         """The sequence has committed these tokens; they are its last ones now.
 
         Args:
-            survivors: the part of the tree's K/V that is still true.
-        Effects: the row keeps that, or less; if less, the tree is cleared too.
+            survivors: the part of the tree's K/V that is still right.
+        Effects: the row keeps this part, or less. If it keeps less, the tree is cleared too.
         """
         ...
 

@@ -119,7 +119,7 @@ class EagleDrafter:
             if sequence.row is not None:
                 self._hidden[sequence.row][node] = hidden
 
-    def num_preparable(self, sequence: DraftSequence) -> int:  # noqa: ARG002  without a verdict's features: worse (ADR 20)
+    def num_preparable(self, sequence: DraftSequence) -> int:  # noqa: ARG002  not worth it: the verdict's features are missing (ADR 20)
         return 0
 
     def note_request(self, sequence: DraftSequence) -> None:

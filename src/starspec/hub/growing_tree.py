@@ -60,7 +60,7 @@ class GrowingTree(TreeNodes):
     """A tree that grows depth by depth, by EAGLE-2's rule.
 
     Nodes to expand and to propose are computed from the root. So the whole proposal is a function of the committed
-    tokens and the budget alone, whatever was drafted before. A chain that is handed over in part is its beginning.
+    tokens and the budget alone, whatever was drafted before. A part of a chain that is sent early is its beginning.
 
     Args:
         end_token_ids: nothing comes after these.
@@ -127,8 +127,8 @@ class GrowingTree(TreeNodes):
                         │    └─── e ── f       Then f is worth as much as e: the probability of the path to e.
                         └─── d
 
-        This runs for each sequence before each draft step that runs ahead, and a request may wait for it. So it looks
-        at no more outcomes than it takes nodes from, continues their expansions, and drops what is complete.
+        This must be fast: it runs for each sequence before each draft step that runs ahead, and a request may wait for
+        it. So it stops when it has enough nodes, continues earlier expansions, and drops complete outcomes.
 
         Args:
             budget: of the proposal in verification; the next one is supposed to have the same.
@@ -218,9 +218,10 @@ class GrowingTree(TreeNodes):
     def _p_expanded(self, budget: DraftBudget) -> float:
         """The least probability of the path to a node that is expanded.
 
-        A drawn node needs all of `p_min` by itself. If the nodes of a depth counted together, then tokens drawn below
-        an unlikely node could cause one more depth, and likelier nodes there would take its place. Whether the node is
-        proposed would depend on what was drawn below it, and rejected tokens would be tested too seldom.
+        A drawn node needs all of `p_min` by itself. Suppose that the nodes of a depth counted together. Then tokens
+        drawn below an unlikely node could cause one more depth, and likelier nodes there would take its place. So what
+        was drawn below the node would decide whether it is proposed, and tokens that are rejected would be tested too
+        seldom.
         """
         return budget.p_min if self._is_drawn else budget.p_expanded
 
@@ -241,7 +242,7 @@ class GrowingTree(TreeNodes):
         return {place[node]: self._drafts[node] for node in expanded if node in place and node in self._drafts}
 
     def _depth_first(self, chosen: set[int]) -> Iterable[int]:
-        """Ancestors first. Of siblings, the likelier comes first with all its descendants."""
+        """Ancestors first. Among siblings, the likelier comes first with all its descendants."""
         stack = [ROOT]
         while stack:
             node = stack.pop()

@@ -1,10 +1,10 @@
 """The hub without sockets: messages in, draft steps, proposals out (StarSD Algorithm 1, lines 7-23; appendix E).
 
-`handle` changes state and never drafts. `step` either hands over what is ready to be sent, or runs one batched draft
-step; so a reply never waits for a draft step that it does not need. A sequence is found by (link, tag). It lives from
-`Open` to `Close`, or until its target leaves.
+`handle` changes state and never drafts. `step` returns the replies that are ready. Only if there are none does it run
+one batched draft step, so a reply never waits for a draft step that it does not need. A sequence has the key (link,
+tag). It lives from `Open` to `Close`, or until its target leaves.
 
-A verdict takes one way:
+These are the steps that a verdict goes through, each a method:
 
     receive ──> admit ──> judge ──> commit ──> ask ──> answer
                                                          │  now, if the tree has the next proposal; else after the
@@ -206,7 +206,7 @@ class DraftHub:
             self._drafter.learn(sequence, message)
             self._queue(sequence)
 
-    # ---- the way of a verdict, step by step
+    # ---- the steps that a verdict goes through
 
     def _receive(self, key: TagKey, verdict: Verdict) -> DraftSequence | None:
         """The sequence of a verdict. None if the verdict is stale, or if one before it is missing.
@@ -222,23 +222,23 @@ class DraftHub:
         return None
 
     def _is_admitted(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> bool:
-        """Whether the target gets the next proposal. One that was sent early already counts as admitted."""
+        """Whether the target may get the next proposal; always True if this proposal was sent early."""
         is_answered = sequence.round.early_proposal is not None
         return is_answered or self._links.ask_admission(sequence.key.link_id, budget, now)
 
     def _judge(self, sequence: DraftSequence, token_ids: list[int], now: float) -> None:
-        """Find out which proposal the verdict is on, and learn from that."""
+        """Find out which proposal the verdict answers, and learn from that."""
         key = sequence.key
         self._links[key.link_id].add_verdict(key.tag, sequence.judge(token_ids, now), now)
 
     def _commit(self, sequence: DraftSequence, token_ids: list[int]) -> None:
-        """Append the tokens, and keep what is still true of tree and row."""
+        """Append the tokens, and keep the parts of tree and row that are still right."""
         if token_ids:
             self._drafter.note_commit(sequence, token_ids, sequence.commit(token_ids))
             self._recorder.add_wasted(sequence.num_wasted)
 
     def _ask(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:
-        """Owe the next proposal, within the target's rate limit.
+        """Note that the target wants the next proposal, within its rate limit.
 
         Args:
             now: when the request arrived.
@@ -254,7 +254,7 @@ class DraftHub:
             self._ahead.charge_wait(sequence, now)
 
     def _answer(self, sequence: DraftSequence, now: float) -> None:
-        """Propose what the tree has, if that is enough; else let the sequence wait for draft steps."""
+        """Send a proposal if the tree already has it; else let the sequence wait for draft steps."""
         self._propose_if_ready(sequence, now)
         self._queue(sequence)
 
@@ -283,9 +283,9 @@ class DraftHub:
     def answer_early(self, link_id: LinkId, verdict: Verdict, arrived_s: float, now: float) -> list[Reply]:
         """Answer a verdict that arrives while a draft step runs ahead, if the tree has the next proposal already.
 
-        The verdict is to be handled when the draft step has ended, as all messages are. It is not answered again then.
+        When the draft step has ended, call `handle` with the verdict, as with all messages. It is not answered again.
 
-        Returns: what is to be sent at once; nothing if the answer has to wait.
+        Returns: the replies to send at once; none if the answer has to wait.
         """
         sequence = self._sequences.get(TagKey(link_id, verdict.tag))
         if sequence is None or not self._links.is_served_freely(link_id):
@@ -308,11 +308,12 @@ class DraftHub:
         return bool(self._outbox) or self._buffer.has_waiting or self._ahead.can_run
 
     def step(self, now: float, is_obsolete: Callable[[], bool] | None = None) -> list[Reply]:
-        """Hand over what is ready to be sent. If nothing is, run one draft step for the sequences that wait; if none
-        waits, run one ahead of the verdicts that are to come.
+        """Return the replies that are ready. If there are none, run one draft step.
+
+        The draft step is for the sequences that wait. If none waits, it runs ahead of the verdicts that are to come.
 
         Args:
-            is_obsolete: asked while a draft step runs ahead: whether it should be aborted.
+            is_obsolete: called while a draft step runs ahead; returns whether to abort it.
         Returns: replies, each with its link; a proposal as soon as its tree is complete.
         Raises: whatever the drafter raises; call `abandon_step` then.
         """

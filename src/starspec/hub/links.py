@@ -38,7 +38,7 @@ class TargetLink:
         ahead_choice: of its first sequence.
         bucket: its rate limit; None = no limit.
         objective_s: its rounds are to be no longer than this; None = any.
-        trace: also gets every round, if given. Of a vLLM server there is no other trace.
+        trace: also gets every round, if given. A vLLM server has no other trace.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class TargetLink:
         if made.round_s is not None:
             self.stats.round.add(made.round_s)
         if made.num_draft_tokens and not made.has_prefill:
-            # with more targets nothing would run ahead, and the spared draft steps would be waited for
+            # with more targets the hub would not run ahead, and these draft steps would not be spared
             self._steps.add(made.num_steps + made.num_spared)
         if self._trace:
             tag, tokens, queue_ms = made.key.tag, made.num_draft_tokens, made.queue_s * 1e3
             self._slice("proposal", made.arrived_s, made.made_s, tag=tag, tokens=tokens, queue_ms=queue_ms)
 
     def add_verdict(self, tag: Tag, judged: VerifiedProposal | SkippedRequest | None, now: float) -> None:
-        """A verdict of this target came, and this is what it was on."""
+        """A verdict of this target came. Args: judged: what it answers, as `DraftRound.judge` found out."""
         match judged:
             case VerifiedProposal(num_tokens, proposed_s):
                 self.stats.return_time.add(now - proposed_s)
@@ -113,7 +113,7 @@ class TargetLink:
                 self.stats.round.add(now - began_s)
 
     def note_sequences(self, num_sequences: int) -> None:
-        """At this moment it has so many sequences, at least one."""
+        """The target has so many sequences now, at least one."""
         self._sequences.add(num_sequences)
 
     @property
@@ -125,7 +125,7 @@ class TargetLink:
     def demand(self) -> Demand | None:
         """What this target asks of the hub; None if too little is known.
 
-        A target that has not reported its plain speed is supposed to take Z seconds for a token.
+        If a target has not reported its plain speed, one token is assumed to take it Z seconds.
         """
         return_time = self.stats.return_time
         if min(return_time.count, self._steps.count) < MIN_ROUNDS or not return_time.value:
@@ -241,7 +241,7 @@ class TargetLinks:
             self._admission.review(self._load(now), now)
 
     def report(self, stats: HubStats, now: float) -> None:
-        """Write down how many targets the hub can serve. Effects: `stats`."""
+        """Compute how many targets the hub can serve. Effects: `stats`."""
         load = self._load(now)
         demands = [demand for link_id, demand in load.demands.items() if link_id in load.busy]
         stats.num_full = 0

@@ -1,4 +1,4 @@
-"""Prefixes are prefilled once: cache rows take over keys and values from each other."""
+"""Each prefix is prefilled once: other cache rows copy its keys and values."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class StatsRecorder:
             self._stats.saved_s += made.num_spared * self._stats.t_s.value
 
     def mark(self, now: float, is_idle: bool) -> None:
-        """Say whether the hub is idle from now on: tags are open, and there is nothing to draft."""
+        """Note whether the hub is idle from now on: tags are open, and there is nothing to draft."""
         if is_idle and self._idle_since_s is None:
             self._idle_since_s = now
         elif not is_idle and self._idle_since_s is not None:
@@ -158,7 +158,9 @@ class StatsRecorder:
         idle_s = self._idle.seconds(since_s) + open_gap.seconds_since(since_s)
         num_proposals = self._proposed.count(since_s)
         known_s = min(WINDOW_S, now - self._started_s)
-        published_s = self._stats.idle_s  # may include a part of a gap that had ended, unknown to us, when it was read
+        published_s = (
+            self._stats.idle_s
+        )  # may include a part after the gap's end: that end was not known when this was computed
         self._stats.idle_s = max(published_s, self._idle_s + open_gap.seconds_since(0.0))
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0

@@ -184,7 +184,7 @@ class DraftRound:
             self._request.start_step(now, has_prefill=has_prefill)
 
     def pays_in_part(self, num_known: int, now: float, step_s: float, return_s: float | None, running_s: float) -> bool:
-        """Whether the first `num_known` tokens of the owed chain are better handed over now than waited on.
+        """Whether to send the first `num_known` tokens of the owed chain now, instead of waiting for more of them.
 
         Args: as for `DraftSequence.is_ready`.
         """
@@ -200,7 +200,7 @@ class DraftRound:
         self.ahead_choice.charge(seconds)
 
     def answer_early(self, early: EarlyProposal) -> None:
-        """This proposal was sent although its verdict is not handled yet."""
+        """Note that this proposal was sent before its verdict was handled."""
         self._early_proposal = early
 
     def mark_proposed(
@@ -213,7 +213,7 @@ class DraftRound:
             num_forwarded: nodes of the sequence's tree that were forwarded.
             num_kept_ahead: nodes that were forwarded ahead of the last verdict and are still true.
         Raises: OurBug if no proposal is owed.
-        Effects: the round that ends with this proposal teaches `ahead_choice`.
+        Effects: `ahead_choice` learns from the round that ends with this proposal.
         """
         request, early = self._request, self._early_proposal
         if request is None:
@@ -227,10 +227,10 @@ class DraftRound:
         return made
 
     def judge(self, token_ids: Sequence[int], now: float) -> VerifiedProposal | SkippedRequest | None:
-        """Find out what a verdict is on.
+        """Find out what a verdict answers.
 
-        Returns: None if it is neither on a proposal in verification nor skips a request.
-        Effects: the verdict on a chain teaches how many of its tokens are accepted.
+        Returns: None if it answers no proposal in verification and skips no request.
+        Effects: the acceptance of chains is learnt from a verdict on a chain.
         """
         self._is_skipping = self._request is not None
         proposal = self._in_verification

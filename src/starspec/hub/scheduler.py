@@ -126,7 +126,7 @@ class DraftScheduler:
             self._repeating = ()
 
     def _everyone(self, waiting: Mapping[TagKey, DraftSequence]) -> DraftStep | None:
-        """All waiting sequences, if each holds a row and none needs prefill: then nobody takes anything from others."""
+        """All waiting sequences, if each holds a row and none needs prefill; else None, and the policies decide."""
         most = self.max_sequences
         if most is not None and len(waiting) > most:
             return None
@@ -141,9 +141,9 @@ class DraftScheduler:
     def _next_if_unchanged(
         self, grown: Sequence[DraftSequence], waiting: Mapping[TagKey, DraftSequence]
     ) -> Sequence[DraftSequence]:
-        """Who is in the next draft step if nothing changes, after one without prefill that had not room for all.
+        """Which sequences are in the next draft step if nothing changes. The last one had no prefill, nor room for all.
 
-        Returns: the sequences that have just grown, in the order of the next draft step; () if that may have others.
+        Returns: the sequences that have just grown, in the order of the next draft step; () if others may be in it.
         """
         # a sequence without a root was to take over a prefix, and may have lost the row that holds it
         if not all(sequence.tree.is_rooted for sequence in grown):

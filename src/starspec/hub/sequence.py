@@ -277,7 +277,7 @@ class DraftSequence:
         return self._tree.num_known(budget) if budget.is_chain else 0
 
     def judge(self, token_ids: Sequence[int], now: float) -> VerifiedProposal | SkippedRequest | None:
-        """What a verdict is on. Call before `commit`; see `DraftRound.judge`."""
+        """Find out what a verdict answers. Call before `commit`; see `DraftRound.judge`."""
         return self._round.judge(token_ids, now)
 
     def ask(self, budget: DraftBudget, now: float, *, is_rate_limited: bool = False, is_urgent: bool = False) -> None:
@@ -309,13 +309,13 @@ class DraftSequence:
     def is_ready(self, now: float, step_s: float, return_s: float | None, running_s: float = 0.0) -> bool:
         """Whether to hand the owed proposal over now.
 
-        A proposal is ready when it is complete. A chain that is drafted ahead is handed over as far as it is known
-        (AMUSD, Algorithm 1), unless it is worth waiting for the next token.
+        A proposal is ready when it is complete. If the sequence is drafted ahead, the known beginning of a chain is
+        ready too (AMUSD, Algorithm 1), unless it is worth waiting for the next token.
 
         Args:
             step_s: seconds of a draft step (t_s).
             return_s: the target's seconds from a proposal to its verdict (Z); None = not known.
-            running_s: for so long a draft step has been running that adds to this sequence's tree.
+            running_s: seconds since the start of a running draft step that adds to this sequence's tree; 0 = none is.
         """
         if self._round.request is None:
             return False
@@ -340,7 +340,7 @@ class DraftSequence:
     ) -> EarlyProposal | None:
         """Answer a verdict that the hub will handle later, if the tree already has the next proposal.
 
-        Nothing of the sequence may move while a draft step runs ahead with it, so the answer comes from a copy.
+        The sequence must not change while a draft step runs ahead with it, so a copy computes the answer.
 
         Args:
             arrived_s: when the verdict came.
@@ -364,7 +364,7 @@ class DraftSequence:
     def after_verdict(self, verdict: Verdict, now: float) -> DraftSequence:
         """A copy of this sequence as it will be after the verdict. Nothing can be drafted for the copy.
 
-        The copy keeps a tree that the drafter would clear: a drafter whose trees do not outlive a verdict never runs
+        Some drafters clear the tree at each verdict; the copy keeps it. This does no harm: such a drafter never runs
         ahead.
         """
         after = copy(self)

@@ -1,1 +1,1 @@
-"""Other people's servers as targets. Each package speaks the wire and imports nothing of ours that is heavy."""
+"""Other servers as targets. Each package is a client of the draft link, and imports no models and no hub code."""

@@ -12,7 +12,7 @@ from starspec.observe.metrics import StatusSnapshot
 from starspec.wire.messages import HubStatus, TargetStatus
 
 COLUMNS: Final = ("target", "tokens/s", "acceptance\nlength", "T_wait\nms", "t_v\nms", "running", "waiting", "draft")
-PADDING: Final = (0, 0, 0, 1)  # narrow, so that 80 columns cut neither names nor numbers
+PADDING: Final = (0, 0, 0, 1)  # narrow columns, so that names and numbers fit into 80 columns
 UNKNOWN: Final = "-"
 
 

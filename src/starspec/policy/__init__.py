@@ -1,1 +1,1 @@
-"""Every decision, as pure Python over what is known: no sockets, no devices, no sleeping."""
+"""Decisions that need no I/O, in plain Python: no sockets, no devices, no clock of their own."""

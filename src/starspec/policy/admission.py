@@ -7,7 +7,8 @@
                                                         that gains nothing, else the last that came
 
 A target that is not admitted decodes plainly, and asks again with its next Open. Two margins keep targets from going in
-and out: one for admitting, and another, which must be exceeded for a while, for letting go.
+and out all the time. A target is admitted only if all gain by more than a margin. It is let go only if some target has
+lost more than a margin for a while.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STAY_S: Final = 5.0  # a target that was just admitted is not let go
 UNKNOWN_S: Final = 5.0  # a new target is expected to be measured within this; later it counts only if it is in use
 FORGET_S: Final = 60.0  # the demand of a target that was let go is then forgotten: it may have changed
 LONGEST_FORGET_S: Final = 960.0  # that time doubles whenever the target is let go again, up to this
-MARGIN: Final = 0.05  # of plain speed: so much faster to be admitted, so much slower to be let go
+MARGIN: Final = 0.05  # of plain speed: all must be so much faster to admit one, some so much slower to let one go
 MAX_COUNTED: Final = 256  # targets that N_max is looked for among
 
 
@@ -96,7 +97,7 @@ class AdmissionControl:
         return now - self._reviewed_s >= REVIEW_S
 
     def review(self, load: Load, now: float) -> None:
-        """Let go of targets that ask for nothing; and of one, if targets have been slower than plain for a while."""
+        """Let go of targets that ask for nothing. If targets have been slower than plain for a while, let one go."""
         self._reviewed_s = now
         for target, admitted in list(self._admitted.items()):
             if target in load.busy:
@@ -134,7 +135,7 @@ class AdmissionControl:
             return False  # of many new targets, admit no more at once than are measured already
         if not measured or cost is None:
             return load.num_rows is None or len(load.busy) < load.num_rows
-        # targets that gain nothing are no example for a new one
+        # targets that gain nothing say nothing about a new one
         worthy = [each for each in measured if _is_worth_it(each, load, cost)]
         own = self._remembered(target, load, now)
         num_busy = sum(now - admitted.used_s < UNKNOWN_S for admitted in unknown)
@@ -154,9 +155,10 @@ class AdmissionControl:
         return [load.demands[target] for target in self._admitted if target in load.demands]
 
     def _who_should_go(self, load: Load, cost: DraftStepCost) -> LinkId | None:
-        """If some target is slower than plain: one that would gain nothing even alone, else the last that came.
+        """The target to let go if some target is slower than plain; None if all gain.
 
-        A single target stays: it decides by itself how long to speculate.
+        It is a slow target that would gain nothing even alone, else the target that was admitted last. A single target
+        stays: it decides by itself how long to speculate.
         """
         if len(self._admitted) < 2:
             return None
@@ -186,5 +188,5 @@ def _most(measured: Sequence[Demand], num_rows: int | None) -> int:
 
 
 def _is_worth_it(demand: Demand, load: Load, cost: DraftStepCost) -> bool:
-    """Whether drafts make a target faster if no other is served. One that is not cannot lose by others."""
+    """Whether drafts make a target faster if the hub serves no other. If not, the others cannot be the reason."""
     return gains(demand, [], cost, load.max_sequences, MARGIN)

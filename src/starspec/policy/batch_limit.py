@@ -1,7 +1,7 @@
 """How many sequences may share a draft step, from the measured cost of draft steps of each size (ADR 16).
 
-One more sequence pays as long as the draft step costs less per sequence than a smaller one: sequences that do not fit
-share another draft step at the smaller one's price. On most machines larger steps always pay, and there is no limit.
+A larger draft step pays only if it costs less per sequence than a smaller one: otherwise it is better to run several
+smaller ones. On most machines larger draft steps always pay, and there is no limit.
 
     sequences in a draft step     1     2    3-4   5-8   9-16        sizes that are measured together
     seconds for each             10     6     4     3     5          so at most 8 share a draft step

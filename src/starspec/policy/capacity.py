@@ -65,7 +65,7 @@ def num_full(service_s: float, return_s: float) -> int:
 def gains(
     demand: Demand, others: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None, margin: float
 ) -> bool:
-    """Whether a target is faster than its plain speed by `margin` times that speed, if these others are served too."""
+    """Whether a target is faster than plain by `margin` times its plain speed, if the hub also serves the others."""
     rate = predicted_rates([*others, demand], cost, max_sequences)[-1]
     return rate >= (1.0 + margin) * demand.plain_tokens_per_s
 
@@ -99,7 +99,7 @@ def num_max(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int |
 
 
 def expected(others: Sequence[Demand], plain_tokens_per_s: float) -> Demand:
-    """The expected demand of a target of which only the plain speed is known: a faster one also verifies faster."""
+    """The expected demand of a target if only its plain speed is known: a faster target also verifies faster."""
     like_others = typical(others)
     return replace(
         like_others,

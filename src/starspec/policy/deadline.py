@@ -65,7 +65,7 @@ class RecentRounds:
 
 
 def _growth(before: Sequence[int], now: Sequence[int]) -> float:
-    """How many times as long as one round another may take, at most, since it asks for more."""
+    """The largest factor by which one round may take longer than another, because it asks for more."""
     return max(1.0, max(now) / max(before)) * max(1.0, len(now) / len(before))
 
 
@@ -83,7 +83,7 @@ class Deadline(Protocol):
 
 
 class NoStallDeadline:
-    """Even a round that waits in vain ends within two recent rounds, or within MAX_GAP_S.
+    """Even a round whose proposals do not come ends within the time of two recent rounds, or within MAX_GAP_S.
 
     A wait also never lasts longer than a proposal can save. Without this bound, a hub that is always equally late would
     be waited for forever, since recent rounds contain their waits.
@@ -132,6 +132,9 @@ class PayingDeadline:
         return max(MIN_STEP_WAIT_S, min(expected_s, most_s))
 
     def note_step(self, step_s: float) -> None:
-        """vLLM took this long between two calls. The shortest of late counts: a long one had a prompt to prefill."""
+        """vLLM took this long between two calls.
+
+        A shorter time counts at once. A longer one counts little by little, since such a step may prefill a prompt.
+        """
         known_s = step_s if self._step_s is None else self._step_s
         self._step_s = min(step_s, 1.05 * known_s)

@@ -8,9 +8,9 @@ time). The order is first come, first served, or that of `fairness.py`:
    lives on as token ids.
 2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
 3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
-   step, an equal part for each target; only `chunk_beside` tokens if other sequences decode in it. A proposal is
-   delayed by at most one such draft step: prompts wait until a proposal that was delayed is complete. If several
-   sequences miss the same block, then the first one prefills it, and the others take it over.
+   step, an equal part for each target. They share only `chunk_beside` tokens if other sequences decode in it. A
+   proposal is delayed by at most one such draft step: prompts wait until a proposal that was delayed is complete. If
+   several sequences miss the same block, then the first one prefills it, and the others take it over.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ def choose_step(snapshot: DraftStepSnapshot, order: WaitingOrder | None = None) 
 
 
 class _PromptTokens:
-    """Prefill tokens that are left in a draft step: none while they would delay a proposal a second time, no block
-    twice, the same number for each target.
+    """Prefill tokens that are left in a draft step, the same number for each target.
+
+    None are left while prefill would delay a proposal a second time. No block is prefilled twice.
     """
 
     def __init__(self, snapshot: DraftStepSnapshot) -> None:
@@ -199,7 +200,7 @@ class _Rows:
         self.evicted: list[TagKey] = []
 
     def pass_by(self, sequence: SequenceView) -> None:
-        """This sequence is next: those after it cannot take its row."""
+        """The sequence is next in order, so sequences after it cannot take its row."""
         self._behind.pop(sequence.key, None)
 
     def take(self, sequence: SequenceView) -> bool:

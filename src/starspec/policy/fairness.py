@@ -1,4 +1,4 @@
-"""Who grows next when not all waiting sequences can: deficit round robin over targets, by weight.
+"""Which sequences grow next if not all that wait can: deficit round robin over targets, by weight.
 
 Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (1995). A target is served while its deficit
 counter is above 0; each draft token that it takes lowers the counter. Then the next target is served, and the counter

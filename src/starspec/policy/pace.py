@@ -32,8 +32,8 @@ class Pace:
     def pays_to_wait(self, num_tokens: int, step_s: float, away_s: float) -> bool:
         """Whether one more token is worth a draft step, to a target that could have `num_tokens` now.
 
-        A round emits 1 + a + ... + a**n tokens in Z + w seconds. One more token adds a**(n + 1) for t_s seconds; it is
-        worth them if that is no worse a rate.
+        A round emits 1 + a + ... + a**n tokens in Z + w seconds. One more token adds a**(n + 1) tokens and takes t_s
+        seconds. It is worth waiting for if these tokens per second are at least those of the round.
 
         Args:
             step_s: t_s, seconds of a draft step.

@@ -62,12 +62,12 @@ class Patience:
         self._next_pause, self._has_excused = FIRST_PAUSE, False
 
     def excuse(self) -> bool:
-        """Ask to excuse a miss that has a reason. Returns: whether it is excused, which holds for the first one."""
+        """Excuse a miss that has a reason, if none was excused before. Returns: whether it is excused."""
         is_first, self._has_excused = not self._has_excused, True
         return is_first
 
     def note_miss(self, now: float) -> None:
-        """A wait was in vain."""
+        """A wait ended without the proposal."""
         self._num_misses += 1
         if self._num_misses >= MAX_MISSES:
             self._num_misses = MAX_MISSES - 1
@@ -76,10 +76,10 @@ class Patience:
 
 
 class PrefillWait:
-    """How long the hub may leave a message unanswered while it prefills a prompt, or what a pause has left.
+    """How long the hub may leave a message unanswered while it prefills a prompt, or tokens committed in a pause.
 
-    After that the answer may be lost, and the target sends an `Open` again. This costs a hub that is still prefilling
-    nothing: the text is the same, and the hub continues where it is.
+    After that the answer may be lost, and the target sends an `Open` again. If the hub is in fact still prefilling, it
+    loses nothing by this: the text is the same, and it continues where it is.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class TagWait:
     is_excused: bool = False  # with `is_late`: the hub had to prefill first
     is_catching_up: bool = False  # the hub was told what it had missed, and has not answered; no step waits for that
     num_catch_ups: int = 0  # in a row
-    has_to_catch_up: bool = False  # the hub may have tokens to prefill for which no draft was requested
+    has_to_catch_up: bool = False  # the hub may have to prefill tokens that it got without a request for a draft
     prefill_wait: PrefillWait = field(default_factory=PrefillWait)
     patience: Patience = field(default_factory=Patience)
 

@@ -47,7 +47,7 @@ class PlainSpeed:
             self._known[size] = 1.0 / median(each.seconds for each in rounds)
 
     def is_due(self, num_sequences: int, now: float) -> bool:
-        """Whether the next round, of this many sequences, should have no drafts, so that it is measured."""
+        """Whether the next round, with this many sequences, should have no drafts, to measure its speed."""
         rounds = self._rounds[_size(num_sequences)]
         return sum(now - each.at_s < PERIOD_S for each in rounds) < MIN_ROUNDS
 

@@ -8,7 +8,7 @@ BURST_S: Final = 1.0  # tokens of so many seconds may be saved up
 
 
 class TokenBucket:
-    """Fills at a rate, up to BURST_S seconds of it. A proposal that is allowed may take more than there is.
+    """Fills at a rate, up to the tokens of BURST_S seconds. A proposal that is allowed may take more than there are.
 
     Args:
         tokens_per_s: above 0.

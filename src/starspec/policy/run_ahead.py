@@ -1,8 +1,8 @@
 """Whether and how a hub runs ahead for a sequence, by how much it gains (ADR 15).
 
-Modes are compared by a rate: the expected tokens of the rounds, by their seconds. Time that other requests waited for
-draft steps ahead of this sequence is added to these seconds. So a hit counts by the draft steps that it saves. A target
-that is slowed down, since the hub drafts on its cores, counts against running ahead.
+Modes are compared by a rate: the expected tokens of the rounds, divided by their seconds. If other requests waited for
+draft steps ahead of this sequence, these waits are added to the seconds. So a hit counts as much as the draft steps
+that it saves. If the hub drafts on the target's cores and slows the target down, that counts against running ahead.
 
                   after `patience` rounds
     SETTLED ─────────────────────────────────> ON TRIAL another mode, for NUM_ROUNDS rounds

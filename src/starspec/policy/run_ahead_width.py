@@ -1,16 +1,16 @@
 """How many nodes a draft step has when the hub runs ahead, from the measured times of each size (ADR 21).
 
-The draft step is the widest that takes at most MAX_RATIO times as long as one node for each sequence. If even that
-takes more than MAX_RATIO times as long as one node alone, the draft step is the widest that does not, and sequences
-take turns.
+The draft step is the widest that takes at most MAX_RATIO times as long as a draft step with one node for each sequence.
+There is one exception. If one node for each sequence already takes more than MAX_RATIO times as long as one node alone,
+the draft step is the widest that takes at most MAX_RATIO times as long as one node alone, and sequences take turns.
 
     nodes in a draft step   1    2    3    4   5-6  7-8  9-12        sizes that are measured apart
     milliseconds           10   11   12   13   15   17   21          one sequence: at most six
 
 Why there is a bound: a request that arrives during such a draft step waits for half of it on average, and gains one
-draft step of its own at best. Up to twice the time of a node, that is no loss. Below this, a wide draft step prepares
-for more verdicts, and a narrow one is sooner ready for the likeliest verdict. By simulation this bound is close to the
-best of both (`tests/policy/test_run_ahead_width.py`).
+draft step of its own at best. If the draft step takes at most twice as long as one node, that is not a loss. Within
+this limit, a wide draft step prepares for more verdicts, and a narrow one is ready sooner for the likeliest verdict. In
+a simulation, this bound was close to the best of both (`tests/policy/test_run_ahead_width.py`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the next token is: sampling parameters, filters, noise and the draw. Pure."""
+"""How the next token is chosen: sampling parameters, filters, noise and the draw. No model, no I/O."""

@@ -5,7 +5,7 @@
 Greedy decoding takes the argmax of the adjusted logits. Otherwise the draw uses the Gumbel-max trick: the token with
 the largest scaled logit + Gumbel noise is distributed as the softmax of the scaled logits. The noise is a function of
 (seed, position, token), and so is the drawn token. All arithmetic is float64 on one row; `next_tokens` does several
-similar rows at once. Of equal values the lowest token id always wins.
+similar rows at once. Among equal values the lowest token id always wins.
 
 The code is fast because it skips tokens that cannot win; it never approximates those that can. `reference.py` computes
 the same in plain loops, and the tests compare both.

@@ -1,1 +1,1 @@
-"""Pure mathematics of speculation: trees, the target's draw, verification, statistics. No model, no I/O."""
+"""Pure mathematics of speculation: draft trees and budgets, proposals, acceptance rules. No model, no I/O."""

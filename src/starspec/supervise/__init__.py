@@ -1,1 +1,1 @@
-"""The star as child processes of one command: started, watched, restarted, stopped."""
+"""Runs a star as child processes of one command: starts, watches, restarts and stops them."""

@@ -22,7 +22,7 @@ FD_VARIABLE = "STARSPEC_SUPERVISOR_FD"  # where a child finds its end
 ORPHAN_GRACE_S = 5.0  # a child whose supervisor is gone has this long to stop in good order
 MAX_REPORT_BYTES = 64 * 1024
 HURRY: Final = signal.SIGURG
-"""supervisor -> child that was told to stop: stop at once. A process without a handler ignores this signal."""
+"""supervisor -> child that is stopping: stop at once. A process without a handler ignores this signal."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

@@ -85,7 +85,7 @@ class Supervisor:
             self._start(slot)
 
     def step(self, timeout_s: float) -> None:
-        """Take in what children reported, printed and died of; start again those whose time has come.
+        """Handle reports, output and deaths of children; restart children whose delay is over.
 
         Args:
             timeout_s: how long to wait for something to happen.
@@ -102,12 +102,12 @@ class Supervisor:
                 self._start(slot)
 
     def stop(self, drain_s: float, is_impatient: Callable[[], bool] = lambda: False) -> None:
-        """End every child: asked first, stage by stage, killed when the time is over.
+        """End every child, stage by stage: ask it to stop, and kill it when the time is over.
 
         Args:
             drain_s: time for work in flight, over all stages.
-            is_impatient: whether not to wait for it: children are told so, and have HURRY_S a stage to write down and
-                to say what they must.
+            is_impatient: whether not to wait for that work. Children then get a signal to hurry, and each stage has
+                HURRY_S to write its files and its last output.
         Effects: every child of ours has ended on return.
         """
         self._is_stopping = True
@@ -183,7 +183,7 @@ class Supervisor:
             self._on_output(slot.view.spec.name, line)
 
     def _bury(self, slot: _Slot, run: Child) -> None:
-        """A child has closed its line: see it end, take its last words, decide what follows."""
+        """A child has closed its line: wait for its end, pass on its last output, and decide whether to restart it."""
         code = _wait(run)
         while lines := run.read_output():
             for line in lines:

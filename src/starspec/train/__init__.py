@@ -1,1 +1,1 @@
-"""Training a head: the target answers prompts, its features are read off, and a head learns to foresee them."""
+"""Training an EAGLE head: the target answers prompts, its features are saved, and a head learns from them."""

@@ -1,7 +1,7 @@
 """The target's answers on disk: `worker-N.jsonl` with one line for each answer.
 
-There may be more of them than fit into memory, so of each only its place is kept. Of two answers to a prompt one
-counts; a line that a killed run left unfinished is passed over.
+There may be more answers than fit into memory, so only the place of each is kept. If there are two answers to a prompt,
+one counts. A line that a killed run left unfinished is skipped.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def collect_features(
         advance: told after each shard how many texts are done.
     Returns: the texts, in the order of the answers.
     Effects: a shard that is not there, or cannot be read, is made.
-    Raises: ConfigError if a shard cannot be written, or if hidden states are no finite numbers.
+    Raises: ConfigError if a shard cannot be written, or if hidden states are not finite numbers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = list[Text]()

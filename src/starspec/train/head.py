@@ -124,7 +124,7 @@ class TrainedHead(nn.Module):
         return joined.float()
 
     def read(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:  # twice [..., C]
-        """The input of the attention, and the residual."""
+        """Returns: the input of the attention, and the residual."""
         if not self.spec.is_eagle3:
             residual = self.fc(torch.cat([embedded, feature], -1).to(self.fc.weight.dtype)).float()
             return (self.layer.input_layernorm(residual) if self.spec.has_input_norm else residual), residual
@@ -133,7 +133,7 @@ class TrainedHead(nn.Module):
         return x, normed if self.spec.norm_before_residual else feature
 
     def spoken(self, h: Tensor) -> Tensor:
-        """The input of the LM head."""
+        """The input of the LM head, whose output are the logits of the head."""
         normed: Tensor = self.norm(h) if self.spec.is_eagle3 else h
         return normed
 

@@ -1,7 +1,8 @@
 """The loss of the head: cross-entropy against the target's whole distribution.
 
-With logits l = x W', the loss is log sum exp(l) - sum p l, and its gradient softmax(l) W - p W. Of the target's p only
-the product p W is needed, a row as long as x, so no batch's probabilities are ever held; logits live piece by piece.
+With logits l = x W', the loss is log sum exp(l) - sum p l, and its gradient is softmax(l) W - p W. The target's
+distribution p is needed only in the product p W, which is a row as long as x. So the probabilities of a whole batch are
+never in memory, and logits are computed piece by piece.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIECE = 256  # positions whose logits exist at once: 4 MB, which fit into the processor's cache;
-PIECE_ELSEWHERE = 8192  # more on accelerators, to keep all their cores busy
+PIECE = 256  # positions whose logits exist at once on a CPU: 4 MB, which fit into the processor's cache
+PIECE_ELSEWHERE = 8192  # the same on accelerators: more, to keep all their cores busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The head's result at the same positions."""
+    """The head's loss at the same positions, and where its first choice is right."""
 
     entropy: Tensor  # sum over positions of the cross-entropy
     is_right: Tensor  # [N] bool: the head's first choice is the target's

@@ -132,6 +132,6 @@ def draw_curves(progress: Progress, path: Path) -> None:
 
 
 def _means(values: Sequence[float]) -> list[float]:
-    """Of every `SMOOTHED` values."""
+    """The mean of every `SMOOTHED` values."""
     pieces = [values[at : at + SMOOTHED] for at in range(0, len(values), SMOOTHED)]
     return [sum(piece) / len(piece) for piece in pieces]

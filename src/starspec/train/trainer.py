@@ -59,7 +59,7 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The data and the learning rate from a step on: a resumed training may have more answers or another rate."""
+    """The data and the learning rate from one step on. A resumed training may get other data or another rate."""
 
     first_step: int
     answers_sha256: str

@@ -8,7 +8,7 @@ token a + 1 + k and h of step k - 1, and says token a + 2 + k. Seen by step 2 of
     step 1                  x         the chain itself
     step 2                     x
 
-Tokens are the text's own, so what a step says counts only as far as the steps before it were right.
+The input tokens are those of the text. So the prediction of a step counts only if the steps before it were right.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class StarRow:
     load: float  # of the hub, run-ahead included
     hit_rate: float  # share of verdicts whose next proposal was ready
     ahead_nodes_per_round: float  # nodes that run-ahead forwarded for possible outcomes
-    sessions_per_layer: float  # sequences of a draft step; the name is that of committed receipts
-    layer_ms: float  # t_s, one draft step as measured: with what sleeping costs
+    sessions_per_layer: float  # sequences in a draft step; the name is that of receipts
+    layer_ms: float  # t_s, one draft step as measured, with the overhead of sleeping; the name is that of receipts
     service_ms: float  # S(d), as measured
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round

@@ -63,7 +63,7 @@ class TargetTimes:
 
 
 def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_folder: Path | None = None) -> None:
-    """Serve until the parent says None. At every other word, send the statistics.
+    """Serve until the parent sends None. For every other message of the parent, send the statistics.
 
     Sends: the public port; then a HubStats for each word.
     """
@@ -82,7 +82,9 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_fol
 
 
 def run_target(parent: Connection, name: str, model: ModelConfig) -> None:
-    """Take turns until the parent says None. A turn: connect to a hub, wait for a word, decode requests one by one.
+    """Measure one turn after the other until the parent sends None.
+
+    A turn: connect to a hub, wait for a message of the parent, decode requests one by one.
 
     Receives: the endpoint of a hub and a Turn, for each turn.
     Sends: True once loaded; for each turn True once connected, and TargetTimes at its end.

@@ -61,7 +61,7 @@ class RealPairRow:
     tokens_per_round: float
     hit_rate: float
     load: float  # of the hub
-    layer_ms: float  # t_s, a draft step
+    layer_ms: float  # t_s, a draft step; the name is that of receipts
     wait_ms: float  # T_wait, a round
     link_ms: float  # t_c, a round
 

@@ -121,7 +121,7 @@ class Served:
 
     @property
     def layer_ms(self) -> float:
-        """t_s as measured, with the overhead of sleeping."""
+        """t_s, the time of a draft step as measured, with the overhead of sleeping. The name is that of receipts."""
         return self._modelled_ms(self.hub.t_s.value)
 
     @property

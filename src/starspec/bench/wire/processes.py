@@ -77,7 +77,7 @@ class RequestLog:
 
 
 class LoggedTransport:
-    """A hub's transport that tells its log what passes."""
+    """A hub's transport that writes into a log what passes."""
 
     def __init__(self, transport: HubTransport, log: RequestLog) -> None:
         self._transport = transport

@@ -9,7 +9,7 @@ from starspec.policy.length.costs import Costs
 
 
 class HubCosts:
-    """Looks at a hub client, and notes in `costs` what has changed since it looked last."""
+    """Reads the counts of a hub client, and adds to `costs` what has changed since the last look."""
 
     def __init__(self, hub: HubClient) -> None:
         self.costs = Costs(hub.round_times)

@@ -1,6 +1,6 @@
 """A vLLM server's hub: a tag for each request, and one message and one wait in each step.
 
-The hub is told of a request only when a draft is wanted for it: then it is told all tokens that it does not have yet.
+A message about a request is sent only when a draft is wanted for it. It has all tokens that the hub does not have yet.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HubClient:
 
     @property
     def is_here(self) -> bool:
-        """Whether the hub can be told anything."""
+        """Whether messages can be sent to the hub."""
         return not self._hub.is_lost
 
     @property
@@ -82,7 +82,7 @@ class HubClient:
 
     @property
     def round_times(self) -> RoundTimes:
-        """What rounds with this hub cost. Another object after the hub was lost, or left alone for a while."""
+        """What rounds with this hub cost. After the hub was lost, or after a pause, this is another object."""
         return self._hub.record.round_times
 
     @property
@@ -111,7 +111,7 @@ class HubClient:
         return self._budget(MAX_FORWARDED).num_draft_tokens
 
     def draft(self, wanted: Sequence[DraftRequest]) -> dict[KnownRequest, Draft] | None:
-        """Tell the hub what was committed, and wait for its proposals: one multipart, and one wait until the deadline.
+        """Send the committed tokens to the hub, and wait for its proposals: one multipart, one wait until the deadline.
 
         Returns: the draft of each request whose proposal came and begins with its present tokens; None if the hub
             does not serve in this step.
@@ -163,7 +163,7 @@ class HubClient:
             tag = self._hub.new_tag(wanted.request, LIKELIEST, vocab_size=self._vocab_size)
             self._tags[wanted.request] = tag
         if tag is not None and tag.is_unanswered and tag.prefill_wait.is_overdue(now):
-            wanted.request.prefilled_by = self.holder_of(wanted.request)  # if only the answer was lost
+            wanted.request.prefilled_by = self.holder_of(wanted.request)  # true if only the answer was lost
             tag.mark_absent()
         if tag is None or tag.is_unanswered:
             return None
@@ -212,13 +212,13 @@ class HubClient:
     # ---------------------------------------------------------------- in
 
     def _rest_of(self, tag: HubTag) -> tuple[int, ...]:
-        """What the last proposal says after the committed tokens. vLLM verifies chains only."""
+        """The tokens of the last proposal that follow the committed ones. vLLM verifies chains only."""
         if tag.proposal is None or not tag.proposal.tree.is_chain:
             return ()
         return tag.draft().token_ids
 
     def _draft_of(self, wanted: DraftRequest) -> Draft | None:
-        """Of a late proposal, the tokens that were committed meanwhile count neither as drafted nor as requested."""
+        """The draft of a request. Tokens that were committed meanwhile count neither as drafted nor as requested."""
         tag = self._tags.get(wanted.request)
         token_ids = [] if tag is None else list(self._rest_of(tag)[: wanted.num_draft_tokens])
         if tag is None or tag.proposal is None or not token_ids:

@@ -20,10 +20,8 @@ from starspec.policy.estimators import WindowMedian
 Tokens = NDArray[np.int32]
 
 NUM_COMPARED: Final = 64  # last tokens, and about as many others, evenly spaced
-FORGET_AFTER_S: Final = (
-    1.0  # a request unseen for longer has finished, or was preempted: then it counts as a new one later
-)
-FORGET_AFTER_STEPS: Final = 2.0  # but at least so many usual steps: a slow machine may take seconds for each
+FORGET_AFTER_S: Final = 1.0  # a request unseen for longer has ended, or was preempted and counts as new if it returns
+FORGET_AFTER_STEPS: Final = 2.0  # at least so many usual steps too: on a slow machine each may take seconds
 NUM_STEPS: Final = 16  # the usual step is the median of so many
 LONGEST_STEP_S: Final = 10.0  # after a longer time, a row that continues a dropped request does so by chance
 

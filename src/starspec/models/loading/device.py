@@ -9,7 +9,7 @@ from starspec.errors import ConfigError
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether launching a kernel costs more on this device than a small kernel computes."""
+    """Whether this device is one where launching a small kernel takes longer than running it."""
     return device.type != "cpu"
 
 

@@ -33,7 +33,7 @@ class Acceptance:
 
     @property
     def reach(self) -> float:
-        """Probability that a draft continues after a token, if more was requested: a hub ends drafts in doubt."""
+        """Probability that a draft goes on after a token, if more was requested: a hub ends drafts when in doubt."""
         return self._continued.value
 
     @property

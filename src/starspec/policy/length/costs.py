@@ -1,7 +1,7 @@
-"""What a target and its hub take, learnt from each round: the target's steps, the wait for proposals, prefill.
+"""The times that a length policy weighs, learnt from each round: target steps, waits for proposals, and prefill.
 
-Each cost is measured only where nothing else was going on. While the hub prefills, the time of a step counts towards
-the cost of prefill; the cost of steps stays as it is, and does not age.
+Each time is measured only while nothing else is going on. While the hub prefills, the time of a step counts towards the
+cost of prefill; the cost of steps stays as it is, and does not age.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starspec.policy.length.step_cost import StepCost
 
 
 class Costs:
-    """The three costs together, since one measurement tells about one or another of them."""
+    """The three costs together, because each measurement belongs to one or another of them."""
 
     def __init__(self, rounds: RoundTimes | None = None) -> None:
         self.steps = StepCost()  # the target's steps, by their tokens
@@ -22,7 +22,7 @@ class Costs:
         self.prefill = PrefillCost()  # of tokens that the hub does not hold yet
 
     def forget_hub(self, rounds: RoundTimes | None = None) -> None:
-        """Another hub was found: what the last one took says nothing about it. Args: rounds: with the new one."""
+        """Another hub was found. Times of the last hub say nothing about it. Args: rounds: with the new hub."""
         self.rounds = rounds or RoundTimes()
         self.prefill.forget_hub()
 

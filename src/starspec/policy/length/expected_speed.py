@@ -1,10 +1,10 @@
 """The draft lengths of a round that give the most expected tokens per second, or none where none pay.
 
 Each draft token of a sequence is worth the probability that it is accepted. It costs its share of the target's next
-step and of the wait for the proposals. Sequences are weighed together, since they share both costs: for each depth that
-drafts may have, take the likeliest draft tokens of all sequences first, up to the number with the best quotient of
-expected tokens and seconds. A hub may end a draft before its requested length. A token that is not drafted is worth
-nothing and costs nothing.
+step and of the wait for the proposals. Sequences share both costs, so they are weighed together. For each depth that
+drafts may have, all draft tokens are sorted from the likeliest down, and as many are taken as give the most expected
+tokens per second. The best depth wins. A hub may end a draft before its requested length. A token that is not drafted
+is worth nothing and costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from starspec.policy.length.round_cost import RoundCost
 from starspec.policy.length.step_cost import StepCost
 
-MIN_GAIN: Final = 1.1  # times the speed without drafts: what promises less may as well lose
+MIN_GAIN: Final = 1.1  # times the speed without drafts: if less is expected, drafts may well lose
 WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was measured
 
 

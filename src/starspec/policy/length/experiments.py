@@ -14,12 +14,12 @@ from typing import Final
 
 from starspec.policy.length.costs import Costs
 
-PROBE_EVERY: Final = 16  # rounds: all sequences probe in the same ones, since each round with a probe waits,
-MAX_PROBE_EVERY: Final = 64  # and ever more rarely while no sequence's drafts pay
+PROBE_EVERY: Final = 16  # rounds; all sequences probe in the same rounds, since each round with a probe waits
+MAX_PROBE_EVERY: Final = 64  # rounds; probes become as rare as this while no sequence's drafts pay
 PROBE_ROUNDS: Final = 2  # in a row: a hub that has to prefill first may take longer than a round
 PROBE_TOKENS: Final = 2
-PLAIN_EVERY: Final = 64  # rounds: how often a round of as many sequences is measured without drafts,
-PLAIN_PAUSE: Final = 16  # and rounds between two such measurements of whatever size
+PLAIN_EVERY: Final = 64  # rounds; so often a round is measured without drafts, for each number of sequences
+PLAIN_PAUSE: Final = 16  # rounds between two such measurements, whatever the numbers of sequences
 MAX_DEFERRED: Final = 4  # rounds in a row
 
 
@@ -77,7 +77,7 @@ class Experiments:
         self._is_probing = True
 
     def note_drafts(self) -> None:
-        """Something was drafted of what this round asked for."""
+        """At least one draft that this round asked for has come."""
         if self._is_probing:
             self._probes.note_tried()
 

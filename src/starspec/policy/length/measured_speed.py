@@ -19,7 +19,7 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """Chains for the sequences that gain by them, and now and then what tells whether others would.
+    """Chains for the sequences that gain by them, and now and then probes that show whether others would gain.
 
     What is learnt is in `RoundSnapshot.costs` and `SequenceSnapshot.acceptance`; what is tried, in
     `RoundSnapshot.experiments`. Without them, whatever is likely enough is drafted.
@@ -63,8 +63,9 @@ class _Round:
     def paying_lengths(self) -> list[int]:
         """Draft tokens of each sequence.
 
-        A hub prefills a sequence only if drafts save more, until requests end, than prefill costs. If all that would
-        need prefill are not worth it together, the shorter half of them may be.
+        A hub should prefill sequences only if their drafts save more time, until the requests end, than prefill costs.
+        This is decided for all sequences that need prefill together; if it does not pay, for the shorter half of them,
+        and so on.
         """
         chosen = self._weigh(self._limits)
         if not self._num_to_prefill(chosen):
@@ -82,8 +83,9 @@ class _Round:
     def probes(self, now_s: float) -> list[int]:
         """Draft tokens with which each idle sequence may probe.
 
-        A hub that holds none of them prefills the shortest one only: that may cost more than all drafts of a request
-        would save. What this one achieves is what others are thought to; should its drafts pay, all get drafts.
+        If the hub holds no sequence, only the shortest one probes, because the prefill for a probe may cost more than
+        all drafts of a request would save. The others are then judged by what this one achieves: if its drafts pay, all
+        get drafts.
         """
         places = range(len(self._sequences))
         idle = [place for place in places if self._limits[place] and self._acceptances[place].is_idle]
@@ -102,7 +104,7 @@ class _Round:
         return fastest_lengths(rates, limits, self._costs.steps, self._costs.rounds.cost, reaches)
 
     def _limits_without(self, excluded: Collection[int]) -> list[int]:
-        """No draft for those excluded that would need prefill."""
+        """The limits without drafts for excluded sequences that need prefill."""
         return [
             0 if place in excluded and self._sequences[place].num_to_prefill else limit
             for place, limit in enumerate(self._limits)
@@ -114,7 +116,7 @@ class _Round:
         return sum(sequence.num_to_prefill for sequence, length in pairs if length)
 
     def _pays_prefill(self, chosen: ChosenLengths, held: ChosenLengths) -> bool:
-        """Whether these drafts are worth their prefill, compared with drafts for what the hub holds already."""
+        """Whether the chosen drafts are worth their prefill, compared with drafts only for what the hub holds."""
         before, after = held.tokens_per_s, chosen.tokens_per_s
         if before is None or after is None:
             return True

@@ -1,9 +1,9 @@
 """Whether a hub's prefill pays: what drafts save until requests end, against what prefill costs the target.
 
-A hub on a machine of its own prefills while the target decodes, which costs the target a wait and no more. A hub on the
-same cores slows the target down for as long as it prefills. So what counts is not how long the hub prefills, but what
-the target loses, in two parts: its wait when it sends the prompts, and the time that its steps take beyond the usual,
-by the tokens that are prefilled.
+A hub on its own machine prefills while the target decodes, and the target loses only a wait. A hub on the same cores
+slows the target down for as long as it prefills. So the cost is not the time that the hub prefills, but the time that
+the target loses. It has two parts: the wait when the target sends the prompts, and the time by which its steps are
+slower than usual, divided by the prefilled tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from starspec.policy.estimators import DecayedMean, DecayedRatio
 FIRST_OUTPUT_LEN: Final = 128.0  # tokens that a request generates, before any was seen to end
 WEIGHT: Final = 0.2  # of a new wait, or output length, among those before it
 FADE: Final = 0.8  # of what prefill cost, with each newer one
-MAX_SLOWED: Final = 1.0  # of a step's usual time: two who share cores lose no more; an interrupted step says little
+MAX_SLOWED: Final = 1.0  # of a step's usual time: sharing cores costs no more than that; a longer step was interrupted
 MAX_UNFINISHED: Final = 2.0  # unfinished prefill counts as 1 / MAX_UNFINISHED of its tokens: it would have taken longer
-PROBE_SHARE: Final = 0.05  # of the time since the last prefill, at most, that prefill for a probe may cost
+PROBE_SHARE: Final = 0.05  # of the time since the last prefill: prefill for a probe may cost at most this share
 
 
 class PrefillCost:
@@ -31,7 +31,7 @@ class PrefillCost:
         self.forget_hub()
 
     def forget_hub(self) -> None:
-        """Another hub was found: what prefill of the last one cost says nothing about it."""
+        """Another hub was found. The prefill costs of the last hub say nothing about this one."""
         self._wait_s: DecayedMean | None = None
         self._token_s = DecayedRatio(FADE)  # seconds lost by tokens prefilled
         self._ended_s: float | None = None  # when the last prefill ended

@@ -35,11 +35,11 @@ class RoundCost(NamedTuple):
     deepest: int
 
     def seconds(self, num_steps: float, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of rounds with so many draft steps, at least 1, and tokens [N]. Both may be expected numbers."""
+        """Cost of rounds with so many draft steps, at least 1, and tokens [N]. Both may be expected numbers."""
         return np.asarray(self.fixed_s + self.step_s * min(num_steps, self.deepest) + self.token_s * num_tokens)
 
     def seconds_of(self, lengths: Sequence[int]) -> float:
-        """Of a round with drafts of such lengths, at least one of which is not 0."""
+        """Cost of a round with drafts of such lengths, at least one of which is not 0."""
         return float(self.seconds(max(lengths), np.array(float(sum(lengths)))))
 
 
@@ -47,7 +47,7 @@ NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0, deepest=0)
 
 
 class RoundTimes:
-    """Fits a cost to the last rounds. It is no `DecayedLine`: it has two slopes, and no part may be negative."""
+    """Fits a cost to the last rounds. This is not a `DecayedLine`: it has two slopes, and no part may be negative."""
 
     def __init__(self) -> None:
         self._rounds: deque[Round] = deque(maxlen=NUM_ROUNDS)

@@ -1,9 +1,10 @@
 """What a step of the target costs by its tokens, learnt while serving.
 
-A step over few tokens takes as long as reading the weights; over more, as long as computing. Where one turns into the
-other depends on machine, model and context. So nothing is assumed, except that fewer tokens never take longer: a size
-counts as no dearer than any larger size. So a size that was measured while the machine was busy misleads about no
-smaller one. A size larger or smaller than all measured ones is assumed to be cheap, so that it is tried.
+A step over few tokens takes as long as reading the weights; a step over many tokens takes as long as computing. Where
+one turns into the other depends on machine, model and context. So only one thing is assumed: fewer tokens never take
+longer. The cost of a size is therefore at most the cost of any larger size, and a measurement on a busy machine cannot
+raise a smaller size above that size's own measurement. A size that is larger or smaller than all measured sizes is
+assumed to be cheap, so that it is tried.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StepCost:
         return bool(self._by_size)
 
     def covers(self, size: int) -> bool:
-        """Whether both a size no larger and a size no smaller were measured: of other sizes only a bound is known."""
+        """Whether the size lies between two measured sizes, or is one: for other sizes only a bound is known."""
         return bool(self._by_size) and min(self._by_size) <= _rounded(size) <= max(self._by_size)
 
     def is_known(self, size: int, num_steps: int) -> bool:
@@ -62,10 +63,10 @@ class StepCost:
         self._by_size = {size: known for size, known in self._by_size.items() if known.last_step >= oldest}
 
     def predict(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of each size [N], which may be an expected one. Something must have been measured.
+        """Seconds of each size [N], which may be an expected number. Something must have been measured.
 
-        Between two measured sizes, on the line between them. Above the largest, as the largest; below the smallest, in
-        proportion to it. Both are the least that it can be.
+        A size between two measured sizes is on the line between them. A size above the largest costs as much as the
+        largest. A size below the smallest costs in proportion to it. The last two are lower bounds.
         """
         measured = sorted(self._by_size)
         seconds = np.array([self._by_size[size].value for size in measured])
