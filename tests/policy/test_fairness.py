@@ -252,7 +252,7 @@ def test_a_target_whose_proposals_all_come_too_late_is_known_to_be_behind() -> N
     seen = star.hub.status(star.clock()).targets[TargetId("b")]
     assert seen.num_proposals == 0
     assert seen.round.value == pytest.approx(0.08)
-    request = star.hub._sequences[TagKey(LinkId("b"), late.session.tag)].request
+    request = star.hub._sequences[TagKey(LinkId("b"), late.session.tag)].round.request
     assert request.is_urgent
     assert request.num_steps == 0, "nothing of what was drafted for it is left"
 
@@ -283,7 +283,7 @@ def test_draft_steps_of_a_proposal_that_came_too_late_were_waited_for_and_spare_
         assert star.step() == []
     sequence = star.hub._sequences[TagKey(LinkId("a"), tag.session.tag)]
     star.say("a", tag.verdict([tag.expected(1)[0]], 4))
-    assert sequence.request.num_steps == 2, "of three, what follows the first guess"
+    assert sequence.round.request.num_steps == 2, "of three, what follows the first guess"
     star.drain()
     assert star.hub.stats.saved_s == 0
 
@@ -388,12 +388,12 @@ def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
     wanted = dict(zip(tags, itertools.cycle(depths)))
     for key, tag in tags.items():
         star.say(key[0], tag.open(wanted[key]))
-    chance, buffer, num_met = random.Random(seed), star.hub._buffer, 0
+    chance, hub, num_met = random.Random(seed), star.hub, 0
     for _ in range(60):
         for name, message in star.step() if star.hub.has_work else ():
             assert tags[name, message.tag].receive(message)
         star.hub.check_integrity()  # compares the choices, and what they are charged
-        num_met += 0 < len(buffer._settled) < buffer.num_waiting
+        num_met += 0 < len(hub._scheduler._repeating) < hub._buffer.num_waiting
         for key, tag in tags.items():
             if tag.session.state is not TagState.DRAFTING and chance.random() < 0.3:
                 star.clock.advance(0.01)

@@ -101,7 +101,7 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
             for _, message in star.step():
                 assert tag.receive(message)
         ((key, sequence),) = star.hub._sequences.items()
-        modes[sequence.ahead_choice.mode] += 1
+        modes[sequence.round.ahead_choice.mode] += 1
         back_s, num_ahead = star.clock() + AWAY_S, star.hub.stats.num_ahead_nodes
         while star.hub.has_work and star.clock() < back_s:
             assert star.step() == []
@@ -233,7 +233,7 @@ def test_a_hit_that_waits_for_the_end_of_a_draft_step_leaves_then_and_says_so() 
     assert star.hub.stats.num_hits == 1
     assert proposal.queue_s == pytest.approx(0.75)
     assert star.hub._sequences[TagKey(LinkId("a"), asker.session.tag)].in_verification.since_s == star.clock()
-    assert other_sequence.ahead_choice._owed_s == pytest.approx(0.75)
+    assert other_sequence.round.ahead_choice._owed_s == pytest.approx(0.75)
 
 
 def test_how_long_a_target_lost_sight_of_the_hub_is_no_time_of_a_round() -> None:
