@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from starspec.cache.features import MAX_FEATURE
-from starspec.engine.sequence_link import FeatureOutbox, FeatureRequest
+from starspec.engine.sequence_at_hub import FeatureOutbox, FeatureRequest
 from starspec.ids import Tag
 
 TERMS = FeatureRequest(layers=(1,), window=16)

@@ -16,7 +16,7 @@ from toy import VOCAB_SIZE
 from toy_hub import CHAINS_OF_FOUR, FULL_S, MOODS, SlowRunner, Star, ToyHub, VirtualClock
 
 from starspec.cache.features import from_bytes
-from starspec.engine.sequence_link import MAX_DATA_BYTES
+from starspec.engine.sequence_at_hub import MAX_DATA_BYTES
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.policy.length.fixed import FixedLength

@@ -27,7 +27,7 @@ from starspec.client.tag import HubTag
 from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budget
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
-from starspec.engine.sequence_link import FeatureOutbox, FeatureRequest, SequenceLink, SequenceTokens
+from starspec.engine.sequence_at_hub import FeatureOutbox, FeatureRequest, SequenceAtHub, SequenceTokens
 from starspec.ids import RequestKey
 from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.length.snapshot import LengthPolicy
@@ -71,8 +71,8 @@ class RemoteDrafts:
         self._method = method
         self._deadline = NoStallDeadline(deadline_s)
         self._hub = HubConnection(transport, self._deadline, self, clock)
-        self._links: dict[HubTag, SequenceLink] = {}
-        self._by_request: dict[RequestKey, SequenceLink] = {}
+        self._at_hub: dict[HubTag, SequenceAtHub] = {}
+        self._by_request: dict[RequestKey, SequenceAtHub] = {}
         self._num_sequences = 0  # in the next round: those that were ready after the last round, and those opened since
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the present round ...
@@ -85,7 +85,7 @@ class RemoteDrafts:
 
     @property
     def num_tags(self) -> int:
-        return len(self._links)
+        return len(self._at_hub)
 
     # ---------------------------------------------------------------- the round's calls
 
@@ -95,20 +95,20 @@ class RemoteDrafts:
         self._num_sequences += len(sequences)
         for sequence in sequences:
             sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
-        for link in [self._new_link(each) for each in sequences if each.spec.num_draft_tokens != 0]:  # all count
+        for at_hub in [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]:  # all count
             if self._hub.may_open:
-                self._hub.send(self._open(link))
+                self._hub.send(self._open(at_hub))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         return self._feature_request.layers
 
     def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        link = self._by_request.get(sequence.key)
-        if link is not None:
-            link.features.add(start, features)
-            if link.tag.session.is_held and not self._hub.is_lost:
-                self._hub.send(link.frames())
+        at_hub = self._by_request.get(sequence.key)
+        if at_hub is not None:
+            at_hub.features.add(start, features)
+            if at_hub.tag.session.is_held and not self._hub.is_lost:
+                self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self.poll()
@@ -118,12 +118,12 @@ class RemoteDrafts:
         return trees
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        links = [self._by_request.get(sequence.key) for sequence in batch]
-        for link in filter(None, links):
-            link.stop_if_undraftable()
-        waited = self._hub.wait([link.tag for link in links if link is not None and link.tag.is_awaited])
+        held = [self._by_request.get(sequence.key) for sequence in batch]
+        for at_hub in filter(None, held):
+            at_hub.stop_if_undraftable()
+        waited = self._hub.wait([at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited])
         self._stats.num_late_rounds += bool(waited.late)
-        return [self._tree(sequence, link, len(batch)) for sequence, link in zip(batch, links, strict=True)]
+        return [self._tree(sequence, at_hub, len(batch)) for sequence, at_hub in zip(batch, held, strict=True)]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
@@ -131,15 +131,15 @@ class RemoteDrafts:
             self._hub.record.patience.note_paused_step(self._clock())
         self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
-            link = self._by_request.get(sequence.key)
-            if link is None:
+            at_hub = self._by_request.get(sequence.key)
+            if at_hub is None:
                 continue
             if added.finish is not None:
-                messages += self._close(link)
+                messages += self._close(at_hub)
                 continue
             if added.features is not None:
-                link.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
-            messages += self._tell(link)
+                at_hub.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
+            messages += self._tell(at_hub)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
         self._hub.send(messages)
@@ -147,9 +147,9 @@ class RemoteDrafts:
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
-        link = self._by_request.get(sequence.key)
-        if link is not None:
-            self._hub.send(self._close(link))
+        at_hub = self._by_request.get(sequence.key)
+        if at_hub is not None:
+            self._hub.send(self._close(at_hub))
 
     def note_round(self, round_s: float, verify_s: float) -> None:
         self._deadline.note_round(round_s, verify_s)
@@ -173,8 +173,8 @@ class RemoteDrafts:
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
         return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
 
-    def _tree(self, sequence: TargetSequence, link: SequenceLink | None, num_sequences: int) -> DraftTree:
-        tree = EMPTY_TREE if link is None else link.tag.draft()
+    def _tree(self, sequence: TargetSequence, at_hub: SequenceAtHub | None, num_sequences: int) -> DraftTree:
+        tree = EMPTY_TREE if at_hub is None else at_hub.tag.draft()
         if tree == EMPTY_TREE and self._fallback is not None and sequence.spec.num_draft_tokens != 0:
             return self._fallback.propose(sequence, num_sequences)
         return tree
@@ -185,8 +185,8 @@ class RemoteDrafts:
         """As HubListener: open each tag from its token ids."""
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_feature_request()
-        for link in self._links.values():
-            self._hub.send(self._open(link))
+        for at_hub in self._at_hub.values():
+            self._hub.send(self._open(at_hub))
 
     def _take_feature_request(self) -> None:
         """Note which features this hub wants. If it wants others than the last hub, the kept features are useless."""
@@ -194,8 +194,8 @@ class RemoteDrafts:
         if welcome is None or FeatureRequest.of(welcome) == self._feature_request:
             return
         self._feature_request = FeatureRequest.of(welcome)
-        for link in self._links.values():
-            link.features = FeatureOutbox(self._feature_request)
+        for at_hub in self._at_hub.values():
+            at_hub.features = FeatureOutbox(self._feature_request)
 
     def drop(self, tag: HubTag | None) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
@@ -206,7 +206,7 @@ class RemoteDrafts:
         if isinstance(message, Reopen):
             tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
             if self._hub.may_open:
-                self._hub.send(self._open(self._links[tag]))
+                self._hub.send(self._open(self._at_hub[tag]))
         elif message.retry_after_s:
             tag.mark_absent()
             self._hub.record.ask_again_s = self._clock() + message.retry_after_s
@@ -226,7 +226,7 @@ class RemoteDrafts:
         if is_useful or not tag.num_unsent:
             self._note_answer(tag, proposal)
         else:
-            self._hub.send(self._verdict(self._links[tag]))
+            self._hub.send(self._verdict(self._at_hub[tag]))
 
     def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
         self._hub.record.patience.note_in_time()
@@ -238,30 +238,30 @@ class RemoteDrafts:
 
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
         """The number of sequences that the next round may have, whether or not they were in this round's batch."""
-        ready = [*batch, *(link.sequence for link in self._links.values())]
+        ready = [*batch, *(at_hub.sequence for at_hub in self._at_hub.values())]
         return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
     def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
         return self._hub.limited(draft_budget(sequence, self._policy, num_sequences))
 
-    def _new_link(self, sequence: TargetSequence) -> SequenceLink:
+    def _new_sequence(self, sequence: TargetSequence) -> SequenceAtHub:
         tag = self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method)
-        link = SequenceLink(sequence, tag, FeatureOutbox(self._feature_request))
-        self._links[tag] = self._by_request[sequence.key] = link
-        return link
+        at_hub = SequenceAtHub(sequence, tag, FeatureOutbox(self._feature_request))
+        self._at_hub[tag] = self._by_request[sequence.key] = at_hub
+        return at_hub
 
-    def _open(self, link: SequenceLink) -> list[TargetToHub]:
+    def _open(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Returns: the messages that open the tag; none if no draft is wanted for it, or if it is too long.
 
         The proposal is for a later round, so sequences that are still being prefilled count as well.
         """
-        wanted = self._wanted(link.sequence, max(self._num_sequences, len(self._links)))
-        if link.tag.is_unsendable or not wanted.num_draft_tokens:
+        wanted = self._wanted(at_hub.sequence, max(self._num_sequences, len(self._at_hub)))
+        if at_hub.tag.is_unsendable or not wanted.num_draft_tokens:
             return []
         now, record = self._clock(), self._hub.record
-        messages = link.ask(wanted, now)
+        messages = at_hub.ask(wanted, now)
         if not messages:
-            num_tokens, request_id = len(link.sequence.token_ids), link.sequence.key.request_id
+            num_tokens, request_id = len(at_hub.sequence.token_ids), at_hub.sequence.key.request_id
             log.warning(
                 "the hub cannot draft for a sequence: it is too long for a message",
                 request=request_id,
@@ -271,34 +271,34 @@ class RemoteDrafts:
         if record.is_full:  # only this tag asks now whether there is room
             record.ask_again_s = now + ASK_AGAIN_S
         if record.is_full or record.patience.is_pausing:  # the answer may be another refusal: no round waits for it
-            link.tag.is_awaited = False
+            at_hub.tag.is_awaited = False
         return messages
 
-    def _tell(self, link: SequenceLink) -> list[TargetToHub]:
+    def _tell(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Returns: the messages that send a round's tokens to the hub; none if nothing may be sent now."""
-        tag, now = link.tag, self._clock()
+        tag, now = at_hub.tag, self._clock()
         if tag.is_unanswered and tag.prefill_wait.is_overdue(now):
             tag.mark_absent()  # the message, or its answer, may have been lost
         if tag.session.is_held:
-            return [] if tag.is_unanswered else self._verdict(link)
+            return [] if tag.is_unanswered else self._verdict(at_hub)
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)
             return []
-        return self._open(link) if self._hub.may_open else []
+        return self._open(at_hub) if self._hub.may_open else []
 
-    def _verdict(self, link: SequenceLink) -> list[TargetToHub]:
+    def _verdict(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
-        tag, now = link.tag, self._clock()
+        tag, now = at_hub.tag, self._clock()
         is_pausing = tag.patience.is_pausing or self._hub.record.patience.is_pausing
-        wanted = NO_DRAFT if is_pausing else self._wanted(link.sequence, self._num_sequences)
+        wanted = NO_DRAFT if is_pausing else self._wanted(at_hub.sequence, self._num_sequences)
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)
         tag.has_to_catch_up = not tag.num_wanted
-        return link.ask(wanted, now)
+        return at_hub.ask(wanted, now)
 
-    def _close(self, link: SequenceLink) -> list[TargetToHub]:
-        """Drop the link. Returns: the message for the hub, if it needs one."""
-        del self._links[link.tag]
-        del self._by_request[link.sequence.key]
-        message = self._hub.close_tag(link.tag)
+    def _close(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
+        """Drop the sequence. Returns: the message for the hub, if it needs one."""
+        del self._at_hub[at_hub.tag]
+        del self._by_request[at_hub.sequence.key]
+        message = self._hub.close_tag(at_hub.tag)
         return [] if message is None else [message]

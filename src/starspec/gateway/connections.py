@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway.hub_status import FetchHubStatus, HubStatusClient
-from starspec.gateway.router import TargetLink
+from starspec.gateway.router import ServingLink
 from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.sockets import host_of
@@ -18,7 +18,7 @@ from starspec.wire.transports.sockets import host_of
 class Connections:
     """The connections of one gateway."""
 
-    links: Sequence[TargetLink]  # the router closes them
+    links: Sequence[ServingLink]  # the router closes them
     fetch_hub_status: FetchHubStatus | None = None  # None leaves the hub out of /metrics
     close: Callable[[], None] = lambda: None  # closes the connection to the hub
 

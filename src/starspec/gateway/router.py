@@ -45,7 +45,7 @@ Sink = Callable[[EngineOutput | StarspecError], None]
 """Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
 
 
-class TargetLink(Protocol):
+class ServingLink(Protocol):
     """One connection to one target. It reconnects by itself."""
 
     @property
@@ -73,7 +73,7 @@ class TargetLink(Protocol):
 class RoutedTarget:
     """One target as this gateway sees it."""
 
-    def __init__(self, link: TargetLink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: ServingLink, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
         self._open: dict[RequestId, Sink] = {}
@@ -192,7 +192,7 @@ class RoutedTarget:
 class Router:
     """All targets of this gateway. An async context manager, which runs the tasks of the targets."""
 
-    def __init__(self, links: Sequence[TargetLink], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, links: Sequence[ServingLink], clock: Callable[[], float] = time.monotonic) -> None:
         self.targets = tuple(RoutedTarget(link, clock) for link in links)
         self._num_assigned = 0
         self._tasks: list[asyncio.Task[None]] = []

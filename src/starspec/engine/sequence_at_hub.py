@@ -1,4 +1,4 @@
-"""One sequence's link to the hub, as our engine keeps it: its tag, and the target's features for a hub that wants them.
+"""One sequence at the hub, as our engine keeps it: its tag, and the target's features for a hub that wants them.
 
 A hub whose draft is an EAGLE head wants the target's hidden states. It gets each of them once, and for a tag that is
 opened only the last `window` positions (StarSD appendix E.2: only what the next draft needs crosses the wire, once).
@@ -96,7 +96,7 @@ class SequenceTokens:
 
 
 @dataclass(slots=True, eq=False)
-class SequenceLink:
+class SequenceAtHub:
     """A sequence with its tag and its features. No I/O: the caller sends the returned messages, in order."""
 
     sequence: TargetSequence
