@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final, get_args
 
 from msgspec import NODEFAULT
@@ -22,6 +23,8 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.wire import messages
 from starspec.wire.link import LINK_TRANSITIONS, LinkState
 from starspec.wire.session import TRANSITIONS, TagState
+
+PAGE_COLUMNS: Final = 120
 
 DIRECTIONS: Final[dict[str, Any]] = {
     "Anyone to the hub's public port": messages.HandshakeMessage,
@@ -102,10 +105,11 @@ def _message(kind: type, described: set[type]) -> str:
     if kind in described:
         return f"**{kind.__name__}**: as above."
     described.add(kind)
-    lines = [f"**{kind.__name__}**: {' '.join((inspect.getdoc(kind) or '').split())}"]
     shape = shapes.type_info(kind)
+    meaning = " ".join((inspect.getdoc(kind) or "").split())
     if getattr(shape, "array_like", False):
-        lines[0] += " An array of these, in order:"
+        meaning += " An array of these, in order:"
+    lines = [fill(f"**{kind.__name__}**: {meaning}", PAGE_COLUMNS, break_on_hyphens=False)]
     if fields := shape.fields:  # type: ignore[attr-defined]
         comments = dict(_COMMENT.findall(inspect.getsource(kind)))
         lines += ["", "| field | type | default | meaning |", "| --- | --- | --- | --- |"]
