@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starspec.errors import ForwardAborted, OurBug
 from starspec.hub.drafter import Drafter, StepInput
 from starspec.hub.sequence import DraftSequence
+from starspec.ids import LinkId
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.run_ahead_width import AheadWidth
-from starspec.wire.messages import Close, Open, Verdict
+from starspec.wire.messages import Close, Open, TargetToHub, Verdict
 
 
 class AheadSteps:
@@ -82,9 +83,16 @@ class AheadSteps:
         is_useful = any(each.sequence is sequence and _outlives(each, verdict) for each in self._in_flight)
         return now - self._since_s if is_useful else 0.0
 
-    def is_obsolete(self, arrived: Mapping[TagKey, Open | Verdict | Close]) -> bool:
+    def is_obsolete(self, arrived: Iterable[tuple[LinkId, TargetToHub]]) -> bool:
         """Whether the draft step in flight is useless for all its sequences once these messages are handled."""
-        return not any(_outlives(each, arrived.get(each.sequence.key)) for each in self._in_flight)
+        epochs = {each.sequence.key: each.sequence.session.epoch for each in self._in_flight}
+        newest: dict[TagKey, Open | Verdict | Close] = {}
+        for link_id, message in arrived:
+            if isinstance(message, Open | Verdict | Close):
+                key = TagKey(link_id, message.tag)
+                if key in epochs and message.epoch > epochs[key]:  # else it is stale
+                    newest[key] = message
+        return not any(_outlives(each, newest.get(each.sequence.key)) for each in self._in_flight)
 
     def charge_wait(self, waiting: DraftSequence, arrived_s: float) -> None:
         """A request had to wait for the end of the last draft step: charge the wait to the other sequences in it."""

@@ -4,11 +4,11 @@
 one batched draft step, so a reply never waits for a draft step that it does not need. A sequence has the key (link,
 tag). It lives from `Open` to `Close`, or until its target leaves.
 
-These are the steps that a verdict goes through, each a method:
+These are the steps that a verdict goes through. From `judge` on they are in `proposals.py`:
 
-    receive ──> admit ──> judge ──> commit ──> ask ──> answer
-                                                         │  now, if the tree has the next proposal; else after the
-                                                         └─ draft steps that it misses
+    receive ──> admit ──> judge ──> commit ──> request ──> answer
+                                                             │  now, if the tree has the next proposal; else after
+                                                             └─ the draft steps that it misses
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from typing import assert_never
 
 from starspec.config import HubConfig
 from starspec.errors import OurBug, PeerProtocolError
-from starspec.hub.ahead import AheadSteps
 from starspec.hub.buffer import RequestBuffer
 from starspec.hub.drafter import Drafter
 from starspec.hub.links import TargetLinks
 from starspec.hub.prefix_sharing import prefix_salt
+from starspec.hub.proposals import ProposalMaker
 from starspec.hub.recorder import StatsRecorder
 from starspec.hub.scheduler import DraftScheduler
 from starspec.hub.sequence import DraftLimits, DraftSequence
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.draft_batch import TagKey
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.tree import DraftTree
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
@@ -87,10 +86,10 @@ class DraftHub:
             is_fair=config.scheduling == "fair",
         )
         self._buffer = RequestBuffer(drafter, self._scheduler)
-        self._ahead = AheadSteps(drafter)
         self._sequences: dict[TagKey, DraftSequence] = {}
         self._links = TargetLinks(config, self._sequences, self._buffer, trace)
         self._recorder = StatsRecorder(self.stats, clock(), trace)
+        self._proposals = ProposalMaker(drafter, self._buffer, self._links, self.stats, self._recorder, clock)
         self._outbox: list[Reply] = []
         self._paused_until_s = float("-inf")
 
@@ -103,16 +102,12 @@ class DraftHub:
             vocab_size: token ids below this are the target's; no others are proposed to it.
         Raises: OurBug if the link exists.
         """
-        limits = DraftLimits(
-            self._drafter.max_len,
-            self._drafter.vocab_size,
-            self._config.max_draft_tokens,
-            vocab_size,
-            self._feature_window,
-            prefix_salt(self._config.share_prefixes, link_id) if self._drafter.can_share_prefixes else None,
-        )
+        drafter, config = self._drafter, self._config
+        salt = prefix_salt(config.share_prefixes, link_id) if drafter.can_share_prefixes else None
+        window, max_draft_tokens = self._feature_window, config.max_draft_tokens
+        limits = DraftLimits(drafter.max_len, drafter.vocab_size, max_draft_tokens, vocab_size, window, salt)
         self._links.join(link_id, target_id, limits)
-        self._scheduler.join(link_id, self._config.weights.get(target_id, 1.0))
+        self._scheduler.join(link_id, config.weights.get(target_id, 1.0))
         self.stats.num_targets = len(self._links)
 
     def leave(self, link_id: LinkId, now: float) -> None:
@@ -171,11 +166,10 @@ class DraftHub:
         if not self._is_admitted(sequence, verdict.budget, now):
             self._decline(key, now)
             return
-        self._judge(sequence, verdict.token_ids, now)
-        self._commit(sequence, verdict.token_ids)
-        self._ask(sequence, verdict.budget, now)
-        self._answer(sequence, max(now, self._clock()))
-        self._count_hit(sequence, verdict.budget)
+        self._proposals.judge(sequence, verdict.token_ids, now)
+        self._proposals.commit(sequence, verdict.token_ids)
+        self._answer(sequence, verdict.budget, now)
+        self._proposals.count_hit(sequence, verdict.budget)
 
     def _handle_open(self, key: TagKey, opened: Open, now: float) -> None:
         session = self._session(key)
@@ -184,10 +178,9 @@ class DraftHub:
         sequence = self._sequences.get(key)
         is_admitted = self._links.ask_admission(key.link_id, opened.budget, now)
         if is_admitted and sequence is not None and sequence.is_continued_by(opened):
-            self._commit(sequence, opened.token_ids[len(sequence.token_ids) :])
-            self._ask(sequence, opened.budget, now)
-            self._answer(sequence, max(now, self._clock()))
-            self._count_hit(sequence, opened.budget)
+            self._proposals.commit(sequence, opened.token_ids[len(sequence.token_ids) :])
+            self._answer(sequence, opened.budget, now)
+            self._proposals.count_hit(sequence, opened.budget)
             return
         self._drop(key)
         if not is_admitted or len(self._sequences) >= self._config.max_tags or now < self._paused_until_s:
@@ -196,15 +189,14 @@ class DraftHub:
         link = self._links[key.link_id]
         sequence = DraftSequence(key, opened, session, link.limits, now, link.ahead_choice.for_another())
         self._sequences[key] = sequence
-        self._ask(sequence, opened.budget, now)
-        self._answer(sequence, max(now, self._clock()))
+        self._answer(sequence, opened.budget, now)
 
     def _handle_features(self, key: TagKey, message: Features) -> None:
         """Features of a tag that is not held are dropped: the answer to its next message tells its target."""
         sequence = self._sequences.get(key)
         if sequence is not None:
             self._drafter.learn(sequence, message)
-            self._queue(sequence)
+            self._proposals.update(sequence)
 
     # ---- the steps that a verdict goes through
 
@@ -226,59 +218,20 @@ class DraftHub:
         is_answered = sequence.round.early_proposal is not None
         return is_answered or self._links.ask_admission(sequence.key.link_id, budget, now)
 
-    def _judge(self, sequence: DraftSequence, token_ids: list[int], now: float) -> None:
-        """Find out which proposal the verdict answers, and learn from that."""
-        key = sequence.key
-        self._links[key.link_id].add_verdict(key.tag, sequence.judge(token_ids, now), now)
-
-    def _commit(self, sequence: DraftSequence, token_ids: list[int]) -> None:
-        """Append the tokens, and keep the parts of tree and row that are still right."""
-        if token_ids:
-            self._drafter.note_commit(sequence, token_ids, sequence.commit(token_ids))
-            self._recorder.add_wasted(sequence.num_wasted)
-
-    def _ask(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:
-        """Note that the target wants the next proposal, within its rate limit.
+    def _answer(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:
+        """The target asks for the next proposal. Send it, if the tree has it; else the sequence waits for draft steps.
 
         Args:
             now: when the request arrived.
         """
-        link, tag, wants_drafts = self._links[sequence.key.link_id], sequence.key.tag, budget.num_draft_tokens > 0
-        link.reserve(tag, 0)
-        is_rate_limited = wants_drafts and not link.may_draft(now)
-        self.stats.num_rationed += is_rate_limited
-        sequence.ask(budget, now, is_rate_limited=is_rate_limited, is_urgent=link.is_behind)
-        self._drafter.note_request(sequence)
-        link.reserve(tag, sequence.round.budget.num_draft_tokens)
-        if wants_drafts and not is_rate_limited and sequence.round.early_proposal is None:
-            self._ahead.charge_wait(sequence, now)
-
-    def _answer(self, sequence: DraftSequence, now: float) -> None:
-        """Send a proposal if the tree already has it; else let the sequence wait for draft steps."""
-        self._propose_if_ready(sequence, now)
-        self._queue(sequence)
-
-    def _queue(self, sequence: DraftSequence) -> None:
-        """Let the sequence wait for a draft step if it owes a proposal, or for one ahead if it is in verification."""
-        self._buffer.update(sequence)
-        self._ahead.update(sequence)
-
-    def _count_hit(self, sequence: DraftSequence, budget: DraftBudget) -> None:
-        """A hit: the proposal was there when the target asked for it."""
-        if budget.num_draft_tokens and not sequence.is_rate_limited and sequence.room:
-            self._recorder.add_hit_or_miss(is_hit=sequence.round.request is None)
+        self._proposals.request(sequence, budget, now)
+        self._reply_if_ready(sequence, self._proposals.answer(sequence, max(now, self._clock())))
 
     # ---- early answers, while a draft step runs ahead (ADR 22)
 
     def is_obsolete(self, arrived: Iterable[tuple[LinkId, TargetToHub]]) -> bool:
         """Whether the draft step that runs ahead is useless once these messages are handled."""
-        newest: dict[TagKey, Open | Verdict | Close] = {}
-        for link_id, message in arrived:
-            if isinstance(message, Open | Verdict | Close):
-                key = TagKey(link_id, message.tag)
-                if key in self._sequences and message.epoch > self._sequences[key].session.epoch:  # else it is stale
-                    newest[key] = message
-        return self._ahead.is_obsolete(newest)
+        return self._proposals.is_obsolete(arrived)
 
     def answer_early(self, link_id: LinkId, verdict: Verdict, arrived_s: float, now: float) -> list[Reply]:
         """Answer a verdict that arrives while a draft step runs ahead, if the tree has the next proposal already.
@@ -290,22 +243,15 @@ class DraftHub:
         sequence = self._sequences.get(TagKey(link_id, verdict.tag))
         if sequence is None or not self._links.is_served_freely(link_id):
             return []
-        early = sequence.answer_early(
-            verdict,
-            arrived_s,
-            now,
-            step_s=self.stats.t_s.value,
-            return_s=self._links[link_id].return_s,
-            running_s=self._ahead.running_s(sequence, verdict, now),
-        )
-        return [] if early is None else [(link_id, early.proposal)]
+        proposal = self._proposals.answer_early(sequence, verdict, arrived_s, now)
+        return [] if proposal is None else [(link_id, proposal)]
 
     # ---- draft steps and proposals out
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._outbox) or self._buffer.has_waiting or self._ahead.can_run
+        return bool(self._outbox) or self._proposals.can_run_step
 
     def step(self, now: float, is_obsolete: Callable[[], bool] | None = None) -> list[Reply]:
         """Return the replies that are ready. If there are none, run one draft step.
@@ -317,57 +263,14 @@ class DraftHub:
         Returns: replies, each with its link; a proposal as soon as its tree is complete.
         Raises: whatever the drafter raises; call `abandon_step` then.
         """
-        if not self._outbox:
-            if self._buffer.has_waiting:
-                self._run_step(now)
-            elif self._ahead.can_run:
-                self._run_step_ahead(now, is_obsolete)
+        if not self._outbox and self._proposals.can_run_step:
+            grown, end_s = self._proposals.run_step(now, is_obsolete)
+            for sequence in grown:
+                self._reply_if_ready(sequence, self._proposals.propose_if_ready(sequence, end_s))
+            self._proposals.end_step()
+            self._update_stats(end_s)
         replies, self._outbox = self._outbox, []
         return replies
-
-    def _run_step(self, now: float) -> None:
-        draft_step, sequences, num_wasted = self._buffer.run_step(now)
-        end_s = self._clock()
-        self._recorder.add_wasted(num_wasted)
-        self._recorder.add_step(now, end_s, draft_step)
-        self._scheduler.note_time(draft_step, end_s - now)
-        if not draft_step.has_prefill:
-            self._ahead.note_time(draft_step.num_tokens, end_s - now)
-        for sequence in sequences:
-            if self._propose_if_ready(sequence, end_s):
-                self._queue(sequence)
-        self._buffer.end_step()
-        self._update_stats(end_s)
-
-    def _run_step_ahead(self, now: float, is_obsolete: Callable[[], bool] | None) -> None:
-        num_nodes = self._ahead.run(now, is_obsolete)
-        end_s = self._clock()
-        num_sequences = self._ahead.end(num_nodes, end_s)
-        if num_sequences:
-            self._recorder.add_step_ahead(now, end_s, num_sequences, num_nodes)
-        self._update_stats(end_s)
-
-    def _propose_if_ready(self, sequence: DraftSequence, now: float) -> bool:
-        request, early = sequence.round.request, sequence.round.early_proposal
-        if request is None:
-            return False
-        if early is not None:  # ADR 22: it was sent before its verdict was handled
-            self._note_proposal(sequence, early.proposal, early.proposal.tree, early.made_s)
-            return True
-        if not sequence.is_ready(now, self.stats.t_s.value, self._links[sequence.key.link_id].return_s):
-            return False
-        session, tree = sequence.session, sequence.proposal()
-        proposal = Proposal.of(tree, session.tag, session.epoch, session.prefix_len, *request.times(now))
-        self._note_proposal(sequence, proposal, tree, now)
-        self._reply(sequence.key.link_id, proposal)
-        return True
-
-    def _note_proposal(self, sequence: DraftSequence, proposal: Proposal, tree: DraftTree, made_s: float) -> None:
-        """A proposal is sent, or was sent early."""
-        sequence.session.send(proposal)
-        made = sequence.mark_proposed(tree, made_s)
-        self._recorder.add_proposal(made)
-        self._links[sequence.key.link_id].add_proposal(made)
 
     # ---- failures
 
@@ -377,7 +280,7 @@ class DraftHub:
         Effects: for FAILURE_PAUSE_S, tags are answered with empty proposals.
         """
         self._paused_until_s = now + FAILURE_PAUSE_S
-        for sequence in [*self._buffer.end_step(), *self._ahead.abandon()]:
+        for sequence in self._proposals.end_step():
             self.fail_tag(sequence.key.link_id, sequence.key.tag, now)
 
     def fail_tag(self, link_id: LinkId, tag: Tag, now: float) -> None:
@@ -405,8 +308,7 @@ class DraftHub:
         """Forget a sequence and free its row, if there is one."""
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
-            self._recorder.add_wasted(self._buffer.remove(sequence))
-            self._ahead.remove(sequence)
+            self._proposals.remove(sequence)
             self._links[key.link_id].end_sequence(sequence)
 
     # ---- state
@@ -419,14 +321,17 @@ class DraftHub:
     def _reply(self, link_id: LinkId, message: HubToTarget) -> None:
         self._outbox.append((link_id, message))
 
+    def _reply_if_ready(self, sequence: DraftSequence, proposal: Proposal | None) -> None:
+        if proposal is not None:
+            self._reply(sequence.key.link_id, proposal)
+
     def _update_stats(self, now: float) -> None:
         self.stats.num_targets = len(self._links)
         self.stats.num_tags = len(self._sequences)
         self.stats.max_batch = self._scheduler.max_sequences or 0
         self.stats.num_shared_tokens = self._drafter.num_shared_tokens
         self.stats.num_waiting = self._buffer.num_waiting
-        is_busy = self._buffer.has_waiting or self._ahead.can_run
-        self._recorder.mark(now, is_idle=bool(self._sequences) and not is_busy)
+        self._recorder.mark(now, is_idle=bool(self._sequences) and not self._proposals.can_run_step)
 
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
@@ -439,8 +344,7 @@ class DraftHub:
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless sequences, rows, links and the request buffer agree."""
-        self._buffer.check_integrity(self._sequences.values())
-        self._ahead.check_integrity()
+        self._proposals.check_integrity(self._sequences.values())
         for key, sequence in self._sequences.items():
             sequence.check_integrity()
             if key.link_id not in self._links or key != sequence.key:
