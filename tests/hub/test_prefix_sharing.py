@@ -243,7 +243,7 @@ def test_a_drafter_whose_rows_are_more_than_their_tokens_shares_nothing(make_dra
     hub.join(LinkId("a"), TargetId("a"), 32)
     hub.handle(LinkId("a"), ToyTag(1, SYSTEM).open(2), 0.0)
     (sequence,) = hub._sequences.values()
-    assert list(sequence.prefix_names) == []
+    assert list(sequence.committed.prefix_names) == []
 
 
 class Twin:

@@ -9,8 +9,9 @@ from functools import partial
 from statistics import median
 
 from starspec.config import MAX_DRAFT_TOKENS
+from starspec.hub.committed import DraftLimits
 from starspec.hub.drafter import Drafter, StepInput
-from starspec.hub.sequence import DraftLimits, DraftSequence
+from starspec.hub.sequence import DraftSequence
 from starspec.ids import Epoch, LinkId, Tag
 from starspec.models.runner import BatchRunner, Segment
 from starspec.policy.draft_batch import TagKey

@@ -97,15 +97,16 @@ def _of_all_tokens(logits: Tensor, token_ids: Tensor | None, vocab_size: int) ->
 
 
 def _drawn(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> list[Children]:
-    children = []
+    children, committed = [], sequence.committed
     for node, row in zip(nodes, logits, strict=True):
+        path = sequence.tree.path(node)
         draft, log_confidences = draw_children(
             row,
             sequence.sampling,
-            sequence.position_after(node),
-            sequence.counts_after(node),
+            len(committed) + len(path),
+            committed.counts_after(path),
             num_tokens=sequence.top_k_spec.top_k,
-            dice=sequence.dice_after(node),
+            dice=committed.dice_after(path),
         )
         pairs = zip(draft.candidates, log_confidences, strict=True)
         children.append(Children([DraftToken(*pair) for pair in pairs], draft))
@@ -114,7 +115,9 @@ def _drawn(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> lis
 
 def _proposed(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> list[Children]:
     """For nodes of one depth, as those of a draft step are."""
-    position, counts = sequence.position_after(nodes[0]), [sequence.counts_after(node) for node in nodes]
+    paths = [sequence.tree.path(node) for node in nodes]
+    position = len(sequence.committed) + len(paths[0])
+    counts = [sequence.committed.counts_after(path) for path in paths]
     # on accelerators all rows at once: that is a few launches, and a dozen for each row otherwise
     if not sequence.top_k_spec.needs_logprobs and is_on_cpu(logits):
         rows = zip(logits, counts, strict=True)

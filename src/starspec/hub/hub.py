@@ -20,13 +20,14 @@ from typing import assert_never
 from starspec.config import HubConfig
 from starspec.errors import OurBug, PeerProtocolError
 from starspec.hub.buffer import RequestBuffer
+from starspec.hub.committed import DraftLimits
 from starspec.hub.drafter import Drafter
 from starspec.hub.links import TargetLinks
 from starspec.hub.prefix_sharing import prefix_salt
 from starspec.hub.proposals import ProposalMaker
 from starspec.hub.recorder import StatsRecorder
 from starspec.hub.scheduler import DraftScheduler
-from starspec.hub.sequence import DraftLimits, DraftSequence
+from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.draft_batch import TagKey
 from starspec.speculation.budget import DraftBudget

@@ -10,8 +10,9 @@ from dataclasses import replace
 from starspec.config import HubConfig
 from starspec.errors import OurBug
 from starspec.hub.buffer import RequestBuffer
+from starspec.hub.committed import DraftLimits
 from starspec.hub.round import MadeProposal, SkippedRequest, VerifiedProposal
-from starspec.hub.sequence import DraftLimits, DraftSequence
+from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.admission import PAUSE_S, AdmissionControl, Load
 from starspec.policy.capacity import Demand, num_full, typical

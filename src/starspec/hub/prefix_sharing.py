@@ -37,7 +37,7 @@ class PrefixSharing:
     def lease(self, sequence: DraftSequence) -> int:
         """A row for the sequence, with the prefix that some row holds already. Raises: NoFreeRow."""
         num_blocks = self._num_blocks(sequence)
-        names = sequence.prefix_names[:num_blocks]
+        names = sequence.committed.prefix_names[:num_blocks]
         row = self._cache.lease(self._row_for(sequence, names))
         self._take_over(row, names)
         return row
@@ -48,7 +48,7 @@ class PrefixSharing:
             return
         num_blocks = self._num_blocks(sequence)
         if num_blocks * PREFIX_BLOCK > self._cache.lengths[sequence.row]:
-            self._take_over(sequence.row, sequence.prefix_names[:num_blocks])
+            self._take_over(sequence.row, sequence.committed.prefix_names[:num_blocks])
 
     def note(self, sequence: DraftSequence) -> None:
         """The length of the sequence's row has changed."""
@@ -56,7 +56,7 @@ class PrefixSharing:
             return
         num_blocks = self._cache.lengths[sequence.row] // PREFIX_BLOCK
         if num_blocks != len(self._index.names(sequence.row)):
-            self._index.hold(sequence.row, sequence.prefix_names[:num_blocks])
+            self._index.hold(sequence.row, sequence.committed.prefix_names[:num_blocks])
 
     def check_integrity(self, sequences: Iterable[DraftSequence]) -> None:
         """Raises: OurBug unless the index has exactly the blocks that each sequence's row holds."""
@@ -64,12 +64,12 @@ class PrefixSharing:
         for sequence in sequences:
             if sequence.row is None:
                 continue
-            held = sequence.prefix_names[: self._cache.lengths[sequence.row] // PREFIX_BLOCK]
+            held = sequence.committed.prefix_names[: self._cache.lengths[sequence.row] // PREFIX_BLOCK]
             if self._index.names(sequence.row) != held:
                 raise OurBug(f"row {sequence.row} of {sequence.key} is not known to hold its {len(held)} blocks")
 
     def _num_blocks(self, sequence: DraftSequence) -> int:
-        return self._index.num_held(sequence.prefix_names, sequence.num_prefix_blocks)
+        return self._index.num_held(sequence.committed.prefix_names, sequence.committed.num_prefix_blocks)
 
     def _row_for(self, sequence: DraftSequence, names: Sequence[PrefixName]) -> int | None:
         """The free row that ends where the sequence continues; else the row that has been free for longest.

@@ -186,7 +186,7 @@ class DraftScheduler:
             is_delayed=request is not None and request.has_prefill,
             has_started=sequence.round.has_started,
             is_urgent=sequence.round.is_urgent,
-            next_block=sequence.next_block(len(sequence.token_ids) - num_missing) if is_prefill else None,
+            next_block=sequence.committed.next_block(len(sequence.token_ids) - num_missing) if is_prefill else None,
             is_committed=not sequence.tree.is_rooted,
         )
 

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
 
 from starspec.cache.features import FeatureTail
-from starspec.cache.prefixes import PREFIX_BLOCK, PrefixName, PrefixNames
 from starspec.errors import OurBug
+from starspec.hub.committed import CommittedTokens, DraftLimits
 from starspec.hub.growing_tree import GrowingTree
 from starspec.hub.round import DraftRound, EarlyProposal, MadeProposal, SkippedRequest, VerifiedProposal
 from starspec.hub.tree_nodes import Children, Survivors
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.run_ahead import AheadChoice
-from starspec.sampling.counts import TokenCounts
 from starspec.speculation.budget import NO_DRAFT, DraftBudget, TopKSpec
-from starspec.speculation.propose_rejection import dice_after
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open, Proposal, Verdict
 from starspec.wire.session import TagSession, TagState
 
 NUM_OUTCOMES = 4  # draft tokens per node where outcomes are prepared: a fifth would prepare for few more verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLimits:
-    """What a drafter can take. Sequences beyond it get fewer draft tokens, and finally none."""
-
-    max_len: int  # tokens of a sequence, drafts included
-    vocab_size: int  # the drafter has embeddings for token ids below this
-    max_draft_tokens: int  # of one proposal
-    target_vocab_size: int  # token ids below this are the target's
-    feature_window: int = 0  # positions whose features are kept
-    prefix_salt: bytes | None = None  # sequences with the same salt share prefixes; None = no sharing
 
 
 class DraftSequence:
@@ -72,10 +57,9 @@ class DraftSequence:
         self.can_share: Final = limits.prefix_salt is not None  # prefixes with other sequences
         self._method = opened.method
         self._limits = limits
-        self._token_ids = list(opened.token_ids)
+        self._committed = CommittedTokens(opened, limits, is_drawn=self.is_drawn)
         self._tree = GrowingTree(opened.sampling.end_token_ids, is_drawn=self.is_drawn)
         self._features = FeatureTail(limits.feature_window)
-        self._prefixes = PrefixNames(limits.prefix_salt)
         self._round = DraftRound(key, ahead_choice)
         self._row: int | None = None
         self._is_prefilled = False
@@ -85,19 +69,13 @@ class DraftSequence:
         self._num_wasted = 0
         self._top_k_spec = NO_DRAFT.top_k_spec
         self._last_used_s = now
-        self._has_embeddings = max(opened.token_ids) < limits.vocab_size
-        self._counts: TokenCounts | None = None
-        self._dice = dice_after(opened.sampling.seed, self._token_ids[opened.prompt_len :]) if self.is_drawn else 0
-        if opened.sampling.needs_counts or opened.sampling.min_tokens:
-            prompt_len = opened.prompt_len
-            self._counts = TokenCounts(self._token_ids[:prompt_len], self._token_ids[prompt_len:])
 
     # ---- committed tokens
 
     @property
     def token_ids(self) -> Sequence[int]:
         """The committed tokens."""
-        return self._token_ids
+        return self._committed.token_ids
 
     @property
     def target_vocab_size(self) -> int:
@@ -107,30 +85,18 @@ class DraftSequence:
     @property
     def room(self) -> int:
         """Draft tokens that may follow the committed ones on one path, at most."""
-        if not self._has_embeddings:
-            return 0
-        return max(0, min(self._limits.max_len - len(self._token_ids), self._limits.max_draft_tokens))
+        return self._committed.room
 
     @property
-    def prefix_names(self) -> Sequence[PrefixName]:
-        """Names of the shareable prefixes of the committed tokens, shortest first; none if nothing is shared."""
-        return self._prefixes.of(self._token_ids)
-
-    @property
-    def num_prefix_blocks(self) -> int:
-        """Blocks that may be taken over from other rows. The last token must be prefilled, so its block may not."""
-        return min(len(self.prefix_names), (len(self._token_ids) - 1) // PREFIX_BLOCK)
-
-    def next_block(self, num_prefilled: int) -> PrefixName | None:
-        """The first block after so many prefilled tokens, if others may take it over once it is prefilled."""
-        num_blocks = num_prefilled // PREFIX_BLOCK
-        return self.prefix_names[num_blocks] if num_blocks < self.num_prefix_blocks else None
+    def committed(self) -> CommittedTokens:
+        """The committed tokens, with prefix names and counts. To be read only; see `commit`."""
+        return self._committed
 
     def is_continued_by(self, message: Open) -> bool:
         """Whether a new Open only adds tokens to the committed ones."""
         if (message.sampling, message.method) != (self.sampling, self._method):
             return False
-        return message.token_ids[: len(self._token_ids)] == self._token_ids
+        return message.token_ids[: len(self.token_ids)] == self.token_ids
 
     def commit(self, token_ids: Sequence[int]) -> Survivors:
         """Append committed tokens. Does not touch the row.
@@ -142,12 +108,7 @@ class DraftSequence:
         first_ahead = num_forwarded if proposal is None else proposal.num_forwarded
         self._num_kept_ahead = sum(slot >= first_ahead for slot in (*survivors.path, *survivors.kept))
         self._num_wasted = max(0, num_forwarded - first_ahead - self._num_kept_ahead)
-        self._token_ids += token_ids
-        if self.is_drawn:
-            self._dice = dice_after(self._dice, token_ids)
-        self._has_embeddings = self._has_embeddings and max(token_ids) < self._limits.vocab_size
-        if self._counts:
-            self._counts.append(token_ids)
+        self._committed.append(token_ids)
         return survivors
 
     @property
@@ -221,18 +182,6 @@ class DraftSequence:
     def forget_tree(self) -> None:
         """Start again from a root that is not expanded."""
         self._tree.clear()
-
-    def position_after(self, node: int) -> int:
-        """The absolute position of a child of the node."""
-        return len(self._token_ids) + len(self._tree.path(node))
-
-    def counts_after(self, node: int) -> TokenCounts | None:
-        """Counts of all tokens up to the node; None if the sampling spec does not need them."""
-        return self._counts.with_path(self._tree.path(node)) if self._counts else None
-
-    def dice_after(self, node: int) -> int:
-        """The random seed that draws the children of the node."""
-        return dice_after(self._dice, self._tree.path(node))
 
     def to_prepare(self, num_nodes: int) -> list[int]:
         """At most so many nodes that the next proposal may need; [] if no proposal is in verification."""
@@ -368,8 +317,7 @@ class DraftSequence:
         ahead.
         """
         after = copy(self)
-        after._round, after._tree, after._token_ids = copy(self._round), self._tree.copy(), [*self._token_ids]
-        after._counts = None  # only drafting needs them
+        after._round, after._tree, after._committed = copy(self._round), self._tree.copy(), self._committed.copied()
         after.commit(verdict.token_ids)
         after.ask(verdict.budget, now)
         return after
@@ -377,8 +325,8 @@ class DraftSequence:
     def check_integrity(self) -> None:
         """Raises: OurBug unless tokens, tree, request and protocol state agree."""
         self._tree.check_integrity()
-        if self.session.prefix_len != len(self._token_ids):
-            raise OurBug(f"{self.key} holds {len(self._token_ids)} tokens, its tag has {self.session.prefix_len}")
+        if self.session.prefix_len != len(self._committed):
+            raise OurBug(f"{self.key} holds {len(self._committed)} tokens, its tag has {self.session.prefix_len}")
         early, request = self._round.early_proposal, self._round.request
         if early is not None and early.proposal.epoch != self.session.next_epoch:
             raise OurBug(f"{self.key} answered epoch {early.proposal.epoch} early, after {self.session.epoch}")
