@@ -28,11 +28,11 @@ VALUES: list[Any] = [
     ],
 )
 async def test_any_body_is_answered_or_refused_by_name(gateway: Any, path: str, kind: Any, base: Any) -> None:
-    dice = random.Random(path)
+    rng = random.Random(path)
     names = [*kind.model_fields, *UNSUPPORTED, "nobody_knows", "\ud800"]
     statuses = []
     for _ in range(NUM_BODIES):
-        body = base | {dice.choice(names): dice.choice(VALUES) for _ in range(dice.randint(0, 3))}
+        body = base | {rng.choice(names): rng.choice(VALUES) for _ in range(rng.randint(0, 3))}
         reply = await gateway.http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
         statuses.append(reply.status_code)
         assert reply.status_code in (200, 400, 404), (body, reply.text)

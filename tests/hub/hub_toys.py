@@ -21,7 +21,7 @@ from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.propose_coupled import propose_token, propose_tokens
-from starspec.speculation.propose_rejection import dice_after, draw_children
+from starspec.speculation.propose_rejection import draw_children, seed_after
 from starspec.speculation.tree import DrawnCandidates
 from starspec.wire.messages import Close, HubToTarget, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import Role, TagSession
@@ -72,8 +72,8 @@ def reference_tree(
             counts = TokenCounts(known[:prompt_len], known[prompt_len:])
             at = (logits_of(known), sampling, len(known), counts)
             if method == "rejection" and not sampling.is_greedy:
-                dice = dice_after(sampling.seed, known[prompt_len:])
-                drafts[path], confidences = draw_children(*at, num_tokens=budget.top_k, dice=dice)
+                draw_seed = seed_after(sampling.seed, known[prompt_len:])
+                drafts[path], confidences = draw_children(*at, num_tokens=budget.top_k, draw_seed=draw_seed)
                 children = list(zip(drafts[path].candidates, confidences, strict=True))
             else:
                 logits, sampling, position, seen = at

@@ -89,7 +89,7 @@ class SyntheticStar:
         self.hub = DraftHub(CausalDrafter(self._runner(draft, num_rows or num_targets)), self.clock, config)
         self._loop = HubLoop(self.hub, self, self.clock)
         self._underway: list[_Event] = []
-        self._order, self._dice = count(), Random(5)
+        self._order, self._rng = count(), Random(5)
         self._targets: dict[LinkId, _SyntheticTarget] = {}
         for number in range(num_targets):
             begin_s = 0.3 * number * target.forward_s(1, 1) / max(1.0, num_targets / MANY)
@@ -147,7 +147,7 @@ class SyntheticStar:
                 continue
             away_s = self._link_s + self._spec.forward_s(1, 1 + len(message.token_ids))
             said = self._verified(link_id, message.token_ids)
-            away_s *= 1.0 + JITTER * self._dice.uniform(-1.0, 1.0)
+            away_s *= 1.0 + JITTER * self._rng.uniform(-1.0, 1.0)
             self._put(self.clock() + away_s, link_id, target.tag.verdict(said, self._depth))
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ SAMPLINGS = (GREEDY, SAMPLED, PENALIZED, SamplingSpec(temperature=1.0, seed=3))
 HEADS = {each: make_head(each, NUM_ROWS) for each in FEATURE_SIZES}  # what earlier lives left in them is masked
 FAR = 2**31 - 2
 
-dice = st.integers(0, 2**16)
+seeds = st.integers(0, 2**16)
 doubts = st.sampled_from((0.0, 0.0, 0.02, 0.3, 1.0))  # p_min
 chains = st.builds(DraftBudget.chain, st.integers(0, 5), doubts)
 trees = st.builds(DraftBudget, st.integers(1, 9), st.integers(1, 4), st.integers(2, 3), doubts)
@@ -84,7 +84,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tags)
     @rule(
-        seed=dice,
+        seed=seeds,
         length=st.integers(1, MAX_LEN + 2),
         sampling=st.sampled_from(SAMPLINGS),
         wanted=wanted,
@@ -127,7 +127,7 @@ class Life(RuleBasedStateMachine):
             self._tell(name, tag, start, stop)
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, start=st.integers(0, MAX_LEN), num=st.integers(1, MAX_LEN))
+    @rule(seed=seeds, start=st.integers(0, MAX_LEN), num=st.integers(1, MAX_LEN))
     def tell(self, seed: int, start: int, num: int) -> None:
         """Any true features: repeated, early, with a hole before them, old."""
         name, tag = self._tag(seed)
@@ -135,7 +135,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self._open_tags())
     @rule(
-        seed=dice,
+        seed=seeds,
         num_accepted=st.integers(0, 5),
         wanted=wanted,
         is_lucky=st.booleans(),
@@ -152,7 +152,7 @@ class Life(RuleBasedStateMachine):
         self._send(name, verdict)
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, wanted=wanted, num_rounds=st.integers(1, 3))
+    @rule(seed=seeds, wanted=wanted, num_rounds=st.integers(1, 3))
     def go_on(self, seed: int, wanted: DraftBudget, num_rounds: int) -> None:
         """All go on for a while, as they should."""
         for number in range(seed, seed + num_rounds):
@@ -164,7 +164,7 @@ class Life(RuleBasedStateMachine):
             self._drain()
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, wanted=wanted, has_features=st.booleans())
+    @rule(seed=seeds, wanted=wanted, has_features=st.booleans())
     def lose_a_verdict(self, seed: int, wanted: DraftBudget, has_features: bool) -> None:
         name, tag = self._tag(seed)
         if tag.session.is_held:
@@ -174,14 +174,14 @@ class Life(RuleBasedStateMachine):
             self.torn.add(tag)
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, wanted=wanted, tail=st.integers(0, WINDOW + 2), num_more=st.integers(0, 2))
+    @rule(seed=seeds, wanted=wanted, tail=st.integers(0, WINDOW + 2), num_more=st.integers(0, 2))
     def open_anew(self, seed: int, wanted: DraftBudget, tail: int, num_more: int) -> None:
         """With the tail of the features only, and with tokens that the hub never heard of."""
         name, tag = self._tag(seed)
         self._open_anew(name, tag, wanted, tail, random.Random(seed).choices(range(VOCAB_SIZE), k=num_more))
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def close(self, seed: int) -> None:
         name, tag = self._tag(seed)
         self._send(name, tag.close())
@@ -189,7 +189,7 @@ class Life(RuleBasedStateMachine):
         del self.tags[name][tag.session.tag]
 
     @precondition(lambda self: len(self.tags) > 1)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def leave(self, seed: int) -> None:
         name = self._target(seed)
         self.star.hub.leave(LinkId(name), self.star.clock())
@@ -197,12 +197,12 @@ class Life(RuleBasedStateMachine):
         self.sent = [each for each in self.sent if each[0] != name]
 
     @precondition(lambda self: self.sent)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def repeat_an_old_message(self, seed: int) -> None:
         self._say(*self.sent[seed % len(self.sent)])
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, kind=st.sampled_from(("wide", "narrow", "odd", "empty", "NaN", "inf", "huge", "beyond", "far")))
+    @rule(seed=seeds, kind=st.sampled_from(("wide", "narrow", "odd", "empty", "NaN", "inf", "huge", "beyond", "far")))
     def send_hostile_features(self, seed: int, kind: str) -> None:
         """Refused, and nothing has changed."""
         name, tag = self._tag(seed)
@@ -214,7 +214,7 @@ class Life(RuleBasedStateMachine):
         assert self._known(name, tag) == before
 
     @precondition(lambda self: self.tags)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def send_features_of_a_tag_that_is_not_held(self, seed: int) -> None:
         """Of another target's, perhaps."""
         name = self._target(seed)

@@ -201,12 +201,12 @@ def grow_drawn(budget: DraftBudget, seed: int, below: Path | None = None, salt: 
     while nodes := tree.to_forward(budget):
         for node in nodes:
             path = tuple(tree.path(node))
-            dice = random.Random(repr((seed, path, salt if path == below else 0)))
-            order = tuple(dice.sample(range(10), budget.top_k))
-            shares, rest = [dice.uniform(0.6, 0.98)], 1.0
+            rng = random.Random(repr((seed, path, salt if path == below else 0)))
+            order = tuple(rng.sample(range(10), budget.top_k))
+            shares, rest = [rng.uniform(0.6, 0.98)], 1.0
             for _ in order[1:]:
                 rest -= shares[-1]
-                shares.append(rest * dice.uniform(0.8, 1.0))
+                shares.append(rest * rng.uniform(0.8, 1.0))
             tokens = [DraftToken(token, log(share)) for token, share in zip(order, shares, strict=True)]
             draft = DrawnCandidates(order, order, (1 / budget.top_k,) * budget.top_k, Drawing.WITHOUT_REPLACEMENT)
             tree.expand(node, Children(tokens, draft), budget.top_k_spec)

@@ -65,7 +65,7 @@ EVERYTHING = DraftBudget(MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, 4)
 
 BUDGETS = [*CHAINS, *CHAINS, *CHAINS, *TREES]
 wanted = st.sampled_from(BUDGETS)  # one draw: most of an example's time is drawing
-dice = st.integers(0, 2**16)
+seeds = st.integers(0, 2**16)
 
 
 class _Known(NamedTuple):
@@ -110,7 +110,7 @@ class Life(RuleBasedStateMachine):
         self.arrived_s = 0.0  # the last message
 
     @initialize(
-        step_s=st.sampled_from((0.0, 0.3, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=dice
+        step_s=st.sampled_from((0.0, 0.3, 0.9)), num_targets=st.integers(1, 3), num_tags=st.integers(0, 6), seed=seeds
     )
     def begin(self, step_s: float, num_targets: int, num_tags: int, seed: int) -> None:
         """Targets that are there from the first, with more tags than rows in many a life."""
@@ -131,7 +131,7 @@ class Life(RuleBasedStateMachine):
         self.tags[name] = {}
 
     @precondition(lambda self: self.tags)
-    @rule(seed=dice, wanted=wanted)
+    @rule(seed=seeds, wanted=wanted)
     def open(self, seed: int, wanted: DraftBudget) -> None:
         name, chance = self._target(seed), random.Random(seed)
         prompt = self._prompt(chance)
@@ -141,7 +141,7 @@ class Life(RuleBasedStateMachine):
         self._send(name, tag.open(wanted))
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
+    @rule(seed=seeds, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
     def verdict(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
         """With or without a proposal in hand; `is_lucky`: the target's own token is the draft's next one too."""
         name, tag = self._tag(seed)
@@ -149,7 +149,7 @@ class Life(RuleBasedStateMachine):
             self._send(name, tag.verdict(self._verdict_ids(tag, seed, num_accepted, is_lucky), wanted))
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, num_rounds=st.integers(1, 2))
+    @rule(seed=seeds, num_rounds=st.integers(1, 2))
     def go_on(self, seed: int, num_rounds: int) -> None:
         """What mostly happens: whoever waits for nothing says something, and some draft steps follow."""
         chance = random.Random(seed)
@@ -164,7 +164,7 @@ class Life(RuleBasedStateMachine):
                 self._draft_step()
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
-    @rule(seed=dice, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
+    @rule(seed=seeds, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
     def verdict_while_a_layer_runs(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
         """The hub gives the draft step up if the verdict makes it worthless, and takes the verdict in when it has
         ended.
@@ -193,7 +193,7 @@ class Life(RuleBasedStateMachine):
             assert (LinkId(name), tag.session.tag) not in [(to, message.tag) for to, message in hub._outbox]
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
-    @rule(seed=dice, num_messages=st.integers(2, 6))
+    @rule(seed=seeds, num_messages=st.integers(2, 6))
     def many_messages_while_a_layer_runs(self, seed: int, num_messages: int) -> None:
         """Verdicts of several tags, some of them twice, some followed by another or by Close. Some draft steps fail
         then.
@@ -246,7 +246,7 @@ class Life(RuleBasedStateMachine):
         return {(to, answer.tag, answer.epoch) for to, answer in answers}
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, wanted=wanted)
+    @rule(seed=seeds, wanted=wanted)
     def lose_a_verdict(self, seed: int, wanted: DraftBudget) -> None:
         name, tag = self._tag(seed)
         if tag.session.is_held:
@@ -254,14 +254,14 @@ class Life(RuleBasedStateMachine):
             self.torn.add(tag)
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice, wanted=wanted)
+    @rule(seed=seeds, wanted=wanted)
     def open_anew(self, seed: int, wanted: DraftBudget) -> None:
         name, tag = self._tag(seed)
         self.torn.discard(tag)
         self._send(name, tag.open(wanted))
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def close(self, seed: int) -> None:
         name, tag = self._tag(seed)
         self._send(name, tag.close())
@@ -269,7 +269,7 @@ class Life(RuleBasedStateMachine):
         del self.tags[name][tag.session.tag]
 
     @precondition(lambda self: self.tags)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def leave(self, seed: int) -> None:
         name = self._target(seed)
         self.star.hub.leave(LinkId(name), self.star.clock())
@@ -277,7 +277,7 @@ class Life(RuleBasedStateMachine):
         self.sent = [each for each in self.sent if each[0] != name]
 
     @precondition(lambda self: self.overtaken)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def what_was_lost_comes_late(self, seed: int) -> None:
         """After the tag was opened anew, or closed."""
         name, tag, message = self.overtaken[seed % len(self.overtaken)]
@@ -287,7 +287,7 @@ class Life(RuleBasedStateMachine):
             assert self._known() == before
 
     @precondition(lambda self: self.sent)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def repeat_an_old_message(self, seed: int) -> None:
         before = self._known()
         self.star.say(*self.sent[seed % len(self.sent)])
@@ -461,7 +461,7 @@ class LifeOfOutcomes(Life):
     must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, IN_PART, ANSWERED_AHEAD}
 
     @precondition(lambda self: self._open_tags())
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def likely_outcomes_come_true(self, seed: int) -> None:
         """Of one tag, each after two draft steps that may run ahead of it: some of the next chain is there then."""
         name, tag = self._tag(seed)
@@ -481,7 +481,7 @@ class LifeOfTrials(Life):
     must_meet: ClassVar[set[str]] = {EVICTION, AHEAD}
 
     @precondition(lambda self: self.tags)
-    @rule(seed=dice)
+    @rule(seed=seeds)
     def change_the_mode(self, seed: int) -> None:
         """Of some sequences, and of some that will be opened: as many rounds as that takes. Then all go on in it."""
         chance, hub = random.Random(seed), self.star.hub

@@ -18,9 +18,9 @@ NUM_TAGS, NUM_ROWS, NUM_ROUNDS = 1000, 100, 3
 
 def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
     star = ToyStar("a", "b", num_rows=NUM_ROWS, max_tags=NUM_TAGS, prefill_chunk=256)
-    dice = random.Random(1)
+    rng = random.Random(1)
     tags = {
-        (name, number): ToyTag(number, dice.choices(range(30), k=dice.randint(1, 20)))
+        (name, number): ToyTag(number, rng.choices(range(30), k=rng.randint(1, 20)))
         for name in "ab"
         for number in range(1, NUM_TAGS // 2 + 1)
     }
@@ -40,7 +40,7 @@ def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
             assert star.num_leased <= NUM_ROWS
         assert told == NUM_TAGS, f"in round {round_number} everybody was served once"
         for (name, _), tag in tags.items():
-            star.hub.handle(LinkId(name), tag.verdict([dice.randrange(30)], 2), star.clock())
+            star.hub.handle(LinkId(name), tag.verdict([rng.randrange(30)], 2), star.clock())
     stats = star.hub.status(star.clock()).stats
     assert stats.num_tags == NUM_TAGS
     assert stats.num_evictions >= (NUM_TAGS - NUM_ROWS) * NUM_ROUNDS

@@ -17,7 +17,7 @@ from starspec.wire.messages import Close, HubToTarget, Proposal, Reopen, Verdict
 from starspec.wire.session import TagState
 
 NUM_NODES = 3
-SOON_READY = replace(SAMPLED, seed=0)  # dice that have a proposal prepared before all draft steps have run
+SOON_READY = replace(SAMPLED, seed=0)  # draws that have a proposal prepared before all draft steps have run
 BUDGETS = [DraftBudget.chain(NUM_NODES), DraftBudget(num_draft_tokens=4, num_steps=3, top_k=2)]
 
 

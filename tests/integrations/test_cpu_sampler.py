@@ -1,4 +1,4 @@
-"""vLLM's CPU sampler loses numbers on their way to the draft tokens: found, mended, left alone elsewhere."""
+"""vLLM's CPU sampler loses numbers on their way to the draft tokens: found, patched, left alone elsewhere."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_sampler import add_sampler
 
-from starspec.integrations.vllm.cpu_sampler import expand_batch_to_tokens, mend_sampler
+from starspec.integrations.vllm.cpu_sampler import expand_batch_to_tokens, patch_sampler
 
 
 def broken(x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, **_: Any) -> torch.Tensor:
@@ -16,9 +16,9 @@ def broken(x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, **_: A
 
 def test_a_broken_one_is_mended(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = add_sampler(monkeypatch, broken)
-    assert mend_sampler()
+    assert patch_sampler()
     assert sampler.expand_batch_to_tokens is expand_batch_to_tokens
-    assert not mend_sampler()
+    assert not patch_sampler()
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -28,7 +28,7 @@ def test_others_are_left_alone(is_cpu: bool, vllm_config: Any, monkeypatch: pyte
         return expand_batch_to_tokens(*arguments, **options)
 
     sampler = add_sampler(monkeypatch, theirs, is_cpu)
-    assert not mend_sampler()
+    assert not patch_sampler()
     assert sampler.expand_batch_to_tokens is theirs
 
 

@@ -20,7 +20,7 @@ from starspec.ids import LinkId
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.policy.deadline import PayingDeadline, RecentRounds, Round
+from starspec.policy.deadline import RecentRounds, Round, StepTimeDeadline
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
 from starspec.policy.length.round_cost import NO_WAIT, RoundCost, RoundTimes
 from starspec.policy.liveness import DOUBT_S
@@ -33,8 +33,8 @@ PROMPT = list(range(1, 40))
 
 
 def prompts(num: int, seed: int = 0) -> list[list[int]]:
-    dice = random.Random(seed)
-    return [[dice.randrange(VOCAB_SIZE) for _ in range(dice.randrange(1, 200))] for _ in range(num)]
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 200))] for _ in range(num)]
 
 
 def tokens_sent(vllm: ToyVllm) -> int:
@@ -122,7 +122,7 @@ def test_where_drafts_do_not_pay_the_hub_prefills_one_prompt_of_a_batch() -> Non
 
 def seconds_and_opens(vllm: ToyVllm, num_tokens: int, num_prompt_tokens: int = 100) -> tuple[float, int]:
     """What four answers of so many tokens take, and of how many texts the hub is told."""
-    vllm.drafter.tend()  # the hub is found beside the steps
+    vllm.drafter.maintain()  # the hub is found beside the steps
     started_s, before = vllm.clock.now, vllm.hub.num_opens
     for n in range(4):
         vllm.submit([(31 * n + each) % VOCAB_SIZE for each in range(num_prompt_tokens)], num_tokens)
@@ -214,9 +214,9 @@ def test_one_that_comes_back_is_told_again_if_the_hub_has_prefilled_it(is_prefil
     vllm.rest(3.0)
     if not is_prefilled:
         vllm.hub.kill()
-        vllm.drafter.tend()
+        vllm.drafter.maintain()
         vllm.hub.revive()
-        vllm.drafter.tend()
+        vllm.drafter.maintain()
         vllm.drafter._notice_another_hub()
     vllm.drafter.costs.prefill.add_request(10, waited_s=1e6)  # nothing new is worth it
     vllm.drafter.costs.prefill.add_answer(0, 10)
@@ -258,7 +258,7 @@ def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() 
 def test_nobody_waits_for_a_row_that_catches_up() -> None:
     clock = VirtualClock()
     hub = ToyHub(clock)
-    client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
+    client = HubClient(hub, StepTimeDeadline(), VOCAB_SIZE, clock=clock)
     usual, idle = (KnownRequest(np.array(prompt, np.int32), len(prompt)) for prompt in (PROMPT, PROMPT[1:]))
     assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual, idle}
     told = client.prefill_counts
@@ -294,7 +294,7 @@ def test_a_draft_that_is_accepted_whole_leaves_nothing_to_catch_up_with() -> Non
 def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew() -> None:
     clock = VirtualClock()
     hub = ToyHub(clock)
-    client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
+    client = HubClient(hub, StepTimeDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     client.draft([DraftRequest(request, 2)])
     request.extend(np.arange(NUM_AT_ONCE + 5, dtype=np.int32))
@@ -303,7 +303,7 @@ def test_a_malformed_answer_to_catching_up_is_refused_and_the_request_told_anew(
     (tag,) = client._tags.values()
     assert tag.is_catching_up
     clock.now += STEP_S
-    client.tend()
+    client.maintain()
     assert not tag.is_catching_up
     hub.mood = "good"
     assert client.draft([DraftRequest(request, 2)]).keys() == {request}
@@ -315,7 +315,7 @@ def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPa
     clock = VirtualClock()
     hub = ToyHub(clock)
     hub.mood = "prefilling"
-    client = HubClient(hub, PayingDeadline(), VOCAB_SIZE, clock=clock)
+    client = HubClient(hub, StepTimeDeadline(), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     while not hub.num_opens or client.is_prefilling:
         client.draft([DraftRequest(request, 2)])
@@ -353,7 +353,7 @@ def test_a_row_that_cannot_be_told_keeps_no_other_from_probing() -> None:
 
 def test_a_new_server_times_a_step_before_a_hub_is_told_anything() -> None:
     vllm = ToyVllm(is_new=True)
-    vllm.drafter.tend()  # the hub is found
+    vllm.drafter.maintain()  # the hub is found
     vllm.submit(PROMPT, 40, chunk=5)  # in steps in which nothing is sampled
     opens = []
     for _ in range(12):
@@ -540,9 +540,9 @@ def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was
     vllm.run()
     assert vllm.client._hub.record.rounds
     vllm.hub.kill()
-    vllm.drafter.tend()
+    vllm.drafter.maintain()
     vllm.hub.revive()
-    vllm.drafter.tend()
+    vllm.drafter.maintain()
     assert vllm.drafter._hub.num_found == 2
     assert not vllm.client._hub.record.rounds
     assert weighed[-1] != NO_WAIT
@@ -1098,7 +1098,7 @@ def test_a_tree_is_no_draft_for_a_server_that_verifies_chains() -> None:
 def test_what_is_left_of_a_late_proposal_is_cut_to_what_the_step_wants(num_wanted: int, num_left: int) -> None:
     """And counts as all that was asked for: the hub did not end it in doubt."""
     clock = VirtualClock()
-    client = HubClient(ToyHub(clock), PayingDeadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
+    client = HubClient(ToyHub(clock), StepTimeDeadline(0.75 * DRAFT_S), VOCAB_SIZE, clock=clock)
     request = KnownRequest(np.array(PROMPT, np.int32), len(PROMPT))
     assert client.draft([DraftRequest(request, 4)]) == {}
     clock.now += STEP_S
@@ -1119,17 +1119,17 @@ def test_a_fixed_length_stays() -> None:
 
 
 def test_a_batch_of_random_traffic_ends_with_every_tag_closed() -> None:
-    dice = random.Random(3)
+    rng = random.Random(3)
     vllm = ToyVllm()
     for _ in range(150):
-        if dice.random() < 0.2:
-            vllm.submit(prompts(1, dice.randrange(99))[0], dice.randrange(1, 60), chunk=dice.choice([50, 10_000]))
+        if rng.random() < 0.2:
+            vllm.submit(prompts(1, rng.randrange(99))[0], rng.randrange(1, 60), chunk=rng.choice([50, 10_000]))
         vllm.step()
-        victim = dice.choice(vllm.rows) if vllm.rows else None
-        if victim is not None and not victim.is_done and dice.random() < 0.1:
-            (vllm.abort if dice.random() < 0.5 else vllm.preempt)(victim)
-        if dice.random() < 0.05:
-            vllm.hub.mood = dice.choice([each for each in [*MOODS, "good"] if each != "frozen"])  # it loses Close
+        victim = rng.choice(vllm.rows) if vllm.rows else None
+        if victim is not None and not victim.is_done and rng.random() < 0.1:
+            (vllm.abort if rng.random() < 0.5 else vllm.preempt)(victim)
+        if rng.random() < 0.05:
+            vllm.hub.mood = rng.choice([each for each in [*MOODS, "good"] if each != "frozen"])  # it loses Close
     vllm.hub.mood = "good"
     vllm.run()
     vllm.rest(3.0)

@@ -75,11 +75,11 @@ def test_a_long_name_is_cut_to_what_a_hub_takes(vllm_config: Any, monkeypatch: p
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_sampler_is_mended_on_every_rank(vllm_config: Any, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    mend = MagicMock()
-    monkeypatch.setattr("starspec.integrations.vllm.proposer.mend_sampler", mend)
+    patch = MagicMock()
+    monkeypatch.setattr("starspec.integrations.vllm.proposer.patch_sampler", patch)
     vllm_config.parallel_config.rank = rank
     StarProposer(vllm_config).shutdown()
-    mend.assert_called_once_with()
+    patch.assert_called_once_with()
 
 
 def test_who_shares_cores_with_the_hub_is_advised(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import RowBook
 from starspec.integrations.vllm.settings import VllmSettings
-from starspec.policy.deadline import PayingDeadline
+from starspec.policy.deadline import StepTimeDeadline
 from starspec.wire.messages import Open, TargetToHub, Verdict
 
 RECORDINGS = sorted((Path(__file__).parent / "vllm_calls").glob("*.json"))
@@ -83,7 +83,7 @@ class ListeningHub(ToyHub):
 def test_the_hub_hears_each_token_once_and_forgets_what_ends(recording: Any) -> None:
     clock = VirtualClock()
     hub = ListeningHub(clock)
-    deadline = PayingDeadline(0.001)
+    deadline = StepTimeDeadline(0.001)
     client = HubClient(hub, deadline, VOCAB_SIZE, clock=clock)
     settings = VllmSettings(fallback="none")
     drafter = StepDrafter(client, deadline, settings, recording["num_draft_tokens"], MAX_MODEL_LEN, clock)
@@ -98,6 +98,6 @@ def test_the_hub_hears_each_token_once_and_forgets_what_ends(recording: Any) -> 
     told = [each for messages in hub.told for each in messages if isinstance(each, Open | Verdict)]
     assert len({each.tag for each in told}) == len(recording["token_ids"])
     clock.now += 1.5
-    drafter.tend()
+    drafter.maintain()
     assert not hub.ids
     assert client.num_tags == 0

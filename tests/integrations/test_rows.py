@@ -65,13 +65,13 @@ def test_of_two_requests_of_which_one_begins_with_the_other_each_is_found_again(
 
 
 def test_rows_are_found_however_they_are_shuffled_and_whoever_else_is_remembered() -> None:
-    dice = np.random.default_rng(7)
-    common = dice.integers(0, 9, 40)  # of all prompts, as a system prompt is
-    rows = np.stack([np.concatenate([common, dice.integers(0, 9, 60)]) for _ in range(64)]).astype(np.int32)
+    rng = np.random.default_rng(7)
+    common = rng.integers(0, 9, 40)  # of all prompts, as a system prompt is
+    rows = np.stack([np.concatenate([common, rng.integers(0, 9, 60)]) for _ in range(64)]).astype(np.int32)
     book = RowBook()
-    lengths = dice.integers(45, 80, 64)
+    lengths = rng.integers(45, 80, 64)
     before = book.see([[1]] * 64, lengths, rows, now=0.0)
-    order = dice.permutation(64)[:40]  # the others have ended, and are remembered
+    order = rng.permutation(64)[:40]  # the others have ended, and are remembered
     after = book.see([[1]] * 40, lengths[order] + 1, rows[order], now=0.05)
     for index, seen in zip(order, after, strict=True):
         assert seen is not None

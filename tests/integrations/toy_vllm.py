@@ -17,7 +17,7 @@ from toy_hub import ToyHub, VirtualClock
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.settings import VllmSettings
-from starspec.policy.deadline import PayingDeadline
+from starspec.policy.deadline import StepTimeDeadline
 
 MAX_MODEL_LEN = 512
 NUM_ROWS = 8
@@ -60,7 +60,7 @@ class ToyVllm:
         self.clock = VirtualClock()
         self.hub = ToyHub(self.clock)
         deadline_ms = settings.get("deadline_ms")
-        self.deadline = PayingDeadline(None if deadline_ms is None else deadline_ms / 1e3)
+        self.deadline = StepTimeDeadline(None if deadline_ms is None else deadline_ms / 1e3)
         known = VllmSettings(**settings)
         self.client = HubClient(self.hub, self.deadline, VOCAB_SIZE, known.draft_p_min, self.clock)
         self.drafter = StepDrafter(self.client, self.deadline, known, num_tokens, MAX_MODEL_LEN, self.clock)
@@ -155,7 +155,7 @@ class ToyVllm:
         self.clock.now += seconds
         if self.clock.now - self._tended_s >= TEND_S:
             self._tended_s = self.clock.now
-            self.drafter.tend()
+            self.drafter.maintain()
 
     def _count_sends(self) -> None:
         self.sends: list[Any] = []

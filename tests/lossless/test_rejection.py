@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.propose_rejection import dice_after, draw_children
+from starspec.speculation.propose_rejection import draw_children, seed_after
 from starspec.speculation.rejection import try_candidates
 from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates
 from starspec.speculation.verify import verify_tree
@@ -42,7 +42,7 @@ def possible_candidates(q: Sequence[float], num: int, drawing: Drawing) -> Itera
 
 
 def outcomes(p: Sequence[float], draft: DrawnCandidates) -> Iterator[tuple[int, bool, float]]:
-    """What a node's dice can say: the token, whether a candidate passed, how likely."""
+    """What a node's seed can say: the token, whether a candidate passed, how likely."""
     trial = try_candidates(torch.tensor(p, dtype=torch.float64), draft)
     left = 1.0
     for candidate, accept_prob in zip(draft.candidates, trial.accept_probs, strict=True):
@@ -53,7 +53,7 @@ def outcomes(p: Sequence[float], draft: DrawnCandidates) -> Iterator[tuple[int, 
 
 
 def emitted_distribution(p: Sequence[float], q: Sequence[float], num: int, drawing: Drawing) -> list[float]:
-    """The distribution of the token at one node, integrated over drafts and dice."""
+    """The distribution of the token at one node, integrated over drafts and seeds."""
     sampling = [0.0] * len(p)
     for candidates, chance in possible_candidates(q, num, drawing):
         for token_id, _, prob in outcomes(p, node_draft(q, candidates, drawing)):
@@ -124,11 +124,11 @@ def logits_of(probs: Sequence[float]) -> torch.Tensor:
 
 def drawn_below(path: tuple[int, ...], seed: int, position: int, drawing: Drawing) -> DrawnCandidates:
     """Two candidates; without replacement they are drawn as a hub draws them."""
-    dice = dice_after(seed, path)
+    draw_seed = seed_after(seed, path)
     if drawing is WITHOUT:
         sampling = SamplingSpec(seed=seed, **SAMPLING)
-        return draw_children(logits_of(Q[path]), sampling, position, None, num_tokens=2, dice=dice).draft
-    probs, generator = torch.tensor(Q[path], dtype=torch.float64), torch.Generator().manual_seed(dice)
+        return draw_children(logits_of(Q[path]), sampling, position, None, num_tokens=2, draw_seed=draw_seed).draft
+    probs, generator = torch.tensor(Q[path], dtype=torch.float64), torch.Generator().manual_seed(draw_seed)
     return node_draft(Q[path], probs.multinomial(2, replacement=True, generator=generator).tolist(), drawing)
 
 

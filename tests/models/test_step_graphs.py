@@ -68,35 +68,35 @@ def make_graphed(recorder=None, **changes):
     return runner
 
 
-def random_tree(dice, num_tokens):
-    return [dice.randint(-1, token - 1) if token else -1 for token in range(num_tokens)]
+def random_tree(rng, num_tokens):
+    return [rng.randint(-1, token - 1) if token else -1 for token in range(num_tokens)]
 
 
-def random_segments(runner, dice, rows):
+def random_segments(runner, rng, rows):
     """What a round or a draft step may contain, and what must have been forwarded before."""
     segments, before = [], []
-    for row in dice.sample(rows, dice.randint(1, len(rows))):
-        num_tokens = dice.randint(1, 14)
-        token_ids = [dice.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
-        parents = random_tree(dice, num_tokens) if dice.random() < 0.6 else None
-        num_forwarded = dice.randint(0, num_tokens - 1) if dice.random() < 0.5 else 0
+    for row in rng.sample(rows, rng.randint(1, len(rows))):
+        num_tokens = rng.randint(1, 14)
+        token_ids = [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+        parents = random_tree(rng, num_tokens) if rng.random() < 0.6 else None
+        num_forwarded = rng.randint(0, num_tokens - 1) if rng.random() < 0.5 else 0
         if num_forwarded:
             part = None if parents is None else parents[:num_forwarded]
             before.append(Segment(row, token_ids[:num_forwarded], num_forwarded, part))
         num_new = num_tokens - num_forwarded
-        segments.append(Segment(row, token_ids, dice.randint(0, num_new), parents, num_forwarded))
+        segments.append(Segment(row, token_ids, rng.randint(0, num_new), parents, num_forwarded))
     return before, segments
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_forwards_of_fixed_shapes_agree_with_those_packed_anew(family):
     plain, graphed = make_runner(family), make_graphed(family=family)
-    dice = random.Random(5)
+    rng = random.Random(5)
     rows = [prefill(graphed, prompt_ids(length, seed=length)) for length in (1, 30, 62, 64, 120)]
     assert rows == [prefill(plain, prompt_ids(length, seed=length)) for length in (1, 30, 62, 64, 120)]
     for _ in range(40):
-        before, segments = random_segments(plain, dice, rows)
-        layers = dice.choice([(), (), (0, 2), (1,)])
+        before, segments = random_segments(plain, rng, rows)
+        layers = rng.choice([(), (), (0, 2), (1,)])
         for runner in (plain, graphed):
             if before:
                 runner.forward(before)
@@ -188,11 +188,11 @@ def test_shapes_come_in_steps_and_end_with_the_cache():
 @pytest.mark.parametrize("bounds", [(2, 64), (7, 8), (2, 9), (5, 12)])
 def test_steps_keep_within_the_row_counts_that_keep_bits(bounds):
     lowest, highest = bounds
-    runner, dice = make_graphed(), random.Random(1)
+    runner, rng = make_graphed(), random.Random(1)
     rows = [prefill(runner, prompt_ids(5, seed=seed)) for seed in range(8)]
     bounds = RowRange(lowest, highest)
     for _ in range(50):
-        segments = [Segment(row, prompt_ids(dice.randint(1, 14)), 1) for row in dice.sample(rows, dice.randint(1, 8))]
+        segments = [Segment(row, prompt_ids(rng.randint(1, 14)), 1) for row in rng.sample(rows, rng.randint(1, 8))]
         told = []
         for pieces in plan_forwards(segments, bounds):
             for share in runner.graphs.shares(pieces, bounds):
@@ -224,11 +224,11 @@ def test_what_reads_too_much_for_one_step_is_cut(monkeypatch):
 def test_forwards_in_steps_agree_with_those_packed_anew():
     plain, graphed = make_runner(), make_graphed()
     graphed.attention_mode, graphed.rows = AttentionMode.IN_STEPS, RowRange(7, 8)
-    dice = random.Random(6)
+    rng = random.Random(6)
     rows = [prefill(graphed, prompt_ids(length, seed=length)) for length in (1, 30, 62, 100)]
     assert rows == [prefill(plain, prompt_ids(length, seed=length)) for length in (1, 30, 62, 100)]
     for _ in range(30):
-        before, segments = random_segments(plain, dice, rows)
+        before, segments = random_segments(plain, rng, rows)
         for runner in (plain, graphed):
             if before:
                 runner.forward(before)

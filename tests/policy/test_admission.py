@@ -134,14 +134,14 @@ def test_when_somebody_loses_by_it_the_last_to_come_goes_and_does_not_come_back_
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.04])
 def test_nobody_flaps_when_measurements_waver_within_the_margin(noise: float) -> None:
-    world, dice = World(AdmissionControl("n_max")), random.Random(3)
+    world, rng = World(AdmissionControl("n_max")), random.Random(3)
     for number in range(10):
         world.come(f"t{number}")
     world.run(10.0)
     num_changes = len(world.changes)
     for _ in range(600):
         for name in world.demands:
-            world.demands[name] = replace(STARSD, num_tokens=STARSD.num_tokens * dice.uniform(1 - noise, 1 + noise))
+            world.demands[name] = replace(STARSD, num_tokens=STARSD.num_tokens * rng.uniform(1 - noise, 1 + noise))
         world.run(REVIEW_S)
     came_and_went = world.changes[num_changes:]
     assert len(came_and_went) <= 1, f"with a margin of {MARGIN}"

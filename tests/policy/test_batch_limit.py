@@ -18,9 +18,9 @@ from starspec.policy.batch_limit import NUM_REMEMBERED, REVIEW_STEPS, BatchLimit
 
 def crowd(limit: BatchLimit, cost: Callable[[int], float], num_steps: int, seed: int = 1) -> list[int]:
     """1 to 40 wait for each draft step. Returns: how many shared it."""
-    dice, sizes = random.Random(seed), list[int]()
+    rng, sizes = random.Random(seed), list[int]()
     for _ in range(num_steps):
-        num_waiting = dice.choice((1, 2, 3, 6, 12, 24, 40))
+        num_waiting = rng.choice((1, 2, 3, 6, 12, 24, 40))
         sizes.append(num_waiting if limit.max_sequences is None else min(num_waiting, limit.max_sequences))
         limit.add(sizes[-1], cost(sizes[-1]))
     return sizes
@@ -29,8 +29,8 @@ def crowd(limit: BatchLimit, cost: Callable[[int], float], num_steps: int, seed:
 @given(alone=st.floats(0.001, 0.1), share=st.floats(0.0, 1.0), seed=st.integers(0, 99))
 def test_while_company_is_cheaper_there_is_no_limit(alone: float, share: float, seed: int) -> None:
     """StarSD's model and ours: t_s (1 + share (b - 1)); and a draft step may take up to a tenth more or less."""
-    dice, limit = random.Random(seed), BatchLimit()
-    sizes = crowd(limit, lambda num: alone * (1 + share * (num - 1)) * dice.uniform(0.9, 1.1), 1_000, seed)
+    rng, limit = random.Random(seed), BatchLimit()
+    sizes = crowd(limit, lambda num: alone * (1 + share * (num - 1)) * rng.uniform(0.9, 1.1), 1_000, seed)
     assert sizes.count(40) > 100
     assert limit.max_sequences is None
 
@@ -52,8 +52,8 @@ def test_who_would_make_a_draft_step_dearer_for_each_waits_for_another(cost: Cal
 
 
 def test_slow_moments_shut_nobody_out() -> None:
-    dice, limit = random.Random(7), BatchLimit()
-    sizes = crowd(limit, lambda num: (0.01 + 0.001 * num) * (50.0 if dice.random() < 0.1 else 1.0), 5_000)
+    rng, limit = random.Random(7), BatchLimit()
+    sizes = crowd(limit, lambda num: (0.01 + 0.001 * num) * (50.0 if rng.random() < 0.1 else 1.0), 5_000)
     assert sizes.count(40) > 500
 
 

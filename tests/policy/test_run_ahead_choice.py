@@ -24,10 +24,10 @@ MODES: tuple[AheadMode, ...] = ("off", "chain", "outcomes")
 
 def live(choice: AheadChoice, seconds: dict[AheadMode, float], num_rounds: int, noise: float = 0.0) -> list[AheadMode]:
     """The modes of so many rounds that take so long each."""
-    dice, modes = random.Random(1), list[AheadMode]()
+    rng, modes = random.Random(1), list[AheadMode]()
     for _ in range(num_rounds):
         modes.append(choice.mode)
-        choice.add_round(3.0, seconds[choice.mode] * (1.0 + noise * dice.uniform(-1.0, 1.0)))
+        choice.add_round(3.0, seconds[choice.mode] * (1.0 + noise * rng.uniform(-1.0, 1.0)))
     return modes
 
 

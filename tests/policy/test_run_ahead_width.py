@@ -58,8 +58,8 @@ def test_sizes_that_are_too_dear_are_not_tried_on_the_way() -> None:
 
 
 def test_slow_moments_narrow_no_draft_step() -> None:
-    dice, width = random.Random(3), AheadWidth()
-    widths = run_ahead(width, lambda num: linear(0.01)(num) * (50.0 if dice.random() < 0.1 else 1.0), 3_000)
+    rng, width = random.Random(3), AheadWidth()
+    widths = run_ahead(width, lambda num: linear(0.01)(num) * (50.0 if rng.random() < 0.1 else 1.0), 3_000)
     assert widths.count(12) > 2_500
 
 

@@ -75,12 +75,12 @@ def make_batch() -> MakeBatch:
     """Texts of random tokens, prompts and answers of unequal length."""
 
     def make(head: TrainedHead, prompts: tuple[int, ...] = (3, 6, 2), answers: tuple[int, ...] = (7, 4, 8)) -> Batch:
-        dice = torch.Generator().manual_seed(8)
+        rng = torch.Generator().manual_seed(8)
         longest = max(map(sum, zip(prompts, answers, strict=True)))
         return Batch(
-            torch.randint(0, VOCAB, (len(prompts), longest), generator=dice),
-            torch.randn(len(prompts), longest, head.spec.feature_size, generator=dice),
-            torch.randn(len(prompts), max(answers), HIDDEN, generator=dice),
+            torch.randint(0, VOCAB, (len(prompts), longest), generator=rng),
+            torch.randn(len(prompts), longest, head.spec.feature_size, generator=rng),
+            torch.randn(len(prompts), max(answers), HIDDEN, generator=rng),
             torch.tensor(prompts),
             torch.tensor(answers),
             torch.tensor([False] * len(prompts)),

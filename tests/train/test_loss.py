@@ -10,9 +10,9 @@ from starspec.train.loss import soft_cross_entropy, step_weights, target_says
 
 def test_value_and_gradient_are_those_of_soft_cross_entropy(monkeypatch):
     monkeypatch.setattr(loss, "PIECE", 4)  # the last piece is not full
-    dice = torch.Generator().manual_seed(1)
-    rows, last = torch.randn(30, 16, generator=dice), torch.randn(11, 16, generator=dice)
-    spoken = torch.randn(11, 16, generator=dice, requires_grad=True)
+    rng = torch.Generator().manual_seed(1)
+    rows, last = torch.randn(30, 16, generator=rng), torch.randn(11, 16, generator=rng)
+    spoken = torch.randn(11, 16, generator=rng, requires_grad=True)
     found = soft_cross_entropy(spoken, rows, target_says(last, rows))
     (3 * found.entropy).backward()
     mine, spoken.grad = spoken.grad, None
@@ -25,8 +25,8 @@ def test_value_and_gradient_are_those_of_soft_cross_entropy(monkeypatch):
 
 
 def test_the_loss_is_least_where_head_and_target_agree():
-    dice = torch.Generator().manual_seed(2)
-    rows, last = torch.randn(30, 16, generator=dice), torch.randn(5, 16, generator=dice)
+    rng = torch.Generator().manual_seed(2)
+    rows, last = torch.randn(30, 16, generator=rng), torch.randn(5, 16, generator=rng)
     spoken = last.clone().requires_grad_()
     found = soft_cross_entropy(spoken, rows, target_says(last, rows))
     found.entropy.backward()

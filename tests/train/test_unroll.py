@@ -49,8 +49,8 @@ def test_gradients_reach_every_weight(head: TrainedHead, make_batch, embedding):
 
 @pytest.mark.parametrize("shift", [1, 7])
 def test_rotation_knows_distances_alone(shift):
-    dice = torch.Generator().manual_seed(1)
-    q, k = torch.randn(1, 8, generator=dice), torch.randn(1, 8, generator=dice)
+    rng = torch.Generator().manual_seed(1)
+    q, k = torch.randn(1, 8, generator=rng), torch.randn(1, 8, generator=rng)
     products = [
         rotate(q, torch.tensor([place]), 1e4) @ rotate(k, torch.tensor([place + 3]), 1e4).T for place in (2, 2 + shift)
     ]

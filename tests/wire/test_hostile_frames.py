@@ -37,27 +37,27 @@ SEEDS = [
 ]
 
 
-def mutant(dice: random.Random) -> list[bytes]:
+def mutant(rng: random.Random) -> list[bytes]:
     """A multipart of one to three frames that were messages once, or never."""
-    return [mutate(bytearray(dice.choice(SEEDS)), dice) for _ in range(dice.choice((1, 1, 1, 2, 3)))]
+    return [mutate(bytearray(rng.choice(SEEDS)), rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
 
 
-def mutate(frame: bytearray, dice: random.Random) -> bytes:
-    for _ in range(dice.randint(1, 4)):
-        at = dice.randrange(len(frame) + 1)
-        match dice.randrange(6):
+def mutate(frame: bytearray, rng: random.Random) -> bytes:
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(frame) + 1)
+        match rng.randrange(6):
             case 0:
-                frame[at : at + 1] = dice.randbytes(1)
+                frame[at : at + 1] = rng.randbytes(1)
             case 1:  # a length or a type that lies: the leading bytes of maps, arrays, strings, numbers
-                frame[at : at + 1] = bytes([dice.choice((0x80, 0x8F, 0x90, 0xDC, 0xDD, 0xDF, 0xDB, 0xCF, 0xCB, 0xC0))])
+                frame[at : at + 1] = bytes([rng.choice((0x80, 0x8F, 0x90, 0xDC, 0xDD, 0xDF, 0xDB, 0xCF, 0xCB, 0xC0))])
             case 2:
-                del frame[at : at + dice.randint(1, 8)]
+                del frame[at : at + rng.randint(1, 8)]
             case 3:
-                frame[at:at] = frame[: dice.randint(1, 16)]
+                frame[at:at] = frame[: rng.randint(1, 16)]
             case 4:
                 del frame[at:]
             case 5:
-                frame[:] = dice.randbytes(dice.randint(0, 80))
+                frame[:] = rng.randbytes(rng.randint(0, 80))
     return bytes(frame)
 
 

@@ -62,9 +62,9 @@ class TwoEnds(RuleBasedStateMachine):
         self.committed += token_ids
 
     @precondition(lambda self: self.target.state is not TagState.CLOSED)
-    @rule(dice=st.integers(0, 9))
-    def close(self, dice: int) -> None:
-        if dice == 0:
+    @rule(draw=st.integers(0, 9))
+    def close(self, draw: int) -> None:
+        if draw == 0:
             self.say(Close(TAG, self.target.next_epoch))
 
     # ------------------------------------------------------------ the hub
@@ -104,9 +104,9 @@ class TwoEnds(RuleBasedStateMachine):
     def lose_one_for_the_target(self, which: int) -> None:
         pick(self.to_target, which, is_repeated=False)
 
-    @rule(dice=st.integers(0, 9))
-    def break_the_link(self, dice: int) -> None:
-        if dice == 0:
+    @rule(draw=st.integers(0, 9))
+    def break_the_link(self, draw: int) -> None:
+        if draw == 0:
             self.to_hub.clear()
             self.to_target.clear()
             self.target.lose()
@@ -134,9 +134,9 @@ class TwoEnds(RuleBasedStateMachine):
             [tokens] = [tokens for proposal, tokens in self.drawn_from if proposal is message]
             assert tokens == self.committed
 
-    @rule(dice=st.integers(0, 4))
-    def reopen_at_will(self, dice: int) -> None:
-        if dice == 0 and self.target.is_held:
+    @rule(draw=st.integers(0, 4))
+    def reopen_at_will(self, draw: int) -> None:
+        if draw == 0 and self.target.is_held:
             self.open(2)
 
     @rule()

@@ -106,7 +106,7 @@ def _drawn(sequence: DraftSequence, nodes: Sequence[int], logits: Tensor) -> lis
             len(committed) + len(path),
             committed.counts_after(path),
             num_tokens=sequence.top_k_spec.top_k,
-            dice=committed.dice_after(path),
+            draw_seed=committed.seed_after(path),
         )
         pairs = zip(draft.candidates, log_confidences, strict=True)
         children.append(Children([DraftToken(*pair) for pair in pairs], draft))

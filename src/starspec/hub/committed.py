@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixName, PrefixNames
 from starspec.sampling.counts import TokenCounts
-from starspec.speculation.propose_rejection import dice_after
+from starspec.speculation.propose_rejection import seed_after
 from starspec.wire.messages import Open
 
 
@@ -38,7 +38,7 @@ class CommittedTokens:
         self._prefixes = PrefixNames(limits.prefix_salt)
         self._has_embeddings = max(opened.token_ids) < limits.vocab_size
         output = self.token_ids[opened.prompt_len :]
-        self._dice = dice_after(opened.sampling.seed, output) if is_drawn else None
+        self._draw_seed = seed_after(opened.sampling.seed, output) if is_drawn else None
         self._counts: TokenCounts | None = None
         if opened.sampling.needs_counts or opened.sampling.min_tokens:
             self._counts = TokenCounts(self.token_ids[: opened.prompt_len], output)
@@ -49,8 +49,8 @@ class CommittedTokens:
     def append(self, token_ids: Sequence[int]) -> None:
         """The target has committed these tokens, at least one."""
         self.token_ids += token_ids
-        if self._dice is not None:
-            self._dice = dice_after(self._dice, token_ids)
+        if self._draw_seed is not None:
+            self._draw_seed = seed_after(self._draw_seed, token_ids)
         self._has_embeddings = self._has_embeddings and max(token_ids) < self._limits.vocab_size
         if self._counts:
             self._counts.append(token_ids)
@@ -81,9 +81,9 @@ class CommittedTokens:
         """Counts of all tokens and of a path behind them; None if the sampling spec does not need them."""
         return self._counts.with_path(path) if self._counts else None
 
-    def dice_after(self, path: Sequence[int]) -> int:
+    def seed_after(self, path: Sequence[int]) -> int:
         """The random seed that draws the tokens behind this path."""
-        return dice_after(self._dice or 0, path)
+        return seed_after(self._draw_seed or 0, path)
 
     def copied(self) -> CommittedTokens:
         """A copy to which tokens may be appended. It has no counts: only drafting needs them."""

@@ -29,7 +29,7 @@ class Expansion:
 class Outcome(NamedTuple):
     """A possible outcome of a verification: the node that would be the new root, or an ancestor of such nodes."""
 
-    surprise: float  # minus the log of the probability of the path to the node: the likeliest sorts first
+    neg_logprob: float  # minus the log of the probability of the path to the node: the likeliest sorts first
     node: int
     depth: int
 
@@ -182,7 +182,7 @@ class GrowingTree(TreeNodes):
         """Insert the children of an outcome's node. Nothing is likelier than its ancestors, so all come behind it."""
         for child in self._children[end.node]:
             if self.token_ids[child] not in self._end_token_ids:
-                insort(outcomes, Outcome(end.surprise - self._log_confidences[child], child, end.depth + 1))
+                insort(outcomes, Outcome(end.neg_logprob - self._log_confidences[child], child, end.depth + 1))
 
     def _continue(self, expansion: Expansion) -> list[int]:
         """Expand as far as nodes are known. Returns: nodes that must be expanded to go further; [] at the end."""

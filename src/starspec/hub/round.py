@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from starspec.errors import OurBug
 from starspec.policy.draft_batch import TagKey
-from starspec.policy.pace import Pace
 from starspec.policy.run_ahead import AheadChoice
+from starspec.policy.send_or_wait import SendOrWait
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.wire.messages import Proposal
@@ -124,7 +124,7 @@ class DraftRound:
     def __init__(self, key: TagKey, ahead_choice: AheadChoice) -> None:
         self.ahead_choice: Final = ahead_choice
         self._key = key
-        self._pace = Pace()
+        self._send_or_wait = SendOrWait()
         self._request: DraftRequest | None = None
         self._in_verification: ProposalInVerification | None = None
         self._early_proposal: EarlyProposal | None = None
@@ -193,7 +193,9 @@ class DraftRound:
         if self.ahead_choice.mode == "chain":
             return running_s <= MOST_STEP_WAITED_FOR * step_s
         away_s = None if return_s is None else return_s + now - self._request.arrived_s
-        return away_s is not None and not self._pace.pays_to_wait(num_known, max(0.0, step_s - running_s), away_s)
+        return away_s is not None and not self._send_or_wait.pays_to_wait(
+            num_known, max(0.0, step_s - running_s), away_s
+        )
 
     def charge(self, seconds: float) -> None:
         """Another target waited so long for a draft step that ran ahead for this sequence."""
@@ -237,7 +239,7 @@ class DraftRound:
         if proposal is not None and proposal.is_judged_by(token_ids, now):
             self._verified_since_s = proposal.since_s
             if proposal.budget.is_chain:
-                self._pace.add_verdict(proposal.tree.num_draft_tokens, len(token_ids) - 1)
+                self._send_or_wait.add_verdict(proposal.tree.num_draft_tokens, len(token_ids) - 1)
             return VerifiedProposal(len(token_ids), proposal.since_s)
         if self._request is not None:
             return SkippedRequest(self._request.arrived_s if self._request.began_s is None else self._request.began_s)
@@ -267,5 +269,5 @@ class DraftRound:
         if request.began_s is None or not made.num_draft_tokens or made.has_prefill:
             return
         if self.ahead_choice.is_learning:
-            num_emitted = self._pace.emitted(made.num_draft_tokens) if request.budget.is_chain else 1.0
+            num_emitted = self._send_or_wait.emitted(made.num_draft_tokens) if request.budget.is_chain else 1.0
             self.ahead_choice.add_round(num_emitted, made.made_s - request.began_s)

@@ -2,7 +2,7 @@
 
 NoStallDeadline     Our engine measures its own rounds and forwards. A wait may last as long as a proposal can save, but
                     not so long that a client sees its tokens stall (ADR 5).
-PayingDeadline      vLLM tells a plug-in only the time between two calls. A wait may last about as long as the last
+StepTimeDeadline      vLLM tells a plug-in only the time between two calls. A wait may last about as long as the last
                     rounds with this hub, but not longer than two vLLM steps: a slower draft does not pay.
 
 One rule cannot serve both. The engine's wait is only a part of a hub's round, since the hub drafts while the engine
@@ -112,7 +112,7 @@ class NoStallDeadline:
         self._verify.add(verify_s)
 
 
-class PayingDeadline:
+class StepTimeDeadline:
     """As long as the last rounds took, with some slack, and at most two vLLM steps.
 
     Args:

@@ -33,10 +33,10 @@ class DrawnChildren(NamedTuple):
     log_confidences: list[float]  # of each candidate; they only decide which ones grow first
 
 
-def dice_after(seed: int, token_ids: Iterable[int]) -> int:
+def seed_after(seed: int, token_ids: Iterable[int]) -> int:
     """The seed of the random numbers after more tokens.
 
-    dice_after(dice_after(seed, a), b) equals dice_after(seed, a + b).
+    seed_after(seed_after(seed, a), b) equals seed_after(seed, a + b).
     """
     for token_id in token_ids:
         seed = stream_key(seed, token_id) & _SEEDS
@@ -44,7 +44,13 @@ def dice_after(seed: int, token_ids: Iterable[int]) -> int:
 
 
 def draw_children(
-    logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None, *, num_tokens: int, dice: int
+    logits: Tensor,
+    sampling: SamplingSpec,
+    position: int,
+    counts: TokenCounts | None,
+    *,
+    num_tokens: int,
+    draw_seed: int,
 ) -> DrawnChildren:
     """Draw children without replacement from the draft's own distribution of the token at `position`.
 
@@ -55,7 +61,7 @@ def draw_children(
     Args:
         logits, sampling, position, counts: as for `propose_token`.
         num_tokens: children, at most.
-        dice: `dice_after` the tokens before `position`.
+        draw_seed: `seed_after` the tokens before `position`.
     Raises: as `next_token`.
     """
     adjusted = adjust(logits, sampling, position, counts)
@@ -65,7 +71,7 @@ def draw_children(
         tokens = likely_support(adjusted, largest, sampling, MAX_SUPPORT)
         probs = tokens.scaled.softmax(0)
         token_ids, probs = tokens.token_ids[probs > 0], probs[probs > 0]
-    perturbed = _perturbed(token_ids, probs, dice, position)
+    perturbed = _perturbed(token_ids, probs, draw_seed, position)
     best = perturbed.topk(min(num_tokens, len(perturbed))).indices
     # As in `propose_coupled.py`: the target's logits are assumed to differ by Gumbel noise of scale 1.
     log_confidences = perturbed.mul(min(sampling.temperature, HOTTEST)).log_softmax(0)[best]

@@ -157,7 +157,7 @@ class Supervisor:
             return
         reports = slot.run.read_reports()
         if reports is None:
-            self._bury(slot, slot.run)
+            self._handle_exit(slot, slot.run)
             return
         for report in reports:
             self._take(slot, report)
@@ -182,7 +182,7 @@ class Supervisor:
         for line in lines:
             self._on_output(slot.view.spec.name, line)
 
-    def _bury(self, slot: _Slot, run: Child) -> None:
+    def _handle_exit(self, slot: _Slot, run: Child) -> None:
         """A child has closed its line: wait for its end, pass on its last output, and decide whether to restart it."""
         code = _wait(run)
         while lines := run.read_output():

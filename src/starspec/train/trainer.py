@@ -229,14 +229,14 @@ class Trainer:
         lengths = [len(text) for text in self.texts]
         number, num_done = 0, self.progress.step
         for epoch in range(10**9):
-            dice = random.Random(f"{self.plan.seed}/{epoch}")  # noqa: S311 (not for secrets)
+            rng = random.Random(f"{self.plan.seed}/{epoch}")  # noqa: S311 (not for secrets)
             order = list(range(len(lengths)))
-            dice.shuffle(order)
+            rng.shuffle(order)
             pools = [
                 sorted(order[at : at + POOL], key=lambda place: lengths[place]) for at in range(0, len(order), POOL)
             ]
             batches = [batch for pool in pools for batch in batches_of(lengths, pool, self.plan.batch_tokens)]
-            dice.shuffle(batches)
+            rng.shuffle(batches)
             for batch in batches:
                 number += 1
                 if number > num_done:

@@ -26,8 +26,8 @@ def learn(true: RoundCost, rounds: Sequence[Sequence[int]]) -> RoundTimes:
 @given(st.builds(RoundCost, parts, parts, parts, st.just(8)), st.integers(0, 999))
 def test_from_rounds_of_many_kinds_each_part_is_learnt(true: RoundCost, seed: int) -> None:
     assume(any(true[:3]))
-    dice = random.Random(seed)
-    rounds = [[dice.randint(1, 4) for _ in range(dice.randint(1, 6))] for _ in range(60)]
+    rng = random.Random(seed)
+    rounds = [[rng.randint(1, 4) for _ in range(rng.randint(1, 6))] for _ in range(60)]
     learnt = learn(true, [[1], [4], [1] * 6, *rounds]).cost
     assert learnt[:3] == pytest.approx(true[:3], abs=0.03 * sum(true[:3]))
     assert learnt.deepest == max(max(each) for each in rounds[-NUM_ROUNDS:])

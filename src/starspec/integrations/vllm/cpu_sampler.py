@@ -14,7 +14,7 @@ import structlog
 log = structlog.get_logger()
 
 
-def mend_sampler() -> bool:
+def patch_sampler() -> bool:
     """Replace `expand_batch_to_tokens` in vLLM's rejection sampler, if this process has the broken one.
 
     Returns: whether it was broken. Effects: replaces this one function of vLLM in this process, and logs it.

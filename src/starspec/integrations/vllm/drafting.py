@@ -14,7 +14,7 @@ from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, Ngra
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
-from starspec.policy.deadline import PayingDeadline
+from starspec.policy.deadline import StepTimeDeadline
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.experiments import Experiments
 from starspec.policy.length.fixed import FixedLength
@@ -43,7 +43,7 @@ class StepDrafter:
     def __init__(
         self,
         hub: HubClient,
-        deadline: PayingDeadline,
+        deadline: StepTimeDeadline,
         settings: VllmSettings,
         max_draft_tokens: int,
         max_model_len: int,
@@ -76,11 +76,11 @@ class StepDrafter:
         """
         now = self._clock()
         rows = self._book.see(sampled, lengths, token_ids, now)
-        self._notice_another_hub()  # `tend` may have found one
+        self._notice_another_hub()  # `maintain` may have found one
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self.costs.add_step(self._size_of_step(rows), now - self._ended_s)
-        self._hub_costs.look_at_answers(now)  # those that `tend` received during vLLM's step
+        self._hub_costs.look_at_answers(now)  # those that `maintain` received during vLLM's step
         for num_tokens in self._book.ended:
             self.costs.prefill.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
@@ -97,7 +97,7 @@ class StepDrafter:
         self._book.end_step(self._ended_s)
         return [[] if row is None else drafts.get(row.request, NO_DRAFT).token_ids for row in rows]
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Between steps: keep the connection, and close the tags of requests that are gone."""
         gone = self._book.forget(self._clock(), self._hub.holder_of)
         for request in gone:
@@ -105,7 +105,7 @@ class StepDrafter:
         self._stepped.difference_update(gone)
         self._ngrams.forget(gone)
         self._hub.close(gone)
-        self._hub.tend()
+        self._hub.maintain()
 
     def shutdown(self) -> None:
         self._hub.shutdown()

@@ -15,7 +15,7 @@ from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.policy.deadline import PayingDeadline
+from starspec.policy.deadline import StepTimeDeadline
 from starspec.policy.length.round_cost import RoundTimes
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
@@ -48,7 +48,7 @@ class HubClient:
     def __init__(
         self,
         transport: TargetTransport,
-        deadline: PayingDeadline,
+        deadline: StepTimeDeadline,
         vocab_size: int,
         p_min: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -116,7 +116,7 @@ class HubClient:
         Returns: the draft of each request whose proposal came and begins with its present tokens; None if the hub
             does not serve in this step.
         """
-        if not self._transport.is_connected:  # `tend` connects
+        if not self._transport.is_connected:  # `maintain` connects
             self._hub.notice_connection()
             return None
         self._hub.receive(0.0)
@@ -145,7 +145,7 @@ class HubClient:
         if messages:
             self._hub.send(messages)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Keep the connection, connect again, and take in messages. Called between the steps; never waits."""
         self._hub.receive(0.0)
         self._hub.ping_if_due()

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
-from starspec.integrations.vllm.cpu_sampler import mend_sampler
+from starspec.integrations.vllm.cpu_sampler import patch_sampler
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.settings import VllmSettings, load_settings
 from starspec.integrations.vllm.shared_cores import advise
 from starspec.integrations.vllm.versions import check_version
-from starspec.policy.deadline import PayingDeadline
+from starspec.policy.deadline import StepTimeDeadline
 from starspec.wire.keys import lacks_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.sockets import host_of
@@ -56,7 +56,7 @@ class StarProposer:
         settings = load_settings()
         vllm_version = _vllm_version()
         check_version(vllm_version, settings.untested_vllm)
-        mend_sampler()
+        patch_sampler()
         self._lock = threading.Lock()
         self._is_stopped = threading.Event()
         self._drafter: StepDrafter | None = None
@@ -106,7 +106,7 @@ class StarProposer:
                 if self._drafter is None:
                     return
                 try:
-                    self._drafter.tend()
+                    self._drafter.maintain()
                 except Exception:
                     self._give_up()
 
@@ -138,7 +138,7 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
             f"vLLM would speak to the hub at {settings.hub} without keys: make keys with `starspec keygen FOLDER` and "
             "set STARSPEC_KEYS=FOLDER, or set STARSPEC_INSECURE=true on a trusted network"
         )
-    deadline = PayingDeadline(None if settings.deadline_ms is None else settings.deadline_ms / 1e3)
+    deadline = StepTimeDeadline(None if settings.deadline_ms is None else settings.deadline_ms / 1e3)
     transport = ZmqTarget(settings.hub, hello, keys, settings.insecure)
     hub = HubClient(transport, deadline, hello.vocab_size, settings.draft_p_min)
     num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.policy.pace import Pace
+from starspec.policy.send_or_wait import SendOrWait
 
 
-def settled(likely: float) -> Pace:
-    """A pace after many rounds in which a token was accepted with this probability."""
-    pace = Pace()
+def settled(likely: float) -> SendOrWait:
+    """What is known after many rounds in which a token was accepted with this probability."""
+    rule = SendOrWait()
     for number in range(2000):
-        pace.add_verdict(1, int(number * likely) != int((number + 1) * likely))
-    return pace
+        rule.add_verdict(1, int(number * likely) != int((number + 1) * likely))
+    return rule
 
 
-def longest(pace: Pace, step_s: float, away_s: float) -> int:
+def longest(rule: SendOrWait, step_s: float, away_s: float) -> int:
     num_tokens = 1
-    while pace.pays_to_wait(num_tokens, step_s, away_s):
+    while rule.pays_to_wait(num_tokens, step_s, away_s):
         num_tokens += 1
     return num_tokens
 
@@ -31,9 +31,9 @@ def test_a_chain_that_is_ready_is_as_long_as_its_rate_is_best(likely: float, ste
         return sum(likely**depth for depth in range(num_tokens + 1)) / (return_s + (num_tokens - 1) * step_s)
 
     best = max(range(1, 200), key=rate)
-    pace = settled(likely)
+    rule = settled(likely)
     found, waited_s = 1, 0.0
-    while pace.pays_to_wait(found, step_s, return_s + waited_s):
+    while rule.pays_to_wait(found, step_s, return_s + waited_s):
         found, waited_s = found + 1, waited_s + step_s
     assert rate(found) > 0.98 * rate(best)  # the measured acceptance is near, not equal
 

@@ -10,7 +10,7 @@ FADE: Final = 0.97  # of all verdicts, with each newer one
 PRIOR_ACCEPTANCE, NUM_PRIOR = 0.75, 4.0  # before the first verdict; it counts as so many tokens
 
 
-class Pace:
+class SendOrWait:
     """What was accepted of one sequence's chains, and what that says about the next one."""
 
     def __init__(self) -> None:

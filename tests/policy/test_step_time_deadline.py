@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.policy.deadline import FIRST_STEP_WAIT_S, NUM_ROUNDS, SLACK, PayingDeadline, RecentRounds, Round
+from starspec.policy.deadline import FIRST_STEP_WAIT_S, NUM_ROUNDS, SLACK, RecentRounds, Round, StepTimeDeadline
 
 ONE = [1]
 
 
-class Scene(PayingDeadline):
+class Scene(StepTimeDeadline):
     """A deadline and the rounds that it learns from."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
