@@ -78,7 +78,7 @@ class LocalHub:
 
     def connect(self) -> MemoryTarget:
         """A link for one more target. The hub works while a target waits."""
-        return self._transport.connect(self._hello, partial(self._loop.turn, 0.0))
+        return self._transport.connect(self._hello, partial(self._loop.run_once, 0.0))
 
     def drafts(self, policy: LengthPolicy, stats: TargetStats) -> RemoteDrafts:
         """Drafts for one more target.

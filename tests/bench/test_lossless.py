@@ -13,8 +13,8 @@ from starspec import LLM, SamplingParams
 from starspec.bench import certify as certificates
 from starspec.bench.certify import Shard, Subjects, certify, count_turns, short_prompts, try_part
 from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEAD_EXACT, PAIR, SAMPLED_PART
-from starspec.bench.liars import LyingDrafts
-from starspec.bench.lossless import CHUNK, Contender, LosslessRow, Truths, compare_with_plain, num_turns
+from starspec.bench.lossless import CHUNK, Contender, LosslessRow, PlainAnswers, compare_with_plain, num_turns
+from starspec.bench.random_drafts import RandomDrafts
 from starspec.bench.verify import VerifyReport, verify_pair
 from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
@@ -50,7 +50,7 @@ class Corrupting:
 
 def test_every_contender_is_a_row_for_each_way_of_sampling(bench: Workbench) -> None:
     turns: list[str] = []
-    contenders = [Contender("off", 4), Contender("liar", 8, LyingDrafts(128, 4, seed=1))]
+    contenders = [Contender("off", 4), Contender("liar", 8, RandomDrafts(128, 4, seed=1))]
     rows = compare_with_plain(bench, PROMPTS, [GREEDY, SAMPLED[1]], contenders, 9, advance=turns.append)
     assert [(row.sampling, row.contender, row.batch_size) for row in rows] == [
         ("greedy", "off", 4),
@@ -120,9 +120,9 @@ def test_an_oracle_that_disagrees_with_plain_decoding_is_seen(bench: Workbench) 
 
 
 def test_a_half_liar_learns_what_plain_decoding_said(bench: Workbench) -> None:
-    truths = Truths()
-    half_liar = Contender("half-liar", 4, LyingDrafts(128, 4, seed=3, truth=truths))
-    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [half_liar], 24, truths=truths)
+    plain_answers = PlainAnswers()
+    half_liar = Contender("half-liar", 4, RandomDrafts(128, 4, seed=3, true_tokens=plain_answers))
+    (row,) = compare_with_plain(bench, PROMPTS, [GREEDY], [half_liar], 24, plain_answers=plain_answers)
     assert row.is_identical
     assert 2.0 < row.acceptance_length < 4.0
 

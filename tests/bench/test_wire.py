@@ -82,8 +82,8 @@ def test_callers_of_a_bare_echo_time_every_call() -> None:
 @pytest.mark.parametrize("curve", [None, CurvePair()], ids=["plain", "curve"])
 def test_an_echo_comes_back_each_time(curve: CurvePair | None) -> None:
     with BenchProcess(run_echo, curve) as echo:
-        times = measure_echo(echo.hear(), 200, curve, 20)
-        echo.say("stop")
+        times = measure_echo(echo.receive(), 200, curve, 20)
+        echo.send("stop")
     assert len(times) == 20
     assert min(times) > 0
 
@@ -91,7 +91,7 @@ def test_an_echo_comes_back_each_time(curve: CurvePair | None) -> None:
 @pytest.mark.system
 def test_a_process_that_fails_is_heard_with_its_reason() -> None:
     with BenchProcess(run_echo, "no curve") as process, pytest.raises(PeerLost, match="failed: AttributeError: 'str'"):
-        process.hear()
+        process.receive()
 
 
 KILLED = """
@@ -100,7 +100,7 @@ from starspec.harness.children import BenchProcess
 from test_wire import spin
 if __name__ == "__main__":
     with BenchProcess(spin) as child:
-        print(child.hear(), flush=True)
+        print(child.receive(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 

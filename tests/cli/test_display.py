@@ -10,7 +10,7 @@ from starspec.cli.display import LineDisplay
 
 display = LineDisplay()
 for number in range(3):
-    display.say("up", f"line {number}")
+    display.show_line("up", f"line {number}")
 sys.stderr.write("went on")
 """
 

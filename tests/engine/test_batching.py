@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `tiny`
 from tiny import VOCAB_SIZE, make_config, make_info, make_model, prompt_ids
 
 from starspec.bench.batch.serving import poisson_arrivals, serve
-from starspec.bench.liars import LyingDrafts, LyingTrees
-from starspec.bench.lossless import Truths
+from starspec.bench.lossless import PlainAnswers
+from starspec.bench.random_drafts import RandomDrafts, RandomTrees
 from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
 from starspec.engine.batching import PARTS, lay_out, roll_back
 from starspec.engine.drafts import Drafts, NoDrafts
@@ -34,7 +34,7 @@ from starspec.stats import TargetStats
 
 CONFIG = make_config(num_rows=24)
 RUNNER = FusedRunner(make_model("qwen2"), CONFIG, make_info(), make_packer(CONFIG, VOCAB_SIZE))
-TRUTHS = Truths()
+PLAIN_ANSWERS = PlainAnswers()
 every_method = pytest.mark.parametrize("method", BATCHINGS)
 padded_methods = pytest.mark.parametrize("method", [method for method in BATCHINGS if PARTS[method].is_padded])
 
@@ -58,7 +58,7 @@ class TruthfulDrafts(NoDrafts):
     def collect(self, batch: Sequence[TargetSequence]) -> list:
         from starspec.speculation.tree import DraftTree
 
-        return [DraftTree.chain(tuple(TRUTHS(each))[: self.num_draft_tokens]) for each in batch]
+        return [DraftTree.chain(tuple(PLAIN_ANSWERS(each))[: self.num_draft_tokens]) for each in batch]
 
 
 def job(index: int, length: int, max_tokens: int = 12, *, seed: int | None = None, **sampling: object) -> Job:
@@ -70,7 +70,7 @@ def job(index: int, length: int, max_tokens: int = 12, *, seed: int | None = Non
 def alone(jobs: Sequence[Job]) -> list[Answer]:
     """Plain decoding, one by one."""
     answers = decode(make_engine(RUNNER, Words(), NoDrafts()), jobs, batch_size=1)
-    TRUTHS.learn(jobs, answers)
+    PLAIN_ANSWERS.learn(jobs, answers)
     return answers
 
 
@@ -101,7 +101,10 @@ MIXED = [job(index, 1 + index * 13 % 61, 6 + index % 7) for index in range(14)]
 @pytest.mark.parametrize("kind", ["lies", "trees"])
 def test_any_acceptance_in_any_batch_gives_the_tokens_of_plain_decoding(method, batch_size, kind):
     expected = alone(MIXED)
-    liars = {"lies": LyingDrafts(VOCAB_SIZE, 4, 5, TRUTHS), "trees": LyingTrees(VOCAB_SIZE, 3, 3, 5, TRUTHS)}
+    liars = {
+        "lies": RandomDrafts(VOCAB_SIZE, 4, 5, PLAIN_ANSWERS),
+        "trees": RandomTrees(VOCAB_SIZE, 3, 3, 5, PLAIN_ANSWERS),
+    }
     assert ids(served(engine_of(method, liars[kind], batch_size), MIXED)) == ids(expected)
 
 
@@ -128,7 +131,7 @@ def test_pad_equal_to_eos_hides_no_token(method):
         for index in range(5)
     ]
     expected = alone(jobs)
-    found = served(engine_of(method, LyingDrafts(VOCAB_SIZE, 4, 2, TRUTHS), 4), jobs)
+    found = served(engine_of(method, RandomDrafts(VOCAB_SIZE, 4, 2, PLAIN_ANSWERS), 4), jobs)
     assert ids(found) == ids(expected)
     assert all(each.token_ids for each in found)
 
@@ -176,20 +179,20 @@ def test_an_end_token_inside_the_accepted_run_ends_the_answer_there(method):
 
 @every_method
 def test_a_draft_that_ends_early_or_proposes_nothing_is_no_error(method):
-    class Moody(LyingDrafts):
+    class Moody(RandomDrafts):
         def collect(self, batch):
             trees = super().collect(batch)
             return [tree if index % 2 else type(tree)() for index, tree in enumerate(trees)]
 
     expected = alone(MIXED)
-    assert ids(served(engine_of(method, Moody(VOCAB_SIZE, 4, 3, TRUTHS), 4), MIXED)) == ids(expected)
+    assert ids(served(engine_of(method, Moody(VOCAB_SIZE, 4, 3, PLAIN_ANSWERS), 4), MIXED)) == ids(expected)
 
 
 @every_method
 def test_max_tokens_inside_an_accepted_run_is_not_overshot(method):
     jobs = [job(index, 8, 1 + index) for index in range(6)]
     expected = alone(jobs)
-    found = served(engine_of(method, LyingDrafts(VOCAB_SIZE, 5, 4, TRUTHS), 6), jobs)
+    found = served(engine_of(method, RandomDrafts(VOCAB_SIZE, 5, 4, PLAIN_ANSWERS), 6), jobs)
     assert ids(found) == ids(expected)
     assert [len(each.token_ids) for each in found] == [1, 2, 3, 4, 5, 6]
 
@@ -227,7 +230,7 @@ def test_grouping_realigns_less_often_than_fixed_membership():
     rates = {}
     for method in ("eqspec", "exspec"):
         stats = TargetStats()
-        served(engine_of(method, LyingDrafts(VOCAB_SIZE, 2, 7, TRUTHS), 2, stats, window=12), jobs)
+        served(engine_of(method, RandomDrafts(VOCAB_SIZE, 2, 7, PLAIN_ANSWERS), 2, stats, window=12), jobs)
         rates[method] = stats.batch.grouping_rate
     assert rates["exspec"] > rates["eqspec"]
 
@@ -287,7 +290,7 @@ def test_who_is_ready_and_passed_over_waits_and_it_is_counted():
 def test_ragged_waits_and_realigns_never():
     stats = TargetStats()
     alone(MIXED)
-    served(engine_of("ragged", LyingDrafts(VOCAB_SIZE, 4, 1, TRUTHS), 4, stats), MIXED)
+    served(engine_of("ragged", RandomDrafts(VOCAB_SIZE, 4, 1, PLAIN_ANSWERS), 4, stats), MIXED)
     batch = stats.batch
     assert (batch.realign_pad_s, batch.realign_kv_s, batch.copy_s, batch.grouping_wait_s) == (0, 0, 0, 0)
     assert (batch.grouping_rate, batch.longest_wait_rounds) == (1, 0)
@@ -297,7 +300,7 @@ def test_ragged_waits_and_realigns_never():
 @padded_methods
 def test_a_batch_of_one_is_never_realigned(method):
     stats = TargetStats()
-    served(engine_of(method, LyingDrafts(VOCAB_SIZE, 4, 1, TRUTHS), 1, stats, window=1), MIXED[:3])
+    served(engine_of(method, RandomDrafts(VOCAB_SIZE, 4, 1, PLAIN_ANSWERS), 1, stats, window=1), MIXED[:3])
     assert stats.batch.num_realigned_rounds == 0
     assert stats.batch.realign_kv_s == 0
 
@@ -307,7 +310,7 @@ def test_rollback_keeps_a_batch_even_and_wastes_what_the_slowest_refused():
     alone(jobs)
     wasteful, thrifty = TargetStats(), TargetStats()
     for method, stats in (("rollback", wasteful), ("eqspec", thrifty)):
-        served(engine_of(method, LyingDrafts(VOCAB_SIZE, 4, 9, TRUTHS), 4, stats, admission="fixed"), jobs)
+        served(engine_of(method, RandomDrafts(VOCAB_SIZE, 4, 9, PLAIN_ANSWERS), 4, stats, admission="fixed"), jobs)
     assert wasteful.batch.num_realigned_rounds == 0
     assert wasteful.batch.num_rounds > thrifty.batch.num_rounds
 
@@ -322,7 +325,7 @@ def test_nobody_joins_a_fixed_batch(method):
     jobs = [job(index, 6, 4 + 5 * (index % 2)) for index in range(6)]
     expected = alone(jobs)
 
-    class Members(LyingDrafts):
+    class Members(RandomDrafts):
         batches: list[set[str]] = []  # noqa: RUF012 (of one test)
 
         def collect(self, batch):
@@ -330,7 +333,7 @@ def test_nobody_joins_a_fixed_batch(method):
             return super().collect(batch)
 
     Members.batches.clear()
-    drafts = Members(VOCAB_SIZE, 3, 8, TRUTHS)
+    drafts = Members(VOCAB_SIZE, 3, 8, PLAIN_ANSWERS)
     assert ids(served(engine_of(method, drafts, 2, admission="fixed"), jobs)) == ids(expected)
     whole = [{str(2 * index), str(2 * index + 1)} for index in range(3)]
     assert all(any(batch <= pair for pair in whole) for batch in Members.batches)
@@ -338,7 +341,7 @@ def test_nobody_joins_a_fixed_batch(method):
 
 @every_method
 def test_requests_that_come_and_go_leave_no_row(method):
-    engine = engine_of(method, LyingDrafts(VOCAB_SIZE, 3, 6, TRUTHS), 3)
+    engine = engine_of(method, RandomDrafts(VOCAB_SIZE, 3, 6, PLAIN_ANSWERS), 3)
     clock = iter(range(10**6))
     jobs = MIXED[:8]
     expected = alone(jobs)
@@ -361,7 +364,7 @@ def test_requests_that_come_and_go_leave_no_row(method):
 def test_aborted_requests_change_nothing_for_others(method, data):
     jobs = MIXED[:6]
     expected = alone(jobs)
-    engine = engine_of(method, LyingDrafts(VOCAB_SIZE, 3, 6, TRUTHS), 3)
+    engine = engine_of(method, RandomDrafts(VOCAB_SIZE, 3, 6, PLAIN_ANSWERS), 3)
     for index, each in enumerate(jobs):
         engine.submit(str(index), each.spec)  # type: ignore[arg-type]
     aborted, found = set(), {str(index): [] for index in range(6)}
@@ -402,7 +405,7 @@ def test_statistics_count_what_was_drafted_in_vain(method):
     jobs = [job(index, 10, 8) for index in range(4)]
     alone(jobs)
     stats = TargetStats()
-    served(engine_of(method, LyingDrafts(VOCAB_SIZE, 3, 1), 4, stats), jobs)
+    served(engine_of(method, RandomDrafts(VOCAB_SIZE, 3, 1), 4, stats), jobs)
     assert stats.acceptance.num_emitted_tokens == 4 * 8
     assert stats.acceptance.num_draft_tokens >= 3 * (4 * 8 - 4 * 3)
     assert stats.acceptance.acceptance_rate < 0.1
@@ -439,7 +442,7 @@ def test_a_window_smaller_than_the_batch_is_refused():
 
 def test_two_thousand_requests_leave_no_row_and_no_memory_behind():
     runner = HashRunner(num_rows=8, max_len=64)
-    engine = make_engine(runner, Words(), LyingDrafts(64, 3, 1), max_num_seqs=8)  # type: ignore[arg-type]
+    engine = make_engine(runner, Words(), RandomDrafts(64, 3, 1), max_num_seqs=8)  # type: ignore[arg-type]
     process, sizes = psutil.Process(), []
     for round_number in range(5):
         jobs = [
@@ -460,7 +463,7 @@ def test_two_thousand_requests_leave_no_row_and_no_memory_behind():
 
 @padded_methods
 def test_padded_batches_give_memory_back(method):
-    engine = engine_of(method, LyingDrafts(VOCAB_SIZE, 3, 6, TRUTHS), 4)
+    engine = engine_of(method, RandomDrafts(VOCAB_SIZE, 3, 6, PLAIN_ANSWERS), 4)
     for _ in range(3):
         served(engine, MIXED)
         assert engine.runner.cache.num_held_bytes == 0

@@ -132,7 +132,7 @@ def test_a_target_and_its_hub_forget_whom_they_served() -> None:
 
     soak(engine, check)
     drafts.poll()
-    local._loop.turn(0.0)
+    local._loop.run_once(0.0)
     assert hub.status(0.0).stats.num_tags == 0
     assert hub.status(0.0).stats.num_rows_leased == 0
     assert stats.acceptance.num_accepted_tokens > 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from starspec.bench.liars import LyingDrafts
+from starspec.bench.random_drafts import RandomDrafts
 from starspec.config import ModelConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.errors import OurBug
@@ -66,7 +66,7 @@ def test_an_engine_that_is_busy_is_not_measured(bench: Workbench) -> None:
 @pytest.mark.parametrize("drafts", ["none", "lies"])
 def test_recorded_logits_are_those_that_decide_the_tokens(bench: Workbench, sampling, drafts: str) -> None:
     jobs = jobs_of(bench, 6, sampling)
-    source = NoDrafts() if drafts == "none" else LyingDrafts(128, 3, seed=4)
+    source = NoDrafts() if drafts == "none" else RandomDrafts(128, 3, seed=4)
     recorder = DecisionRecorder(bench.runner, source)
     answers = decode(make_engine(recorder.runner, bench.tokenizer, recorder.drafts), jobs, batch_size=3)
     for index, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
@@ -87,7 +87,7 @@ def test_the_walk_through_a_tree_follows_the_emitted_tokens() -> None:
 def test_a_liar_that_knows_the_truth_is_right_for_a_random_number_of_tokens(bench: Workbench) -> None:
     jobs = [Job("long", (5, 6, 7), bench.sampling_spec(GREEDY, 0), 100)]
     (plain,) = decode(make_engine(bench.runner, bench.tokenizer, NoDrafts()), jobs, batch_size=1)
-    liar = LyingDrafts(128, 4, seed=1, truth=lambda sequence: plain.token_ids[sequence.num_output_tokens :])
+    liar = RandomDrafts(128, 4, seed=1, true_tokens=lambda sequence: plain.token_ids[sequence.num_output_tokens :])
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, liar), jobs, batch_size=1)
     assert answer.token_ids == plain.token_ids
     assert all(count > 0 for count in answer.stats.acceptance_histogram[:5])

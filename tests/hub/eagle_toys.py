@@ -172,7 +172,7 @@ class EagleTag(ToyTag):
             TreeShape.of(budget),
             self.method,
         )
-        star.say("a", opened, tag.past(first))
+        star.send("a", opened, tag.past(first))
         proposals = [message for _, message in star.drain() if isinstance(message, Proposal)]
         star.hub.leave(LinkId("a"), star.clock())
         (proposal,) = proposals

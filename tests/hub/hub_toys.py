@@ -274,7 +274,7 @@ class ToyStar:
         for target in targets:
             self.hub.join(LinkId(target), TargetId(target), target_vocab_size)
 
-    def say(self, target: str, *messages: Open | Verdict | Close, arrived_s: float | None = None) -> None:
+    def send(self, target: str, *messages: Open | Verdict | Close, arrived_s: float | None = None) -> None:
         """Args: arrived_s: while a draft step ran; None = now."""
         for message in messages:
             self.hub.handle(LinkId(target), message, self.clock() if arrived_s is None else arrived_s)

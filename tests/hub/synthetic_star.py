@@ -110,14 +110,14 @@ class SyntheticStar:
     def decode(self, num_tokens: int) -> float:
         """Returns: tokens a second of all targets, until so many are there."""
         while self.num_tokens.total() < num_tokens:
-            self._loop.turn(idle_wait_s=1.0)
+            self._loop.run_once(idle_wait_s=1.0)
         return self.num_tokens.total() / self.clock()
 
     def run(self, seconds: float) -> dict[LinkId, float]:
         """Returns: tokens a second of each target, from now on for so long."""
         before, start_s = self.num_tokens.copy(), self.clock()
         while self.clock() < start_s + seconds:
-            self._loop.turn(idle_wait_s=1.0)
+            self._loop.run_once(idle_wait_s=1.0)
         return {name: (self.num_tokens[name] - before[name]) / (self.clock() - start_s) for name in self._targets}
 
     def receive(self, timeout_s: float) -> list[Arrival]:

@@ -222,7 +222,7 @@ class Life(RuleBasedStateMachine):
         tag = others[seed % len(others)] if others else Tag(99)
         if tag not in self.tags[name]:
             noise = EagleTag(tag, [1] * 9, head_method=self.head_method, identity=10_000 + seed)
-            self.star.say(name, noise.past())
+            self.star.send(name, noise.past())
 
     # ---------------------------------------------------------------- what the hub does
 
@@ -295,7 +295,7 @@ class Life(RuleBasedStateMachine):
         self._say(name, message)
 
     def _say(self, name: str, message: object) -> None:
-        self.star.say(name, message)
+        self.star.send(name, message)
         if self.star.hub._outbox:  # what was known already: a step only hands it over
             self._receive(self.star.step())
 

@@ -50,7 +50,7 @@ def propose(star: ToyStar, target: str, tag: ToyTag) -> Proposal:
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_proposal_is_the_drafts_own_continuation_under_the_sampling_spec(sampling: SamplingSpec) -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3], sampling)
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
 
 
@@ -61,11 +61,11 @@ def test_children_of_siblings_are_drawn_independently(monkeypatch: pytest.Monkey
     star, num, found = ToyStar("a", target_vocab_size=3), 600, Counter[tuple[int, int]]()
     for seed in range(num):
         tag = ToyTag(seed + 1, [1, 2], SamplingSpec(temperature=1.0, seed=seed), "rejection")
-        star.say("a", tag.open(DraftBudget(num_draft_tokens=6, num_steps=2, top_k=2)))
+        star.send("a", tag.open(DraftBudget(num_draft_tokens=6, num_steps=2, top_k=2)))
         drafts = by_paths(propose(star, "a", tag)).drafts
         one, two = (drafts[token_id,].candidates[0] for token_id in sorted(drafts[()].candidates))
         found[one, two] += 1
-        star.say("a", tag.close())
+        star.send("a", tag.close())
     sampling = probs.double().tolist()
     cells = [(found[one, two], num * sampling[one] * sampling[two]) for one in range(3) for two in range(3)]
     assert float(stats.chisquare(*zip(*cells, strict=True), sum_check=False).pvalue) > 1e-4
@@ -76,7 +76,7 @@ def test_padding_of_the_drafts_vocabulary_is_never_proposed(sampling: SamplingSp
     star = ToyStar("a", target_vocab_size=9)
     for number, start in enumerate(range(9), start=1):
         tag = ToyTag(number, [start], sampling)
-        star.say("a", tag.open(8))
+        star.send("a", tag.open(8))
         chain = propose(star, "a", tag).token_ids
         best = [int(logits_after([start, *chain[:index]])[:9].argmax()) for index in range(len(chain))]
         assert len(chain) == 8
@@ -92,11 +92,11 @@ def test_penalties_count_committed_output_and_the_chain_itself() -> None:
             prompt = [start]
     assert prompt is not None
     star, tag = ToyStar("a", max_len=200), ToyTag(1, prompt, PENALIZED)
-    star.say("a", tag.open(8))
+    star.send("a", tag.open(8))
     chain = propose(star, "a", tag).token_ids
     assert chain == tag.expected(8, 200)
     for _ in range(8):
-        star.say("a", tag.verdict([*chain, 3], 8))
+        star.send("a", tag.verdict([*chain, 3], 8))
         chain = propose(star, "a", tag).token_ids
         assert chain == tag.expected(8, 200)
 
@@ -108,7 +108,7 @@ def test_sequences_of_different_targets_grow_in_the_same_forwards() -> None:
         for index, (name, sampling) in enumerate(zip("abc", [GREEDY, SAMPLED, GREEDY], strict=True))
     }
     for name, tag in tags.items():
-        star.say(name, tag.open(4))
+        star.send(name, tag.open(4))
     for name, message in star.drain():
         assert tags[name].receive(message)
     assert [tag.proposal.token_ids for tag in tags.values()] == [tag.expected(4) for tag in tags.values()]
@@ -117,16 +117,16 @@ def test_sequences_of_different_targets_grow_in_the_same_forwards() -> None:
 
 def test_a_sequence_that_joins_midway_is_in_the_next_draft_step() -> None:
     star, early, late = ToyStar("a", "b"), ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
-    star.say("a", early.open(4))
+    star.send("a", early.open(4))
     star.step()
-    star.say("b", late.open(4))
+    star.send("b", late.open(4))
     star.step()
     assert [len(draft_step) for draft_step in star.runner.draft_steps] == [1, 2]
 
 
 def test_a_complete_chain_is_proposed_at_once_while_others_go_on_growing() -> None:
     star, short, long = ToyStar("a"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
-    star.say("a", short.open(1), long.open(4))
+    star.send("a", short.open(1), long.open(4))
     ((_, proposal),) = star.step()
     assert proposal.tag == 1
     assert star.hub.has_work
@@ -134,10 +134,10 @@ def test_a_complete_chain_is_proposed_at_once_while_others_go_on_growing() -> No
 
 def test_a_verdict_costs_only_the_tokens_that_are_new() -> None:
     star, tag = ToyStar("a"), ToyTag(1, list(range(20)))
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     accepted = propose(star, "a", tag).token_ids
     before = num_tokens_forwarded(star)
-    star.say("a", tag.verdict([*accepted[:2], (accepted[2] + 1) % END], 4))
+    star.send("a", tag.verdict([*accepted[:2], (accepted[2] + 1) % END], 4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
     # the target's own token, then the four draft steps' drafts but the last
     assert num_tokens_forwarded(star) - before == 1 + 3
@@ -145,9 +145,9 @@ def test_a_verdict_costs_only_the_tokens_that_are_new() -> None:
 
 def test_after_full_acceptance_the_last_draft_token_is_forwarded_with_the_bonus_token() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     accepted = propose(star, "a", tag).token_ids
-    star.say("a", tag.verdict([*accepted, 9], 2))
+    star.send("a", tag.verdict([*accepted, 9], 2))
     first = len(star.runner.draft_steps)
     assert propose(star, "a", tag).token_ids == tag.expected(2)
     assert list(star.runner.draft_steps[first][0].token_ids) == [accepted[-1], 9]
@@ -155,10 +155,10 @@ def test_after_full_acceptance_the_last_draft_token_is_forwarded_with_the_bonus_
 
 def test_what_a_verdict_did_not_contradict_survives_it() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     guess = propose(star, "a", tag).token_ids
     num_steps = len(star.runner.draft_steps)
-    star.say("a", tag.verdict(guess[:1], 3))  # the target went on alone, to where the draft already is
+    star.send("a", tag.verdict(guess[:1], 3))  # the target went on alone, to where the draft already is
     assert propose(star, "a", tag).token_ids == guess[1:]
     assert len(star.runner.draft_steps) == num_steps
 
@@ -166,18 +166,18 @@ def test_what_a_verdict_did_not_contradict_survives_it() -> None:
 def test_a_late_target_that_goes_on_alone_keeps_its_place_in_the_queue() -> None:
     star = ToyStar("a", prefill_chunk=4, max_draft_tokens=1)
     first, second = ToyTag(1, [1] * 24), ToyTag(2, [2] * 24)
-    star.say("a", first.open(1), second.open(1))
+    star.send("a", first.open(1), second.open(1))
     star.step()
-    star.say("a", first.verdict([5], 1))
+    star.send("a", first.verdict([5], 1))
     assert [message.tag for _, message in star.drain()] == [1, 2]
 
 
 def test_a_newcomers_prompt_delays_others_by_at_most_one_chunk_a_draft_step() -> None:
     star = ToyStar("a", "b", max_len=512, prefill_chunk=16, max_draft_tokens=4)
     old, new = ToyTag(1, [1, 2]), ToyTag(1, [index % 30 for index in range(100)])
-    star.say("b", new.open(2))
+    star.send("b", new.open(2))
     for _ in range(3):
-        star.say("a", old.open(2))
+        star.send("a", old.open(2))
         for name, message in star.drain():
             (old if name == "a" else new).receive(message)
     draft_steps = [sum(segment.num_new for segment in draft_step) for draft_step in star.runner.draft_steps]
@@ -194,7 +194,7 @@ def assert_in_order_of_rows(star: ToyStar) -> None:
 
 def test_several_newcomers_share_one_chunk() -> None:
     star = ToyStar("a", prefill_chunk=32, max_draft_tokens=4)
-    star.say("a", *(ToyTag(index, [index] * 24).open(1) for index in range(1, 4)))
+    star.send("a", *(ToyTag(index, [index] * 24).open(1) for index in range(1, 4)))
     star.step()
     assert sorted(len(segment.token_ids) for segment in star.runner.draft_steps[0]) == [8, 24]
     assert_in_order_of_rows(star)
@@ -208,18 +208,18 @@ def test_nothing_is_proposed_beyond_an_end_token() -> None:
         if END in reference_chain([start, end], 2, GREEDY, 4, 64)[1:3]
     )
     star, tag = ToyStar("a"), ToyTag(1, prompt)
-    star.say("a", tag.open(8))
+    star.send("a", tag.open(8))
     assert propose(star, "a", tag).token_ids[-1] == END
     assert tag.proposal.token_ids == tag.expected(8)
 
 
 def test_a_sequence_near_the_drafts_length_gets_fewer_tokens_and_then_an_empty_answer_at_once() -> None:
     star, tag = ToyStar("a", max_len=16), ToyTag(1, [1] * 13)
-    star.say("a", tag.open(8))
+    star.send("a", tag.open(8))
     guess = propose(star, "a", tag).token_ids
     assert guess == tag.expected(8, 16)
     num_steps = len(star.runner.draft_steps)
-    star.say("a", tag.verdict([*guess, 5], 8))
+    star.send("a", tag.verdict([*guess, 5], 8))
     assert propose(star, "a", tag).token_ids == []
     assert len(star.runner.draft_steps) == num_steps
     assert star.num_leased == 0  # a row that can be of no more use goes back
@@ -227,37 +227,37 @@ def test_a_sequence_near_the_drafts_length_gets_fewer_tokens_and_then_an_empty_a
 
 def test_a_prompt_that_is_too_long_for_the_draft_is_answered_with_an_empty_proposal() -> None:
     star, tag = ToyStar("a", max_len=16), ToyTag(1, [1] * 40)
-    star.say("a", tag.open(8))
+    star.send("a", tag.open(8))
     assert propose(star, "a", tag).token_ids == []
 
 
 def test_a_token_that_the_draft_cannot_read_ends_drafting_for_its_tag_only() -> None:
     star, foreign, plain = ToyStar("a"), ToyTag(1, [1, 999]), ToyTag(2, [1, 2])
-    star.say("a", foreign.open(2), plain.open(2))
+    star.send("a", foreign.open(2), plain.open(2))
     replies = {message.tag: message.token_ids for _, message in star.drain()}
     assert replies == {1: [], 2: plain.expected(2)}
 
 
 def test_a_committed_token_that_the_draft_cannot_read_ends_drafting_for_good() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     star.drain()
     for token_id in (999, 5):
-        star.say("a", tag.verdict([token_id], 2))
+        star.send("a", tag.verdict([token_id], 2))
         assert propose(star, "a", tag).token_ids == []
 
 
 def test_a_target_that_wants_nothing_gets_nothing() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(0))
+    star.send("a", tag.open(0))
     assert not star.hub.has_work
-    star.say("a", tag.verdict([3], 2))
+    star.send("a", tag.verdict([3], 2))
     assert propose(star, "a", tag).token_ids == tag.expected(2)
 
 
 def test_no_proposal_is_longer_than_the_hubs_limit() -> None:
     star, tag = ToyStar("a", max_draft_tokens=3), ToyTag(1, [1, 2])
-    star.say("a", tag.open(50))
+    star.send("a", tag.open(50))
     assert propose(star, "a", tag).token_ids == tag.expected(3)
 
 
@@ -266,7 +266,7 @@ def test_more_sequences_than_rows_are_all_served() -> None:
     tags = {index: ToyTag(index, [index, index + 1]) for index in range(1, 7)}
     for _ in range(3):
         for tag in tags.values():
-            star.say("a", tag.verdict([tag.proposal.token_ids[0], 1], 3) if tag.proposal else tag.open(3))
+            star.send("a", tag.verdict([tag.proposal.token_ids[0], 1], 3) if tag.proposal else tag.open(3))
         for _, message in star.drain():
             assert tags[message.tag].receive(message)
         assert all(tag.proposal.token_ids == tag.expected(3) for tag in tags.values())
@@ -278,29 +278,29 @@ def test_the_idle_sequence_used_least_recently_loses_its_row() -> None:
     tags = {index: ToyTag(index, [index] * 3) for index in (1, 2, 3)}
     for tag in tags.values():
         star.clock.advance(1.0)
-        star.say("a", tag.open(1))
+        star.send("a", tag.open(1))
         star.drain()
     num_steps = len(star.runner.draft_steps)
-    star.say("a", tags[2].verdict([5], 1))
+    star.send("a", tags[2].verdict([5], 1))
     star.drain()
     assert len(star.runner.draft_steps[num_steps][0].token_ids) == 1  # 2 kept its row: only the new token is read
-    star.say("a", tags[1].verdict([5], 1))
+    star.send("a", tags[1].verdict([5], 1))
     star.drain()
     assert len(star.runner.draft_steps[num_steps + 1][0].token_ids) == 4  # 1 had lost it: all is read again
 
 
 def test_close_frees_everything() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     star.step()
-    star.say("a", tag.close())
+    star.send("a", tag.close())
     assert (star.num_leased, star.hub.stats.num_tags, star.hub.has_work) == (0, 0, False)
 
 
 def test_a_target_that_leaves_takes_its_tags_along_and_nobody_elses() -> None:
     star, gone, stays = ToyStar("a", "b"), ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
-    star.say("a", gone.open(4))
-    star.say("b", stays.open(4))
+    star.send("a", gone.open(4))
+    star.send("b", stays.open(4))
     star.step()
     star.hub.leave(A, star.clock())
     star.hub.leave(A, star.clock())
@@ -326,42 +326,42 @@ def test_a_target_cannot_join_twice() -> None:
 def test_a_verdict_on_an_unknown_tag_asks_for_open_once() -> None:
     star = ToyStar("a")
     verdict = Verdict(Tag(7), Epoch(5), 10, [1], 4)
-    star.say("a", verdict, verdict)
+    star.send("a", verdict, verdict)
     assert star.drain() == [("a", Reopen(Tag(7), Epoch(5)))]
 
 
 def test_a_verdict_that_does_not_follow_frees_the_tag_and_asks_for_open() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     star.drain()
     tag.verdict([3], 2)  # lost on the way
-    star.say("a", tag.verdict([4], 2))
+    star.send("a", tag.verdict([4], 2))
     ((_, reopen),) = star.drain()
     assert star.num_leased == 0
     assert tag.receive(reopen)
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     assert propose(star, "a", tag).token_ids == tag.expected(2)
 
 
 def test_a_verdict_on_another_length_asks_for_open() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     star.drain()
-    star.say("a", Verdict(tag.session.tag, tag.session.next_epoch, 9, [3], 2))
+    star.send("a", Verdict(tag.session.tag, tag.session.next_epoch, 9, [3], 2))
     assert star.drain() == [("a", Reopen(Tag(1), Epoch(2)))]
 
 
 def test_late_messages_of_a_closed_tag_do_not_open_it_again() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
     opened = tag.open(2)
-    star.say("a", opened, tag.close(), opened)
+    star.send("a", opened, tag.close(), opened)
     assert (star.hub.stats.num_tags, star.drain()) == (0, [])
 
 
 def test_a_message_that_breaks_the_protocol_is_answered_with_fault_and_changes_nothing() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(2), tag.close())
-    star.say("a", Verdict(tag.session.tag, Epoch(9), 2, [3], 2))
+    star.send("a", tag.open(2), tag.close())
+    star.send("a", Verdict(tag.session.tag, Epoch(9), 2, [3], 2))
     ((_, fault),) = star.drain()
     assert isinstance(fault, Fault)
     assert star.hub.stats.num_tags == 0
@@ -377,28 +377,28 @@ def test_ping_is_no_work() -> None:
 
 def test_a_tag_too_many_is_answered_with_an_empty_proposal_and_taken_in_when_there_is_room() -> None:
     star, first, second = ToyStar("a", max_tags=1), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
-    star.say("a", first.open(2))
+    star.send("a", first.open(2))
     star.drain()
-    star.say("a", second.open(2))
+    star.send("a", second.open(2))
     assert propose(star, "a", second).token_ids == []
-    star.say("a", first.close(), second.verdict([5], 2))
+    star.send("a", first.close(), second.verdict([5], 2))
     ((_, reopen),) = star.drain()
     assert second.receive(reopen)
-    star.say("a", second.open(2))
+    star.send("a", second.open(2))
     assert propose(star, "a", second).token_ids == second.expected(2)
 
 
 def test_a_tag_too_many_that_wants_nothing_yet_is_not_answered() -> None:
     star = ToyStar("a", max_tags=1)
-    star.say("a", ToyTag(1, [1]).open(0), ToyTag(2, [1]).open(0))
+    star.send("a", ToyTag(1, [1]).open(0), ToyTag(2, [1]).open(0))
     assert (star.drain(), star.hub.stats.num_tags) == ([], 1)
 
 
 def test_a_forward_that_raises_costs_its_sequences_only_and_the_hub_goes_on() -> None:
     star, hit, spared = ToyStar("a"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
-    star.say("a", spared.open(2))
+    star.send("a", spared.open(2))
     guess = dict(star.drain())["a"].token_ids
-    star.say("a", hit.open(2))
+    star.send("a", hit.open(2))
     star.runner.is_broken = True
     with pytest.raises(RuntimeError):
         star.step()
@@ -407,14 +407,14 @@ def test_a_forward_that_raises_costs_its_sequences_only_and_the_hub_goes_on() ->
     ((_, reopen),) = star.drain()
     assert hit.receive(reopen)
     star.clock.advance(2.0)
-    star.say("a", hit.open(2), spared.verdict(guess[:1], 2))
+    star.send("a", hit.open(2), spared.verdict(guess[:1], 2))
     replies = {message.tag: message.token_ids for _, message in star.drain()}
     assert replies == {1: hit.expected(2), 2: spared.expected(2)}
 
 
 def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
-    star.say("a", tag.open(0), tag.close())
+    star.send("a", tag.open(0), tag.close())
     star.hub.fail_tag(A, Tag(1), star.clock())
     star.hub.fail_tag(A, Tag(2), star.clock())
     star.hub.fail_tag(LinkId("gone"), Tag(1), star.clock())
@@ -423,12 +423,12 @@ def test_losing_a_tag_that_is_not_held_says_nothing() -> None:
 
 def test_an_evicted_chain_is_drafted_again_the_same() -> None:
     star, tag = ToyStar("a", num_rows=1), ToyTag(1, [1, 2])
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     guess = propose(star, "a", tag).token_ids
-    star.say("a", ToyTag(2, [7]).open(1))
+    star.send("a", ToyTag(2, [7]).open(1))
     star.drain()
     before = len(star.runner.draft_steps)
-    star.say("a", tag.verdict(guess[:1], 3))
+    star.send("a", tag.verdict(guess[:1], 3))
     assert propose(star, "a", tag).token_ids == guess[1:]
     assert len(star.runner.draft_steps) - before == 3  # nothing of the tree was left
 
@@ -436,24 +436,24 @@ def test_an_evicted_chain_is_drafted_again_the_same() -> None:
 def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
     star.runner.is_broken = True
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     with pytest.raises(RuntimeError):
         star.step()
     star.hub.abandon_step(star.clock())
     ((_, reopen),) = star.drain()
     tag.receive(reopen)
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     assert propose(star, "a", tag).token_ids == []
 
 
 def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:
     star, tag = ToyStar("a"), ToyTag(1, list(range(20)))
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     accepted = propose(star, "a", tag).token_ids
     tag.session.lose()  # the target heard nothing for a while, and went on alone
     tag.token_ids += [accepted[0], (accepted[1] + 1) % END]
     before = num_tokens_forwarded(star)
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     assert propose(star, "a", tag).token_ids == tag.expected(4)
     assert num_tokens_forwarded(star) - before == 1 + 3
 
@@ -465,7 +465,7 @@ def test_trees_of_many_sequences_grow_in_the_same_forwards_and_are_those_of_fres
     star = ToyStar("a", "b")
     tags = {"a": ToyTag(1, [3] * 5, sampling), "b": ToyTag(1, [4] * 6, sampling)}
     for name, tag in tags.items():
-        star.say(name, tag.open(DraftBudget(8, 3, 3)))
+        star.send(name, tag.open(DraftBudget(8, 3, 3)))
     for name, message in star.drain():
         assert tags[name].receive(message)
         assert paths_of(message) == tags[name].expected_tree().nodes
@@ -481,7 +481,7 @@ def test_trees_of_many_sequences_grow_in_the_same_forwards_and_are_those_of_fres
 )
 def test_a_budget_that_fits_no_row_is_cut_to_one_that_does(hostile: DraftBudget) -> None:
     star, tag = ToyStar("a", max_len=200, max_draft_tokens=64), ToyTag(1, [3] * 5)
-    star.say("a", tag.open(hostile))
+    star.send("a", tag.open(hostile))
     proposal = propose(star, "a", tag)
     assert 1 <= len(proposal.token_ids) <= min(64, hostile.num_draft_tokens)
     assert paths_of(proposal) == tag.expected_tree(64, 200).nodes

@@ -283,14 +283,14 @@ class Life(RuleBasedStateMachine):
         name, tag, message = self.overtaken[seed % len(self.overtaken)]
         if name in self.tags and tag not in self.torn:
             before = self._known()
-            self.star.say(name, message)
+            self.star.send(name, message)
             assert self._known() == before
 
     @precondition(lambda self: self.sent)
     @rule(seed=seeds)
     def repeat_an_old_message(self, seed: int) -> None:
         before = self._known()
-        self.star.say(*self.sent[seed % len(self.sent)])
+        self.star.send(*self.sent[seed % len(self.sent)])
         assert self._known() == before
 
     # ---------------------------------------------------------------- what the hub does
@@ -430,7 +430,7 @@ class Life(RuleBasedStateMachine):
         ago_s = self.star.runner.step_s * (len(self.sent) % 3) / 3
         self.arrived_s = max(self.arrived_s, self.star.clock() - ago_s)
         self.sent.append((name, message))
-        self.star.say(name, message, arrived_s=self.arrived_s)
+        self.star.send(name, message, arrived_s=self.arrived_s)
 
     def _target(self, seed: int) -> str:
         return sorted(self.tags)[seed % len(self.tags)]

@@ -13,12 +13,12 @@ def told_of(star: ToyStar, name: str) -> HubTargetStats:
 
 def test_each_target_has_counts_of_its_own() -> None:
     star, one, other = ToyStar("a", "b"), ToyTag(1, [1, 2, 3]), ToyTag(1, [4, 5])
-    star.say("a", one.open(4))
-    star.say("b", other.open(2))
+    star.send("a", one.open(4))
+    star.send("b", other.open(2))
     for name, message in star.drain():
         assert {"a": one, "b": other}[name].receive(message)
     star.clock.advance(0.5)
-    star.say("a", one.verdict([*one.proposal.token_ids[:3], 9], 4))
+    star.send("a", one.verdict([*one.proposal.token_ids[:3], 9], 4))
     for _, message in star.drain():
         one.receive(message)
     first, second = told_of(star, "a"), told_of(star, "b")
@@ -32,11 +32,11 @@ def test_each_target_has_counts_of_its_own() -> None:
 def test_the_trace_shows_the_rounds_of_each_target() -> None:
     star, tag = ToyStar("a", "b"), ToyTag(1, [1, 2, 3])
     star.runner.step_s = 0.25
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     for _, message in star.drain():
         tag.receive(message)
     star.clock.advance(1.5)
-    star.say("a", tag.verdict([9], 2))
+    star.send("a", tag.verdict([9], 2))
     star.drain()
     rounds = [each for each in star.slices.all if each[0].startswith("target ")]
     assert rounds == [
@@ -48,10 +48,10 @@ def test_the_trace_shows_the_rounds_of_each_target() -> None:
 
 def test_a_verdict_on_a_proposal_without_tokens_is_no_speculative_round() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1] * 100)  # longer than the draft's context
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     for _, message in star.drain():
         tag.receive(message)
-    star.say("a", tag.verdict([5], 2))
+    star.send("a", tag.verdict([5], 2))
     star.drain()
     assert told_of(star, "a").num_verdicts == 0
     assert told_of(star, "a").acceptance_length == 1.0
@@ -60,11 +60,11 @@ def test_a_verdict_on_a_proposal_without_tokens_is_no_speculative_round() -> Non
 def test_a_verdict_that_tells_of_several_rounds_says_nothing_of_the_proposal() -> None:
     """As of a vLLM server that asked for nothing for a while."""
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     for _, message in star.drain():
         tag.receive(message)
     star.clock.advance(4.0)
-    star.say("a", tag.verdict([9, 8, 7, 6], 2))
+    star.send("a", tag.verdict([9, 8, 7, 6], 2))
     star.drain()
     told = told_of(star, "a")
     assert (told.num_verdicts, told.num_accepted_tokens, told.return_time.count, told.round.count) == (0, 0, 0, 0)
@@ -73,11 +73,11 @@ def test_a_verdict_that_tells_of_several_rounds_says_nothing_of_the_proposal() -
 
 def test_verdicts_on_trees_are_counted_like_those_on_chains() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(DraftBudget(6, 3, 2)))
+    star.send("a", tag.open(DraftBudget(6, 3, 2)))
     for _, message in star.drain():
         assert tag.receive(message)
     deepest = max(paths_of(tag.proposal), key=len)
-    star.say("a", tag.verdict([*deepest, 9], DraftBudget(6, 3, 2)))
+    star.send("a", tag.verdict([*deepest, 9], DraftBudget(6, 3, 2)))
     star.drain()
     assert (told_of(star, "a").num_verdicts, told_of(star, "a").num_accepted_tokens) == (1, len(deepest))
 
@@ -85,10 +85,10 @@ def test_verdicts_on_trees_are_counted_like_those_on_chains() -> None:
 def test_a_verdict_that_ends_with_the_next_draft_token_was_made_without_it() -> None:
     """As where the proposal came too late, or in a round without drafts on purpose."""
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(3))
+    star.send("a", tag.open(3))
     for _, message in star.drain():
         assert tag.receive(message)
-    star.say("a", tag.verdict(tag.proposal.token_ids[:1], 3))
+    star.send("a", tag.verdict(tag.proposal.token_ids[:1], 3))
     star.drain()
     assert (told_of(star, "a").num_verdicts, told_of(star, "a").return_time.count) == (0, 0)
 
@@ -96,7 +96,7 @@ def test_a_verdict_that_ends_with_the_next_draft_token_was_made_without_it() -> 
 def test_a_verdict_that_was_there_before_the_proposal_is_no_judgement_of_it() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
     star.runner.step_s = 0.01
-    star.say("a", tag.open(3))
+    star.send("a", tag.open(3))
     for _, message in star.drain():
         assert tag.receive(message)
     star.hub.handle(LinkId("a"), tag.verdict(tag.told_otherwise(0), 3), star.clock() - 0.005)
@@ -106,12 +106,12 @@ def test_a_verdict_that_was_there_before_the_proposal_is_no_judgement_of_it() ->
 
 def test_rounds_that_a_rate_limit_left_without_drafts_tell_nothing_of_those_with() -> None:
     star, tag = ToyStar("a", rate_limits={"a": 1.0}), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(3))
+    star.send("a", tag.open(3))
     for _ in range(4):
         for _, message in star.drain():
             assert tag.receive(message)
         star.clock.advance(0.01)
-        star.say("a", tag.verdict(tag.told_otherwise(0), 3))
+        star.send("a", tag.verdict(tag.told_otherwise(0), 3))
     assert star.hub.status(star.clock()).stats.num_rationed >= 3
     told = told_of(star, "a")
     assert (told.num_verdicts, told.return_time.count) == (1, 1)
@@ -121,18 +121,18 @@ def test_rounds_that_a_rate_limit_left_without_drafts_tell_nothing_of_those_with
 def test_a_round_in_which_another_prompt_was_prefilled_is_as_long_as_it_was() -> None:
     star, tag, other = ToyStar("a", "b"), ToyTag(1, [1, 2, 3]), ToyTag(1, [5] * 60)
     star.runner.step_s = 1.0
-    star.say("a", tag.open(2))
+    star.send("a", tag.open(2))
     for _, message in star.drain():
         assert tag.receive(message)
-    star.say("b", other.open(2))
-    star.say("a", tag.verdict(tag.told_otherwise(1), 2))
+    star.send("b", other.open(2))
+    star.send("a", tag.verdict(tag.told_otherwise(1), 2))
     star.drain()
     assert told_of(star, "a").round.value >= 2.0
 
 
 def test_a_target_that_left_is_told_of_no_more() -> None:
     star = ToyStar("a", "b")
-    star.say("a", ToyTag(1, [1, 2]).open(2))
+    star.send("a", ToyTag(1, [1, 2]).open(2))
     star.drain()
     assert star.hub.status(star.clock()).targets.keys() == {"a", "b"}
     star.hub.leave(LinkId("a"), star.clock())

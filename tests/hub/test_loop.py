@@ -33,10 +33,10 @@ class LoopStar:
         self.loop = HubLoop(self.hub, self.transport, self.clock)
 
     def connect(self, name: str) -> MemoryTarget:
-        return self.transport.connect(Hello(PROTOCOL_VERSION, TargetId(name), 32, "f"), self.loop.turn)
+        return self.transport.connect(Hello(PROTOCOL_VERSION, TargetId(name), 32, "f"), self.loop.run_once)
 
     def turns(self) -> None:
-        while self.loop.turn():
+        while self.loop.run_once():
             self.hub.check_integrity()
 
 
@@ -59,9 +59,9 @@ def test_targets_are_answered_each_on_their_own_link(star: LoopStar) -> None:
 def test_what_arrives_while_a_draft_step_runs_is_in_the_next_one(star: LoopStar) -> None:
     one, two = star.connect("one"), star.connect("two")
     one.send([ToyTag(1, [1, 2]).open(3)])
-    star.loop.turn()
+    star.loop.run_once()
     two.send([ToyTag(1, [3, 4]).open(3)])
-    star.loop.turn()
+    star.loop.run_once()
     assert [len(draft_step) for draft_step in star.runner.draft_steps] == [1, 2]
 
 
@@ -73,7 +73,7 @@ def test_what_ends_a_draft_step_ahead_is_handled_next() -> None:
     assert tag.receive(proposal)
     wrong = (proposal.token_ids[0] + 1) % 8
     star.runner.on_forward = lambda: session.send([tag.verdict([wrong], 3)])
-    star.loop.turn()
+    star.loop.run_once()
     star.runner.on_forward = None
     assert star.hub.stats.num_ahead_nodes == 0, "given up"
     (proposal,) = session.receive(1.0)
@@ -86,10 +86,10 @@ def test_what_is_there_is_sent_while_a_draft_step_runs_ahead() -> None:
     session.send([tag.open(3)])
     (proposal,) = session.receive(1.0)
     assert tag.receive(proposal)
-    star.loop.turn()
+    star.loop.run_once()
     first, second = tag.expected(2)
     star.runner.on_forward = lambda: session.send([tag.verdict([first], 3)])
-    star.loop.turn()
+    star.loop.run_once()
     star.runner.on_forward = None
     (proposal,) = session.receive(0.0)
     assert proposal.token_ids == [second]
@@ -108,14 +108,14 @@ def test_a_verdict_that_cannot_be_answered_ahead_ends_no_draft_step(monkeypatch:
         session.send([tag.open(3)])
         (proposal,) = session.receive(1.0)
         assert tag.receive(proposal)
-    star.loop.turn()
+    star.loop.run_once()
 
     def broken(*what: object) -> None:
         raise RuntimeError("a bug of ours")
 
     monkeypatch.setattr("starspec.hub.sequence.DraftSequence.after_verdict", broken)
     star.runner.on_forward = lambda: session.send([tags[0].verdict(tags[0].expected(1), 3)])
-    star.loop.turn()
+    star.loop.run_once()
     star.runner.on_forward = None
     assert star.hub.stats.num_tags == 2
     (proposal,) = session.receive(1.0)
@@ -125,13 +125,13 @@ def test_a_verdict_that_cannot_be_answered_ahead_ends_no_draft_step(monkeypatch:
 def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:
     star.connect("one")
     star.turns()
-    assert star.loop.turn() is False
+    assert star.loop.run_once() is False
 
 
 def test_a_target_that_disconnects_frees_its_rows(star: LoopStar) -> None:
     session = star.connect("one")
     session.send([ToyTag(1, [1, 2]).open(3)])
-    star.loop.turn()
+    star.loop.run_once()
     session.close()
     star.turns()
     assert (star.runner.cache.rows.leased, star.hub.stats.num_targets) == (frozenset(), 0)

@@ -48,7 +48,7 @@ def test_a_thousand_tags_are_all_served_right_on_rows_for_a_hundred() -> None:
 
 def test_the_hub_tells_how_much_of_its_cache_is_of_use() -> None:
     star = ToyStar("a", num_rows=4, max_len=64)
-    star.say("a", ToyTag(1, [1] * 20).open(2), ToyTag(2, [2] * 12).open(2))
+    star.send("a", ToyTag(1, [1] * 20).open(2), ToyTag(2, [2] * 12).open(2))
     star.drain()
     stats = star.hub.status(star.clock()).stats
     assert (stats.num_rows_leased, stats.num_rows_free, stats.row_fill) == (2, 2, 32 / 128)
@@ -59,7 +59,7 @@ def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_prefilled_again_to_its
     star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_batch=2)
     tags = {name: [ToyTag(number, [number] * 30) for number in (1, 2, 3)] for name in "abc"}
     for name, each in tags.items():
-        star.say(name, *(tag.open(2) for tag in each))
+        star.send(name, *(tag.open(2) for tag in each))
     for _ in range(3):
         proposals = star.drain()
         assert len(proposals) == 9
@@ -67,7 +67,7 @@ def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_prefilled_again_to_its
             tag = tags[name][proposal.tag - 1]
             assert tag.receive(proposal)
             assert proposal.token_ids == tag.expected(2)
-            star.say(name, tag.verdict([7], 2))
+            star.send(name, tag.verdict([7], 2))
 
 
 def test_a_thousand_targets_with_deadlines_go_on_and_get_what_a_hub_with_rows_for_a_hundred_can_draft() -> None:

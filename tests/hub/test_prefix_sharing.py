@@ -61,10 +61,10 @@ def test_what_is_left_behind_whole_blocks_is_no_prompt() -> None:
 
 def test_a_tag_prefills_only_what_no_row_holds() -> None:
     star, one, other = ToyStar("a", max_len=LONG), ToyTag(1, [*SYSTEM, 1, 2]), ToyTag(2, [*SYSTEM, 3, 4, 5])
-    star.say("a", one.open(2))
+    star.send("a", one.open(2))
     serve(star, ("a", one))
     assert sum(read_by(star)) == len(SYSTEM) + 2
-    star.say("a", other.open(2))
+    star.send("a", other.open(2))
     serve(star, ("a", other))
     assert read_by(star) == [3]
     assert (stats_of(star).num_shared_tokens, star.num_leased) == (len(SYSTEM), 2)
@@ -76,7 +76,7 @@ def test_answers_to_one_request_prefill_its_prompt_once_although_they_come_toget
         ToyStar("a", num_rows=8, max_len=LONG, prefill_chunk=64),
         [ToyTag(n, prompt, SAMPLED) for n in range(8)],
     )
-    star.say("a", *(tag.open(2) for tag in tags))
+    star.send("a", *(tag.open(2) for tag in tags))
     serve(star, *(("a", tag) for tag in tags))
     assert sorted(read_by(star)) == [*[1] * 7, len(prompt)]
     stats = stats_of(star)
@@ -87,7 +87,7 @@ def test_of_a_prompt_in_prefill_another_tag_has_what_is_prefilled_already() -> N
     """And goes on by itself where the two part."""
     star = ToyStar("a", max_len=LONG, prefill_chunk=PREFIX_BLOCK)
     long, short = ToyTag(1, [*SYSTEM, *[1] * 60]), ToyTag(2, [*SYSTEM, *[2] * 20])
-    star.say("a", long.open(2), short.open(2))
+    star.send("a", long.open(2), short.open(2))
     serve(star, ("a", long), ("a", short))
     assert sum(read_by(star)) == len(SYSTEM) + 60 + 20
 
@@ -95,11 +95,11 @@ def test_of_a_prompt_in_prefill_another_tag_has_what_is_prefilled_already() -> N
 def test_a_row_that_holds_some_of_a_prompt_takes_over_the_rest_of_what_another_holds() -> None:
     star, behind, ahead = ToyStar("a", max_len=LONG), ToyTag(1, SYSTEM[:20]), ToyTag(2, [*SYSTEM, 2])
     for tag in (behind, ahead):
-        star.say("a", tag.open(1))
+        star.send("a", tag.open(1))
         serve(star, ("a", tag))
     read_by(star)
     behind.token_ids += [*SYSTEM[20:], 1]
-    star.say("a", behind.open(1))
+    star.send("a", behind.open(1))
     serve(star, ("a", behind))
     assert read_by(star) == [1]
 
@@ -108,16 +108,16 @@ def test_a_conversation_that_goes_on_has_its_row_back_and_nothing_is_copied() ->
     star = ToyStar("a", num_rows=4, max_len=LONG)
     talk, other = ToyTag(1, [*SYSTEM, 1]), ToyTag(2, [*SYSTEM, *[9] * 40])
     for tag in (talk, other):
-        star.say("a", tag.open(4))
+        star.send("a", tag.open(4))
         serve(star, ("a", tag))
     while len(talk.token_ids) < len(SYSTEM) + 2 * PREFIX_BLOCK + 1:
-        star.say("a", talk.verdict([*talk.proposal.token_ids[:1], 3], 4))
+        star.send("a", talk.verdict([*talk.proposal.token_ids[:1], 3], 4))
         serve(star, ("a", talk))
     sequence = star.hub._sequences[next(key for key in star.hub._sequences if key.tag == 1)]
     row = sequence.row
-    star.say("a", talk.close(), other.close())
+    star.send("a", talk.close(), other.close())
     before, again = star.runner.cache.keys[0].clone(), ToyTag(3, [*talk.token_ids, 4, 5])
-    star.say("a", again.open(1))
+    star.send("a", again.open(1))
     read_by(star)
     serve(star, ("a", again))
     assert sum(read_by(star)) <= PREFIX_BLOCK
@@ -130,26 +130,26 @@ def test_rows_that_are_free_for_longest_are_taken_first_so_that_what_others_left
     star = ToyStar("a", num_rows=3, max_len=LONG)
     first, second = ToyTag(1, [1] * 40), ToyTag(2, [2] * 40)
     for tag in (first, second):
-        star.say("a", tag.open(1))
+        star.send("a", tag.open(1))
         serve(star, ("a", tag))
-    star.say("a", first.close(), second.close())
+    star.send("a", first.close(), second.close())
     strangers = [ToyTag(3, [3] * 40), ToyTag(4, [4] * 40)]
     for tag in strangers:  # the row that was never used, then the one of the first tag
-        star.say("a", tag.open(1))
+        star.send("a", tag.open(1))
         serve(star, ("a", tag))
     read_by(star)
     back = ToyTag(5, [2] * 41)
-    star.say("a", back.open(1))
+    star.send("a", back.open(1))
     serve(star, ("a", back))
     assert read_by(star) == [41 - 2 * PREFIX_BLOCK]
 
 
 def test_a_short_prompt_takes_the_row_that_is_free_for_longest_too() -> None:
     star, tag = ToyStar("a", num_rows=2, max_len=LONG), ToyTag(1, [*SYSTEM, 1])
-    star.say("a", tag.open(1))
+    star.send("a", tag.open(1))
     serve(star, ("a", tag))
     (row,) = star.runner.cache.rows.leased
-    star.say("a", tag.close(), ToyTag(2, [4]).open(1))
+    star.send("a", tag.close(), ToyTag(2, [4]).open(1))
     star.drain()
     assert star.runner.cache.rows.leased == {1 - row}
 
@@ -159,11 +159,11 @@ def test_an_evicted_tag_prefills_again_only_what_no_sibling_holds() -> None:
     tags = [ToyTag(number, [*SYSTEM, number]) for number in (1, 2, 3)]
     for tag in tags:
         star.clock.advance(1.0)
-        star.say("a", tag.open(1))
+        star.send("a", tag.open(1))
         serve(star, ("a", tag))
     assert stats_of(star).num_evictions == 1
     read_by(star)
-    star.say("a", tags[0].verdict([5], 1))
+    star.send("a", tags[0].verdict([5], 1))
     serve(star, ("a", tags[0]))
     assert read_by(star) == [2]
 
@@ -174,11 +174,11 @@ def test_a_tag_that_counted_on_a_row_that_another_takes_in_the_same_draft_step_p
 ) -> None:
     star = ToyStar("a", num_rows=2, max_len=LONG, prefill_chunk=100)
     first, second = ToyTag(1, [*SYSTEM, 1]), ToyTag(2, [2] * 40)
-    star.say("a", first.open(1), second.open(1))
+    star.send("a", first.open(1), second.open(1))
     serve(star, ("a", first), ("a", second))
-    star.say("a", first.close(), second.close())
+    star.send("a", first.close(), second.close())
     stranger, heir = ToyTag(3, [3] * num_others), ToyTag(4, [*SYSTEM, 4])
-    star.say("a", stranger.open(3), heir.open(3))
+    star.send("a", stranger.open(3), heir.open(3))
     read_by(star)
     serve(star, ("a", stranger), ("a", heir))
     assert (sum(read_by(star)), stats_of(star).num_shared_tokens) == (num_others + len(SYSTEM) + 1, 0)
@@ -186,7 +186,7 @@ def test_a_tag_that_counted_on_a_row_that_another_takes_in_the_same_draft_step_p
 
 def test_a_draft_step_that_fails_leaves_nothing_behind_that_was_not_prefilled() -> None:
     star, one, other = ToyStar("a", max_len=LONG), ToyTag(1, [*SYSTEM, 1]), ToyTag(2, [*SYSTEM, 2])
-    star.say("a", one.open(1))
+    star.send("a", one.open(1))
     star.runner.is_broken = True
     with pytest.raises(RuntimeError):
         star.step()
@@ -194,7 +194,7 @@ def test_a_draft_step_that_fails_leaves_nothing_behind_that_was_not_prefilled() 
     star.runner.is_broken = False
     star.clock.advance(10.0)
     star.drain()
-    star.say("a", other.open(1))
+    star.send("a", other.open(1))
     serve(star, ("a", other))
     assert stats_of(star).num_shared_tokens == 0
 
@@ -208,7 +208,7 @@ def test_only_those_share_who_are_allowed_to(scope: PrefixScope, same_target: in
     tags = [("a", ToyTag(1, [*SYSTEM, 1])), ("a", ToyTag(2, [*SYSTEM, 2])), ("b", ToyTag(1, [*SYSTEM, 3]))]
     shared = [0]
     for name, tag in tags:
-        star.say(name, tag.open(2))
+        star.send(name, tag.open(2))
         serve(star, (name, tag))
         shared.append(stats_of(star).num_shared_tokens)
     assert [after - before for before, after in pairwise(shared)] == [0, same_target, other_target]
@@ -219,10 +219,10 @@ def test_without_sharing_the_row_that_was_freed_last_is_taken_as_ever() -> None:
     rows = set()
     for number in range(1, 5):
         tag = ToyTag(number, [number] * 40)
-        star.say("a", tag.open(1))
+        star.send("a", tag.open(1))
         serve(star, ("a", tag))
         rows |= star.runner.cache.rows.leased
-        star.say("a", tag.close())
+        star.send("a", tag.close())
     assert len(rows) == 1
 
 
@@ -231,7 +231,7 @@ def test_a_target_that_comes_back_has_nothing_of_the_link_before() -> None:
     for name in ("a", "b"):  # the transport gives each handshake a sequence of its own
         tag = ToyTag(1, [*SYSTEM, 1])
         star.hub.join(LinkId("b"), TargetId("a"), 32) if name == "b" else None
-        star.say(name, tag.open(1))
+        star.send(name, tag.open(1))
         serve(star, (name, tag))
         star.hub.leave(LinkId(name), star.clock())
     assert stats_of(star).num_shared_tokens == 0

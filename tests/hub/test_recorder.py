@@ -48,7 +48,7 @@ def slow_star() -> ToyStar:
 
 
 def test_service_is_d_draft_steps_and_a_draft_step_is_t_s(slow_star: ToyStar) -> None:
-    slow_star.say("a", ToyTag(1, [1, 2]).open(4))
+    slow_star.send("a", ToyTag(1, [1, 2]).open(4))
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
     assert (stats.t_s.value, stats.service.value, stats.num_draft_steps) == (STEP_S, 4 * STEP_S, 4)
@@ -56,7 +56,7 @@ def test_service_is_d_draft_steps_and_a_draft_step_is_t_s(slow_star: ToyStar) ->
 
 
 def test_the_queueing_time_runs_from_arrival_to_the_first_draft_step(slow_star: ToyStar) -> None:
-    slow_star.say("a", ToyTag(1, [1, 2]).open(2))
+    slow_star.send("a", ToyTag(1, [1, 2]).open(2))
     arrived_s = slow_star.clock()
     slow_star.step()
     slow_star.hub.handle(LinkId("b"), ToyTag(1, [3, 4]).open(2), arrived_s)  # came during that draft step
@@ -66,7 +66,7 @@ def test_the_queueing_time_runs_from_arrival_to_the_first_draft_step(slow_star: 
 
 
 def test_prefill_counts_as_drafting_but_neither_as_t_s_nor_as_s(slow_star: ToyStar) -> None:
-    slow_star.say("a", ToyTag(1, [1] * 20).open(2))
+    slow_star.send("a", ToyTag(1, [1] * 20).open(2))
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
     assert (stats.num_draft_steps, stats.t_s.count, stats.service.count) == (3, 2, 0)
@@ -75,7 +75,7 @@ def test_prefill_counts_as_drafting_but_neither_as_t_s_nor_as_s(slow_star: ToySt
 
 
 def test_an_answer_that_took_no_draft_step_is_no_sample_of_queue_and_service(slow_star: ToyStar) -> None:
-    slow_star.say("a", ToyTag(1, [1] * 100).open(2))  # longer than the draft's context
+    slow_star.send("a", ToyTag(1, [1] * 100).open(2))  # longer than the draft's context
     ((_, proposal),) = slow_star.drain()
     stats = slow_star.hub.stats
     assert (proposal.token_ids, proposal.queue_s, proposal.service_s) == ([], 0.0, 0.0)
@@ -85,13 +85,13 @@ def test_an_answer_that_took_no_draft_step_is_no_sample_of_queue_and_service(slo
 def test_idle_is_time_with_tags_open_and_nothing_to_draft(slow_star: ToyStar) -> None:
     hub, clock, tag = slow_star.hub, slow_star.clock, ToyTag(1, [1, 2])
     clock.advance(7.0)  # nobody is there: that is not idling
-    slow_star.say("a", tag.open(2))
+    slow_star.send("a", tag.open(2))
     slow_star.drain()
     clock.advance(1.5)
     assert hub.status(clock()).stats.idle_s == 1.5  # of a gap that is not over
-    slow_star.say("a", tag.verdict([5], 2))
+    slow_star.send("a", tag.verdict([5], 2))
     slow_star.drain()
-    slow_star.say("a", tag.close())
+    slow_star.send("a", tag.close())
     clock.advance(9.0)
     stats = hub.status(clock()).stats
     assert (stats.idle_s, stats.busy_s) == (1.5, 4 * STEP_S)
@@ -191,6 +191,6 @@ def test_the_trace_shows_draft_steps_prefill_and_idle_gaps() -> None:
 
 def test_the_status_is_a_copy(slow_star: ToyStar) -> None:
     status = slow_star.hub.status(0.0)
-    slow_star.say("a", ToyTag(1, [1, 2]).open(2))
+    slow_star.send("a", ToyTag(1, [1, 2]).open(2))
     slow_star.drain()
     assert (status.draft_name, status.stats.num_tags, status.stats.t_s.count) == ("toy", 0, 0)

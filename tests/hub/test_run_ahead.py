@@ -42,14 +42,14 @@ def after_a_verdict(
     said = int(logits_after([*tag.token_ids, *accepted]).topk(rank + 1).indices[-1])
     star.drain()
     num_steps = len(star.runner.draft_steps)
-    star.say("a", tag.verdict([*accepted, said], budget))
+    star.send("a", tag.verdict([*accepted, said], budget))
     token_ids = proposed(star, tag)
     return token_ids, len(star.runner.draft_steps) - num_steps
 
 
 def test_off_drafts_nothing_while_a_proposal_is_in_verification() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     assert not star.hub.has_work
     chain, num_steps = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
@@ -60,7 +60,7 @@ def test_off_drafts_nothing_while_a_proposal_is_in_verification() -> None:
 @pytest.mark.parametrize("run_ahead", ["chain", "outcomes"])
 def test_a_chain_that_was_right_goes_on_without_a_draft_step(run_ahead: RunAhead) -> None:
     star, tag = ToyStar("a", run_ahead=run_ahead, max_draft_tokens=NUM_NODES), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     for _ in range(3):  # then the toy ends its answer
         chain, num_steps = after_a_verdict(star, tag, NUM_NODES, 0, DraftBudget.chain(NUM_NODES))
@@ -75,7 +75,7 @@ def test_outcomes_hit_where_the_chain_was_wrong(num_accepted: int, rank: int) ->
     missed = {}
     for run_ahead in ("off", "outcomes"):
         star, tag = ToyStar("a", run_ahead=run_ahead), ToyTag(1, [1, 2, 3])
-        star.say("a", tag.open(NUM_NODES))
+        star.send("a", tag.open(NUM_NODES))
         proposed(star, tag)
         chain, missed[run_ahead] = after_a_verdict(star, tag, num_accepted, rank, DraftBudget.chain(NUM_NODES))
         assert chain == tag.expected(NUM_NODES)
@@ -84,11 +84,11 @@ def test_outcomes_hit_where_the_chain_was_wrong(num_accepted: int, rank: int) ->
 
 def test_a_chain_that_runs_ahead_is_told_of_as_it_is() -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:1], "nobody waits for the rest"
     for _ in range(3):  # the second token to the fourth, while the first is in verification
         star.step()
-    star.say("a", tag.verdict(tag.expected(NUM_NODES)[:2], NUM_NODES))
+    star.send("a", tag.verdict(tag.expected(NUM_NODES)[:2], NUM_NODES))
     num_steps = len(star.runner.draft_steps)
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:2], "what has grown beyond them"
     assert len(star.runner.draft_steps) == num_steps
@@ -102,7 +102,7 @@ def test_what_is_proposed_does_not_depend_on_what_was_prepared(sampling: Samplin
     told = []
     for run_ahead in ("off", "outcomes"):
         star, tag = ToyStar("a", run_ahead=run_ahead, max_len=200), ToyTag(1, [1, 2, 3], sampling)
-        star.say("a", tag.open(budget))
+        star.send("a", tag.open(budget))
         told.append([proposed(star, tag)])
         for number in range(12):
             told[-1].append(after_a_verdict(star, tag, number % 3, number % 4, budget)[0])
@@ -111,10 +111,10 @@ def test_what_is_proposed_does_not_depend_on_what_was_prepared(sampling: Samplin
 
 def test_a_request_waits_for_one_draft_step_that_ran_ahead() -> None:
     star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
-    star.say("a", tags[0].open(NUM_NODES))
+    star.send("a", tags[0].open(NUM_NODES))
     proposed(star, tags[0])
     star.step()  # runs ahead
-    star.say("a", tags[1].open(1))
+    star.send("a", tags[1].open(1))
     num_steps = len(star.runner.draft_steps)
     proposed(star, tags[1])
     assert len(star.runner.draft_steps) == num_steps + 1
@@ -124,13 +124,13 @@ def a_step_ahead(star: ToyStar, tag: ToyTag, verdict: list[int]) -> int:
     """Run one while a verdict arrives, and handle it then. Returns: nodes that were prepared."""
     num_before, message = star.hub.stats.num_ahead_nodes, tag.verdict(verdict, NUM_NODES)
     assert star.step(is_obsolete=lambda: star.hub.is_obsolete([(LinkId("a"), message)])) == []
-    star.say("a", message)
+    star.send("a", message)
     return star.hub.stats.num_ahead_nodes - num_before
 
 
 def test_a_draft_step_that_a_verdict_makes_worthless_is_given_up() -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     right = proposed(star, tag)[0]
     assert a_step_ahead(star, tag, [(right + 1) % (VOCAB_SIZE - 1)]) == 0
     assert proposed(star, tag) == tag.expected(NUM_NODES)[:1], "of the tokens that were said"
@@ -138,7 +138,7 @@ def test_a_draft_step_that_a_verdict_makes_worthless_is_given_up() -> None:
 
 def test_a_draft_step_that_a_verdict_leads_to_goes_on() -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     star.step()
     assert a_step_ahead(star, tag, tag.expected(2)) == 1
@@ -159,7 +159,7 @@ def answered_ahead(star: ToyStar, tag: ToyTag, verdict: Verdict) -> list[int] | 
         return star.hub.is_obsolete([(LinkId("a"), verdict)])
 
     assert star.step(arrives) == []
-    star.say("a", verdict)
+    star.send("a", verdict)
     assert all(tag.receive(answer) for _, answer in answers)
     return answers[0][1].token_ids if answers else None
 
@@ -170,7 +170,7 @@ def test_a_chain_is_sent_while_a_draft_step_runs_but_waits_for_a_token_that_is_n
 ) -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2, 3])
     star.runner.step_s = 1.0
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     for _ in range(2):  # the second token and the third
         star.step()
@@ -183,7 +183,7 @@ def test_a_chain_is_sent_while_a_draft_step_runs_but_waits_for_a_token_that_is_n
         assert proposed(star, tag) == tag.expected(2)
     assert star.hub.stats.num_hits == 1
     assert star.hub.stats.num_wasted_nodes == 0
-    star.say("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
+    star.send("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
     assert proposed(star, tag) == tag.expected(1)
     num_ahead = 2 if is_there else 0  # by the draft step that ran when it was told, and by the one after
     assert star.hub.stats.num_wasted_nodes == num_ahead
@@ -196,7 +196,7 @@ def test_a_complete_proposal_is_sent_while_a_draft_step_runs(
 ) -> None:
     star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3], sampling)
     star.runner.step_s = 1.0
-    star.say("a", tag.open(budget))
+    star.send("a", tag.open(budget))
     proposed(star, tag)
     assert tag.proposal is not None
     accepted = max(paths_of(tag.proposal), key=len)
@@ -211,7 +211,7 @@ def test_a_complete_proposal_is_sent_while_a_draft_step_runs(
 def test_a_rate_limited_target_gets_no_early_proposal() -> None:
     """A rate limit is asked when the verdict is handled, and once for each proposal."""
     star, tag = ToyStar("a", run_ahead="chain", rate_limits={"a": 100.0}), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     star.step()
     assert answered_ahead(star, tag, tag.verdict(tag.expected(1), NUM_NODES)) is None
@@ -222,7 +222,7 @@ def test_an_early_proposal_counts_though_admission_is_lost() -> None:
     """Between the answer and the verdict another target comes, and the first had been silent for long."""
     star = ToyStar("a", "b", run_ahead="chain", admission=1)
     tag, other = ToyTag(1, [1, 2, 3]), ToyTag(1, [4, 5])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     star.step()
     star.clock.advance(2 * PAUSE_S)
@@ -234,25 +234,25 @@ def test_an_early_proposal_counts_though_admission_is_lost() -> None:
         return False
 
     star.step(arrives)
-    star.say("b", other.open(1))
-    star.say("a", verdict)
+    star.send("b", other.open(1))
+    star.send("a", verdict)
     assert (
         star.hub._sequences[TagKey(LinkId("a"), tag.session.tag)].session.state
         is tag.session.state
         is TagState.PROPOSED
     )
     assert star.hub.stats.num_proposals == num_before + 1
-    star.say("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
+    star.send("a", tag.verdict(tag.told_otherwise(0), NUM_NODES))
     declined = [message for to, message in star.drain() if to == "a" and tag.receive(message)]
     assert [message.retry_after_s > 0 for message in declined] == [True]
 
 
 def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_draft_step_runs() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     old = tag.verdict(tag.told_otherwise(0), NUM_NODES)
-    star.say("a", old)
+    star.send("a", old)
     proposed(star, tag)
     tag.verdict(tag.expected(1), NUM_NODES)  # lost on its way
     for stale in (old, tag.verdict([7], NUM_NODES)):
@@ -261,10 +261,10 @@ def test_a_verdict_that_does_not_follow_is_answered_by_nothing_while_a_draft_ste
 
 def test_an_old_verdict_that_is_repeated_ends_no_draft_step() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     old = tag.verdict(tag.told_otherwise(0), NUM_NODES)
-    star.say("a", old)
+    star.send("a", old)
     proposed(star, tag)
     num_before = star.hub.stats.num_ahead_nodes
     star.step(is_obsolete=lambda: star.hub.is_obsolete([(LinkId("a"), old)]))
@@ -274,7 +274,7 @@ def test_an_old_verdict_that_is_repeated_ends_no_draft_step() -> None:
 def test_a_draft_step_goes_on_while_it_is_of_use_to_anybody() -> None:
     star, tags = ToyStar("a", run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
     for tag in tags:
-        star.say("a", tag.open(NUM_NODES))
+        star.send("a", tag.open(NUM_NODES))
         proposed(star, tag)
     closing: list[tuple[LinkId, Close]] = []
     for is_of_use in (True, False):
@@ -286,7 +286,7 @@ def test_a_draft_step_goes_on_while_it_is_of_use_to_anybody() -> None:
 
 def test_preparing_ends() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes", max_len=200), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(DraftBudget(num_draft_tokens=8, num_steps=4, top_k=3)))
+    star.send("a", tag.open(DraftBudget(num_draft_tokens=8, num_steps=4, top_k=3)))
     star.drain()
     assert star.hub.stats.num_ahead_nodes > 0
     assert not star.hub.has_work
@@ -296,16 +296,16 @@ def test_a_row_in_use_ahead_is_taken_for_one_that_waits() -> None:
     star, tags = ToyStar("a", num_rows=1, run_ahead="outcomes"), [ToyTag(1, [1, 2, 3]), ToyTag(2, [4, 5])]
     for tag in (tags[0], tags[1], tags[0]):
         if tag.proposal is None:
-            star.say("a", tag.open(NUM_NODES))
+            star.send("a", tag.open(NUM_NODES))
         else:
-            star.say("a", tag.verdict([VOCAB_SIZE - 2], NUM_NODES))
+            star.send("a", tag.verdict([VOCAB_SIZE - 2], NUM_NODES))
         assert proposed(star, tag) == tag.expected(NUM_NODES)
         star.step()
 
 
 def test_a_draft_step_ahead_that_fails_costs_its_tags_and_no_more() -> None:
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2, 3])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     star.runner.is_broken = True
     with pytest.raises(RuntimeError):
@@ -316,5 +316,5 @@ def test_a_draft_step_ahead_that_fails_costs_its_tags_and_no_more() -> None:
     ((_, message),) = star.drain()
     assert isinstance(message, Reopen)
     tag.receive(message)
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     assert proposed(star, tag) == tag.expected(NUM_NODES)

@@ -127,7 +127,9 @@ def make_star(
     loaded = LoadedDrafter(CausalDrafter(TableRunner(DRAFT, max(1, num_rows - 1))), None, num_rows, 0)
     transport = MemoryHub(partial(admit, terms_of(loaded, config)))
     hub_loop = HubLoop(build_hub(loaded, config), transport)
-    link = transport.connect(Hello(PROTOCOL_VERSION, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.turn, 0.0))
+    link = transport.connect(
+        Hello(PROTOCOL_VERSION, TargetId("table"), VOCAB_SIZE, "f"), partial(hub_loop.run_once, 0.0)
+    )
     late, stats = LateLink(link), TargetStats()
     options = {"clock": late.clock, "deadline_s": 0.01} if is_late else {"deadline_s": 600.0}
     drafts = RemoteDrafts(late if is_late else link, FixedLength(budget), stats, method=method, **options)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.claims import NUM_DRAFT_TOKENS
-from starspec.bench.liars import LyingDrafts
-from starspec.bench.lossless import Contender, Truths, compare_with_plain
+from starspec.bench.lossless import Contender, PlainAnswers, compare_with_plain
+from starspec.bench.random_drafts import RandomDrafts
 from starspec.config import BatchingConfig, ModelConfig
 from starspec.harness.datasets import CONTINUED, own_prompts, spread
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
@@ -22,13 +22,15 @@ MAX_TOKENS = 5
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)], ids=lambda sampling: sampling.name)
 def test_every_way_of_batching_gives_the_tokens_of_plain_decoding_alone(smollm2: Path, sampling: Sampling) -> None:
     bench = Workbench(ModelConfig(model=str(smollm2), dtype="float32", num_rows=16, max_model_len=128))
-    truths = Truths()
-    drafts = LyingDrafts(bench.runner.info.vocab_size, NUM_DRAFT_TOKENS, seed=4, truth=truths)
+    plain_answers = PlainAnswers()
+    drafts = RandomDrafts(bench.runner.info.vocab_size, NUM_DRAFT_TOKENS, seed=4, true_tokens=plain_answers)
     contenders = [
         Contender("half-liar", batch_size, drafts, BatchingConfig(method=method, prompts="first"))  # type: ignore[arg-type]
         for method, batch_size in (("ragged", 16), ("eqspec", 8), ("exspec", 4), ("rollback", 3))
     ]
-    rows = compare_with_plain(bench, PROMPTS, [sampling], contenders, MAX_TOKENS, truths=truths, reads_once=True)
+    rows = compare_with_plain(
+        bench, PROMPTS, [sampling], contenders, MAX_TOKENS, plain_answers=plain_answers, prefills_once=True
+    )
     for row in rows:
         assert (row.num_prompts, row.exact_match_rate, row.first_divergence) == (24, 1.0, None), row
         assert row.acceptance_rate > 0

@@ -14,8 +14,8 @@ import pytest
 
 from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS, TREE
-from starspec.bench.liars import LyingDrafts, LyingTrees
-from starspec.bench.lossless import Contender, LosslessRow, Truths, compare_with_plain
+from starspec.bench.lossless import Contender, LosslessRow, PlainAnswers, compare_with_plain
+from starspec.bench.random_drafts import RandomDrafts, RandomTrees
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.harness.datasets import CONTINUED, own_prompts, spread
@@ -35,16 +35,16 @@ class Subject:
     def __init__(self, folder: Path, dtype: str) -> None:
         config = ModelConfig(model=str(folder), dtype=dtype, num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN)
         self.bench = Workbench(config)
-        self.truths = Truths()
+        self.plain_answers = PlainAnswers()
         vocab_size = self.bench.runner.info.vocab_size
         self.drafts: dict[str, Drafts] = {
             "off": NoDrafts(),
             "ngram": self.bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
             "int4 self": self.bench.drafts(replace(CHAIN, model=str(folder))),
             "int4 tree": self.bench.drafts(replace(TREE, model=str(folder))),
-            "liar": LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1),
-            "half-liar": LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, truth=self.truths),
-            "lying tree": LyingTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, truth=self.truths),
+            "liar": RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1),
+            "half-liar": RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, true_tokens=self.plain_answers),
+            "lying tree": RandomTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, true_tokens=self.plain_answers),
         }
 
     def compare(
@@ -52,7 +52,7 @@ class Subject:
     ) -> list[LosslessRow]:
         rivals = [Contender(name, size, self.drafts[name]) for name, size in contenders]
         return compare_with_plain(
-            self.bench, PROMPTS, [sampling], rivals, max_tokens, reference=reference, truths=self.truths
+            self.bench, PROMPTS, [sampling], rivals, max_tokens, reference=reference, plain_answers=self.plain_answers
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
-from starspec.models.heads.tensors import is_said, offsets_of, tensor_shapes
+from starspec.models.heads.tensors import draft_token_mask, offsets_of, tensor_shapes
 
 TARGET = TargetShape(num_layers=10, hidden_size=16, vocab_size=40)
 LAYERS = (2, 5, 7)  # EAGLE-3's own of 10
@@ -79,7 +79,7 @@ def vocabulary(head):
     if head.draft_token_ids is None:
         return {}
     ids = head.draft_token_ids
-    return {"d2t": offsets_of(ids), "t2d": is_said(ids, head.spec.vocab_size)}
+    return {"d2t": offsets_of(ids), "t2d": draft_token_mask(ids, head.spec.vocab_size)}
 
 
 def speculators(head):

@@ -26,7 +26,7 @@ from starspec.errors import ModelError
 from starspec.models.heads.checkpoint import read_feature_layers, read_head
 from starspec.models.heads.resolve import resolve_draft
 from starspec.models.heads.spec import HeadWeights, TargetShape
-from starspec.models.heads.tensors import is_said, offsets_of, token_ids_of
+from starspec.models.heads.tensors import draft_token_mask, offsets_of, token_ids_of
 from starspec.models.heads.write import write_head
 
 LLAMA3_SCALING = {
@@ -191,8 +191,8 @@ class TestVocabulary:
     def test_offsets_and_ids_are_each_others_inverse(self, data):
         vocab_size = data.draw(st.integers(1, 60))
         ids = torch.tensor(data.draw(st.lists(st.integers(0, vocab_size - 1), min_size=1, unique=True)))
-        assert torch.equal(token_ids_of("head", offsets_of(ids), is_said(ids, vocab_size), vocab_size), ids)
-        assert torch.equal(is_said(ids, vocab_size).nonzero().flatten(), ids.sort().values)
+        assert torch.equal(token_ids_of("head", offsets_of(ids), draft_token_mask(ids, vocab_size), vocab_size), ids)
+        assert torch.equal(draft_token_mask(ids, vocab_size).nonzero().flatten(), ids.sort().values)
 
     @settings(max_examples=20)
     @given(order=st.permutations(range(len(TOKEN_IDS))))

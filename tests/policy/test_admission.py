@@ -360,8 +360,8 @@ def test_n_max_counts_targets_all_of_whose_sequences_have_rows() -> None:
 def test_tags_of_a_target_that_is_not_admitted_are_declined_until_another_has_left() -> None:
     star = ToyStar("a", "b", admission=1)
     first, second = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
-    star.say("a", first.open())
-    star.say("b", second.open())
+    star.send("a", first.open())
+    star.send("b", second.open())
     ((name, declined),) = star.step()
     assert (name, declined.token_ids) == ("b", [])
     assert declined.retry_after_s == RETRY_S
@@ -369,7 +369,7 @@ def test_tags_of_a_target_that_is_not_admitted_are_declined_until_another_has_le
     second.session.lose()
     assert [name for name, _ in star.drain()] == ["a"]
     star.hub.leave(LinkId("a"), star.clock())
-    star.say("b", second.open())
+    star.send("b", second.open())
     ((name, proposal),) = star.drain()
     assert second.receive(proposal)
     assert proposal.token_ids == second.expected()
@@ -379,18 +379,18 @@ def test_tags_of_a_target_that_is_not_admitted_are_declined_until_another_has_le
 def test_a_target_that_was_let_go_is_told_with_its_next_verdict() -> None:
     star = ToyStar("a", admission=1)
     tag = ToyTag(1, [1, 2])
-    star.say("a", tag.open())
+    star.send("a", tag.open())
     assert tag.receive(star.drain()[0][1])
     star.hub._links._admission.leave(LinkId("a"))
     assert star.hub._links._admission.ask(LinkId("somebody"), star.hub._links._load(star.clock()), star.clock())
     verdict = tag.verdict([5])
-    star.say("a", verdict)
+    star.send("a", verdict)
     ((_, declined),) = star.drain()
     assert isinstance(declined, Proposal)
     assert declined.retry_after_s == RETRY_S
     assert tag.receive(declined)
     tag.session.lose()
-    star.say("a", verdict)  # once more, late
+    star.send("a", verdict)  # once more, late
     assert star.drain() == []
     assert star.num_leased == 0
 
@@ -398,32 +398,32 @@ def test_a_target_that_was_let_go_is_told_with_its_next_verdict() -> None:
 def test_a_target_that_wants_no_drafts_any_more_is_let_go_and_not_admitted() -> None:
     star = ToyStar("a", "b", admission=1, max_len=400)
     first, second = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
-    star.say("a", first.open())
+    star.send("a", first.open())
     assert first.receive(star.drain()[0][1])
     for elapsed_s in range(40):
         assert elapsed_s > 20 or star.hub.status(star.clock()).stats.num_admitted == 1, "it may only pause"
         star.clock.advance(1.0)
-        star.say("a", first.verdict([5], 0))  # its batch is large: it tells what it commits, and no more
+        star.send("a", first.verdict([5], 0))  # its batch is large: it tells what it commits, and no more
         if any(isinstance(message, Reopen) for _, message in star.drain()):
             break
-    star.say("b", second.open())
+    star.send("b", second.open())
     ((name, proposal),) = star.drain()
     assert name == "b"
     assert second.receive(proposal)
     assert proposal.token_ids == second.expected()
     star.hub.leave(LinkId("b"), star.clock())
-    star.say("a", ToyTag(2, [1, 2]).open(0))
+    star.send("a", ToyTag(2, [1, 2]).open(0))
     assert star.hub.status(star.clock()).stats.num_admitted == 0
 
 
 def test_a_target_that_never_answers_a_proposal_does_not_stay_admitted_for_ever() -> None:
     star = ToyStar("a", "b", admission=1)
     silent, waiting = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
-    star.say("a", silent.open())
+    star.send("a", silent.open())
     assert silent.receive(star.drain()[0][1])
     while True:
         star.clock.advance(1.0)
-        star.say("b", waiting.open())
+        star.send("b", waiting.open())
         assert waiting.receive(star.drain()[0][1])
         if waiting.proposal.token_ids:
             break
@@ -436,14 +436,14 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
     star = ToyStar("a", "b", admission="n_max", max_batch=1, max_len=200)
     star.runner.step_s = 0.01
     tag, other = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
-    star.say("a", tag.open())
-    star.say("b", other.open())
+    star.send("a", tag.open())
+    star.send("b", other.open())
     for name, message in star.drain():
         assert (tag if name == "a" else other).receive(message)
     star.hub.handle(LinkId("a"), Ping(1, 40.0), star.clock())
     for _ in range(20):
         star.clock.advance(0.03)
-        star.say("a", tag.verdict(tag.told_otherwise(1), 4))
+        star.send("a", tag.verdict(tag.told_otherwise(1), 4))
         for _, message in star.drain():
             assert not isinstance(message, Proposal) or tag.receive(message)
     demand = star.hub._links._load(star.clock()).demands[LinkId("a")]
@@ -460,11 +460,11 @@ def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none
     star = ToyStar("a", admission="n_max", max_len=200)
     star.runner.step_s = 0.01
     tags = {number: ToyTag(number, [number, 2]) for number in range(1, 5)}
-    star.say("a", *(tag.open() for tag in tags.values()))
+    star.send("a", *(tag.open() for tag in tags.values()))
     for _ in range(40):
         for _, message in star.drain():
             assert tags[message.tag].receive(message)
         star.clock.advance(0.1)
-        star.say("a", *(tag.verdict(tag.told_otherwise(1), 4) for tag in tags.values()))
-    star.say("a", *(tag.close() for tag in tags.values()))
+        star.send("a", *(tag.verdict(tag.told_otherwise(1), 4) for tag in tags.values()))
+    star.send("a", *(tag.close() for tag in tags.values()))
     assert star.hub._links._load(star.clock()).demands[LinkId("a")].num_sequences == pytest.approx(4.0)

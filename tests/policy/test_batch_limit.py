@@ -77,10 +77,10 @@ def test_a_hub_keeps_to_the_limit_that_it_finds() -> None:
     for num_together in (1, 2, 4, 8, 8, 8):
         for _ in range(30):
             tags = {number: ToyTag(number, [number % 30, 2]) for number in islice(numbers, num_together)}
-            star.say("a", *(tag.open(2) for tag in tags.values()))
+            star.send("a", *(tag.open(2) for tag in tags.values()))
             for _, message in star.drain():
                 assert tags[message.tag].receive(message)
                 assert message.token_ids == tags[message.tag].expected(2, 400)
-            star.say("a", *(tag.close() for tag in tags.values()))
+            star.send("a", *(tag.close() for tag in tags.values()))
     assert star.hub.stats.max_batch == 1
     assert len(star.runner.draft_steps[-1]) == 1

@@ -175,7 +175,7 @@ def test_a_sequence_that_has_begun_is_finished_before_another_begins() -> None:
     star = ToyStar("a", "b", max_batch=1)
     tags = {name: [ToyTag(number, [number, 2]) for number in (1, 2, 3)] for name in "ab"}
     for name, each in tags.items():
-        star.say(name, *(tag.open(4) for tag in each))
+        star.send(name, *(tag.open(4) for tag in each))
     proposals = star.drain()
     assert [name for name, _ in proposals] == ["a", "a", "b", "b", "a", "b"], "two proposals of four tokens a turn"
     assert all(proposal.service_s == 0 or len(proposal.token_ids) == 4 for _, proposal in proposals)
@@ -184,7 +184,7 @@ def test_a_sequence_that_has_begun_is_finished_before_another_begins() -> None:
 def test_first_come_first_served_remains() -> None:
     star = ToyStar("a", "b", max_batch=1, scheduling="fifo")
     for name in "ab":
-        star.say(name, *(ToyTag(number, [number, 2]).open(4) for number in (1, 2, 3)))
+        star.send(name, *(ToyTag(number, [number, 2]).open(4) for number in (1, 2, 3)))
     assert [name for name, _ in star.drain()] == ["a", "a", "a", "b", "b", "b"]
 
 
@@ -195,7 +195,7 @@ def test_weights_go_by_the_targets_names_and_its_sequences_share_them() -> None:
         star.hub.join(LinkId(sequence), TargetId(name), VOCAB_SIZE)
         for number in range(1, 5):
             tag = tags[sequence, number] = ToyTag(number, [number, 2])
-            star.say(sequence, tag.open(4))
+            star.send(sequence, tag.open(4))
     served: Counter[str] = Counter()
     for _ in range(3_000):
         for sequence, proposal in star.step():
@@ -204,9 +204,9 @@ def test_weights_go_by_the_targets_names_and_its_sequences_share_them() -> None:
             served[sequence] += len(proposal.token_ids)
             if len(tag.token_ids) > 50:
                 fresh = tags[sequence, proposal.tag + 4] = ToyTag(proposal.tag + 4, [1, 2])
-                star.say(sequence, tag.close(), fresh.open(4))
+                star.send(sequence, tag.close(), fresh.open(4))
             else:
-                star.say(sequence, tag.verdict([proposal.token_ids[0]]))
+                star.send(sequence, tag.verdict([proposal.token_ids[0]]))
     assert served["s1"] / served["s2"] == pytest.approx(3.0, abs=0.15)
 
 
@@ -216,7 +216,7 @@ def round_s(objectives: dict[str, float], num_rounds: int = 300) -> dict[str, fl
     star.runner.step_s = 0.001
     tags = {(name, number): ToyTag(number, [number, 2]) for name in "ab" for number in (1, 2, 3)}
     for (name, _), tag in tags.items():
-        star.say(name, tag.open(4))
+        star.send(name, tag.open(4))
     rounds: dict[str, list[float]] = {"a": [], "b": []}
     last_s: dict[tuple[str, int], float] = {}
     while min(map(len, rounds.values())) < num_rounds:
@@ -226,7 +226,7 @@ def round_s(objectives: dict[str, float], num_rounds: int = 300) -> dict[str, fl
             if key in last_s:
                 rounds[name].append(star.clock() - last_s[key])
             last_s[key] = star.clock()
-            star.say(name, tags[key].verdict([7], 4))
+            star.send(name, tags[key].verdict([7], 4))
     return {name: sum(each[-num_rounds // 2 :]) / (num_rounds // 2) for name, each in rounds.items()}
 
 
@@ -243,12 +243,12 @@ def test_who_is_behind_its_objective_goes_first_until_it_is_met() -> None:
 def test_a_target_whose_proposals_all_come_too_late_is_known_to_be_behind() -> None:
     star = ToyStar("a", "b", max_batch=1, slo_round_ms={"b": 40.0})
     star.runner.step_s = 0.1
-    star.say("a", *(ToyTag(number, [number, 2]).open(8) for number in range(1, 4)))
+    star.send("a", *(ToyTag(number, [number, 2]).open(8) for number in range(1, 4)))
     late = ToyTag(1, [1, 2])
-    star.say("b", late.open(4))
+    star.send("b", late.open(4))
     for _ in range(3):  # it goes on without what it has asked for
         star.clock.advance(0.08)
-        star.say("b", late.verdict([5], 4))
+        star.send("b", late.verdict([5], 4))
     seen = star.hub.status(star.clock()).targets[TargetId("b")]
     assert seen.num_proposals == 0
     assert seen.round.value == pytest.approx(0.08)
@@ -262,14 +262,14 @@ def test_the_round_after_a_proposal_that_came_too_late_counts_as_the_others_do()
     star = ToyStar("a", slo_round_ms={"a": 60.0})
     star.runner.step_s = 0.01
     tag = ToyTag(1, [1, 2])
-    star.say("a", tag.open(1))
+    star.send("a", tag.open(1))
     for _ in range(20):
         [(_, proposal)] = star.drain()
         assert tag.receive(proposal)
         star.clock.advance(0.03)
-        star.say("a", tag.verdict([5], 1))
+        star.send("a", tag.verdict([5], 1))
         star.clock.advance(0.05)
-        star.say("a", tag.verdict([5], 1))  # without what it has asked for, 80 ms after the last proposal
+        star.send("a", tag.verdict([5], 1))  # without what it has asked for, 80 ms after the last proposal
     seen = star.hub.status(star.clock()).targets[TargetId("a")]
     assert seen.round.of_all == pytest.approx((0.08 + 0.01) / 2, rel=0.05)
 
@@ -278,11 +278,11 @@ def test_draft_steps_of_a_proposal_that_came_too_late_were_waited_for_and_spare_
     star = ToyStar("a", run_ahead="outcomes")
     star.runner.step_s = 0.01
     tag = ToyTag(1, [1, 2])
-    star.say("a", tag.open(4))
+    star.send("a", tag.open(4))
     for _ in range(3):
         assert star.step() == []
     sequence = star.hub._sequences[TagKey(LinkId("a"), tag.session.tag)]
-    star.say("a", tag.verdict([tag.expected(1)[0]], 4))
+    star.send("a", tag.verdict([tag.expected(1)[0]], 4))
     assert sequence.round.request.num_steps == 2, "of three, what follows the first guess"
     star.drain()
     assert star.hub.stats.saved_s == 0
@@ -315,8 +315,8 @@ def test_jains_index() -> None:
 def test_the_index_is_of_the_last_seconds_by_weight_and_counts_who_waits_in_vain() -> None:
     star = ToyStar("a", "b", max_batch=1, weights={"a": 2.0, "b": 1.0})
     star.runner.step_s = 0.1
-    star.say("a", *(ToyTag(number, [number, 2]).open(4) for number in range(1, 4)))
-    star.say("b", ToyTag(1, [1, 2]).open(4))
+    star.send("a", *(ToyTag(number, [number, 2]).open(4) for number in range(1, 4)))
+    star.send("b", ToyTag(1, [1, 2]).open(4))
     while star.hub.stats.num_draft_steps < 8:
         star.step()
     assert star.hub.status(star.clock()).stats.fairness == pytest.approx(0.5)
@@ -339,13 +339,13 @@ def share(num_rows: int, max_batch: MaxBatch, weight: float, prompt_len: int) ->
     star.runner.step_s = 0.001
     tags = {(name, tag): ToyTag(tag, [tag] * prompt_len) for name in ("heavy", "light") for tag in range(8)}
     for (name, _), tag in tags.items():
-        star.say(name, tag.open(4))
+        star.send(name, tag.open(4))
     got: Counter[str] = Counter()
     while got.total() < 2_000:
         for name, message in star.step():
             assert tags[name, message.tag].receive(message)
             got[name] += len(message.token_ids)
-            star.say(name, tags[name, message.tag].verdict([7], 4))
+            star.send(name, tags[name, message.tag].verdict([7], 4))
     return got["heavy"] / got["light"]
 
 
@@ -387,7 +387,7 @@ def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
     }
     wanted = dict(zip(tags, itertools.cycle(depths)))
     for key, tag in tags.items():
-        star.say(key[0], tag.open(wanted[key]))
+        star.send(key[0], tag.open(wanted[key]))
     chance, hub, num_met = random.Random(seed), star.hub, 0
     for _ in range(60):
         for name, message in star.step() if star.hub.has_work else ():
@@ -397,5 +397,5 @@ def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
         for key, tag in tags.items():
             if tag.session.state is not TagState.DRAFTING and chance.random() < 0.3:
                 star.clock.advance(0.01)
-                star.say(key[0], tag.verdict([tag.proposal.token_ids[0], 1], wanted[key]))
+                star.send(key[0], tag.verdict([tag.proposal.token_ids[0], 1], wanted[key]))
     assert num_met or len(tags) <= max_batch

@@ -39,7 +39,7 @@ def test_who_has_had_its_rate_gets_more_in_time(rate: float, num_tokens: int) ->
 def served(star: ToyStar, name: str, num_rounds: int, round_s: float) -> list[int]:
     """Tokens of each proposal; the target decodes alone where there are none."""
     tag = ToyTag(1, [1, 2])
-    star.say(name, tag.open(4))
+    star.send(name, tag.open(4))
     sizes = []
     for _ in range(num_rounds):
         for receiver, message in star.drain():
@@ -50,9 +50,9 @@ def served(star: ToyStar, name: str, num_rounds: int, round_s: float) -> list[in
         sizes.append(len(tag.proposal.token_ids))
         assert tag.proposal.token_ids in ([], tag.expected(4, 400))
         star.clock.advance(round_s)
-        star.say(name, tag.verdict([7], 4))
+        star.send(name, tag.verdict([7], 4))
     star.drain()
-    star.say(name, tag.close())
+    star.send(name, tag.close())
     return sizes
 
 
@@ -69,14 +69,14 @@ def test_a_target_beyond_its_rate_gets_empty_proposals_and_keeps_its_row() -> No
 def test_many_tags_that_ask_at_once_get_no_more_than_one_does() -> None:
     star = ToyStar("a", num_rows=64, max_len=400, max_tags=64, rate_limits={"a": 20.0})
     tags = {number: ToyTag(number, [1, 2]) for number in range(1, 65)}
-    star.say("a", *(tag.open(4) for tag in tags.values()))
+    star.send("a", *(tag.open(4) for tag in tags.values()))
     sizes = []
     for _ in range(40):
         replies = star.drain()
         sizes.append(sum(len(message.token_ids) for _, message in replies))
         assert all(tags[message.tag].receive(message) for _, message in replies)
         star.clock.advance(0.5)
-        star.say("a", *(tag.verdict([7], 4) for tag in tags.values()))
+        star.send("a", *(tag.verdict([7], 4) for tag in tags.values()))
     assert max(sizes) <= 20.0 * BURST_S + 4
     assert sum(sizes) == pytest.approx(20.0 * (20.0 + BURST_S), abs=16)
     assert sizes.count(0) < 5, "in every round there is something, and not all in one"

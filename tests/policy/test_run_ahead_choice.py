@@ -95,7 +95,7 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
     """
     star.runner.step_s = STEP_S
     modes, number, tag = Counter[AheadMode](), 0, ToyTag(1, [1, 2])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     for _ in range(num_rounds):
         while tag.proposal is None:
             for _, message in star.step():
@@ -112,11 +112,11 @@ def rounds_of(star: ToyStar, wrong_by: int, num_rounds: int, slow_s: float = 0.0
         assert isinstance(tag.proposal, Proposal)
         if len(tag.token_ids) > 40:
             number += 1
-            star.say("a", tag.close())
+            star.send("a", tag.close())
             tag = ToyTag(number + 1, [number % 30, 2])
-            star.say("a", tag.open(NUM_NODES))
+            star.send("a", tag.open(NUM_NODES))
         else:
-            star.say("a", tag.verdict([*accepted, said], NUM_NODES))
+            star.send("a", tag.verdict([*accepted, said], NUM_NODES))
         assert key.link_id == "a"
     return modes
 
@@ -147,11 +147,11 @@ def test_off_saves_and_wastes_nothing() -> None:
 def test_what_is_saved_is_the_draft_steps_that_ran_ahead_and_were_of_use(num_ahead: int) -> None:
     star, tag = ToyStar("a", run_ahead="chain"), ToyTag(1, [1, 2])
     star.runner.step_s = STEP_S
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)  # a chain that may be told in part: of one token
     for _ in range(num_ahead):
         assert star.step() == []
-    star.say("a", tag.verdict(tag.expected(1), NUM_NODES))
+    star.send("a", tag.verdict(tag.expected(1), NUM_NODES))
     proposed(star, tag)
     assert star.hub.stats.num_ahead_nodes == num_ahead
     assert star.hub.stats.saved_s == pytest.approx(num_ahead * STEP_S)
@@ -161,10 +161,10 @@ def test_what_is_left_of_a_proposal_that_was_not_used_was_waited_for() -> None:
     """A target that goes on without its proposal, and says what was guessed, leaves the rest of it true."""
     star, tag = ToyStar("a", run_ahead="outcomes"), ToyTag(1, [1, 2])
     star.runner.step_s = STEP_S
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     proposed(star, tag)
     assert len(tag.proposal.token_ids) > 1
-    star.say("a", tag.verdict([tag.proposal.token_ids[0]], NUM_NODES))
+    star.send("a", tag.verdict([tag.proposal.token_ids[0]], NUM_NODES))
     proposed(star, tag)
     assert (star.hub.stats.num_ahead_nodes, star.hub.stats.saved_s) == (0, 0.0)
 
@@ -172,7 +172,7 @@ def test_what_is_left_of_a_proposal_that_was_not_used_was_waited_for() -> None:
 def in_verification(**options: int) -> tuple[ToyStar, ToyTag]:
     """A hub with a tag whose verdict is to come, and as much drafted ahead of that as is of use."""
     star, tag = ToyStar("a", run_ahead="chain", **options), ToyTag(1, [1, 2])
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     star.drain()
     assert star.hub.stats.num_ahead_nodes > 0 == star.hub.stats.num_wasted_nodes
     return star, tag
@@ -183,11 +183,11 @@ def test_what_is_lost_before_its_verdict_came_is_wasted(end: str) -> None:
     star, tag = in_verification(num_rows=1)
     num_ahead = star.hub.stats.num_ahead_nodes
     if end == "closed":
-        star.say("a", tag.close())
+        star.send("a", tag.close())
     elif end == "left":
         star.hub.leave(LinkId("a"), star.clock())
     else:
-        star.say("a", ToyTag(2, [3, 4]).open(NUM_NODES))
+        star.send("a", ToyTag(2, [3, 4]).open(NUM_NODES))
         star.step()
     stats = star.hub.stats
     assert stats.num_wasted_nodes == num_ahead
@@ -200,7 +200,7 @@ def test_a_sequence_is_charged_for_a_draft_step_ahead_that_another_waits_for_and
 ) -> None:
     star = ToyStar("a", run_ahead="chain")
     tags = {number: ToyTag(number, [number, 2]) for number in (1, 2)}
-    star.say("a", *(tag.open(NUM_NODES) for tag in tags.values()))
+    star.send("a", *(tag.open(NUM_NODES) for tag in tags.values()))
     proposals: list[Proposal] = []
     while len(proposals) < 2:
         proposals += [message for _, message in star.step()]
@@ -218,7 +218,7 @@ def test_a_sequence_is_charged_for_a_draft_step_ahead_that_another_waits_for_and
 def test_a_hit_that_waits_for_the_end_of_a_draft_step_leaves_then_and_says_so() -> None:
     star = ToyStar("a", run_ahead="chain")
     tags = {number: ToyTag(number, [number, 2]) for number in (1, 2)}
-    star.say("a", *(tag.open(NUM_NODES) for tag in tags.values()))
+    star.send("a", *(tag.open(NUM_NODES) for tag in tags.values()))
     for _, message in star.drain():
         assert tags[message.tag].receive(message)
     star.runner.step_s = 1.0
@@ -241,7 +241,7 @@ def test_how_long_a_target_lost_sight_of_the_hub_is_no_time_of_a_round() -> None
     num_ahead = star.hub.stats.num_ahead_nodes
     star.clock.advance(60.0)
     tag.token_ids.append(7)
-    star.say("a", tag.open(NUM_NODES))
+    star.send("a", tag.open(NUM_NODES))
     star.drain()
     status = star.hub.status(star.clock())
     told = status.targets[TargetId("a")]

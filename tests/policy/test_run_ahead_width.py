@@ -102,7 +102,7 @@ def test_where_rows_are_dear_sequences_take_turns() -> None:
         return forward(segments, **options)
 
     star.runner.forward = by_rows
-    star.say("a", *(tag.open(4) for tag in tags))
+    star.send("a", *(tag.open(4) for tag in tags))
     while star.hub.stats.num_ahead_nodes < 20:  # of some two hundred that there are
         star.step()
     last = star.runner.draft_steps[-3:]

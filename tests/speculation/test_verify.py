@@ -19,7 +19,7 @@ GREEDY = SamplingSpec(temperature=0.0)
 TREE = DraftTree((0, 1, 2, 3), (ROOT, 0, 0, 1))
 
 
-def target_says(*token_ids: int) -> torch.Tensor:
+def target_logits(*token_ids: int) -> torch.Tensor:
     """Logits whose argmax in row i is token_ids[i]."""
     return torch.nn.functional.one_hot(torch.tensor(token_ids), 5).float()
 
@@ -34,12 +34,12 @@ def target_says(*token_ids: int) -> torch.Tensor:
     ],
 )
 def test_walk_goes_to_the_child_that_carries_the_targets_token(rows, result):
-    assert verify_tree(TREE, target_says(*rows), GREEDY, prefix_len=3) == result
+    assert verify_tree(TREE, target_logits(*rows), GREEDY, prefix_len=3) == result
     assert result.num_accepted == len(result.token_ids) - 1
 
 
 def test_an_empty_tree_is_a_plain_step():
-    assert verify_tree(EMPTY_TREE, target_says(3), GREEDY, prefix_len=1) == VerifyResult((), (3,))
+    assert verify_tree(EMPTY_TREE, target_logits(3), GREEDY, prefix_len=1) == VerifyResult((), (3,))
 
 
 def test_every_node_is_drawn_at_its_own_position_with_its_own_path():
@@ -53,13 +53,13 @@ def test_every_node_is_drawn_at_its_own_position_with_its_own_path():
 def test_counts_are_not_changed():
     counts = TokenCounts([1], [2])
     sampling = SamplingSpec(temperature=0.0, presence_penalty=0.1)
-    verify_tree(TREE, target_says(0, 1, 2, 3, 4), sampling, 2, counts)
+    verify_tree(TREE, target_logits(0, 1, 2, 3, 4), sampling, 2, counts)
     assert counts.seen().token_ids.tolist() == [1, 2]
 
 
 def test_wrong_number_of_rows_is_our_bug():
     with pytest.raises(AssertionError, match="one row of logits"):
-        verify_tree(TREE, target_says(0, 1), GREEDY, 3)
+        verify_tree(TREE, target_logits(0, 1), GREEDY, 3)
 
 
 @given(data=st.data(), vocab_size=st.integers(1, 5), num_trees=st.integers(1, 4))

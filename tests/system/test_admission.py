@@ -96,12 +96,12 @@ def test_a_newcomer_without_a_place_decodes_plainly_and_gets_one_when_another_le
     config = HubConfig(port=0, admission=case.admission, max_batch=1)
     draft = model("draft", case.draft_ms)
     with StarTargets(case.num_first, TARGET) as first, BenchProcess(run_hub, draft, config) as hub:
-        endpoint = f"tcp://127.0.0.1:{hub.hear()}"
+        endpoint = f"tcp://127.0.0.1:{hub.receive()}"
         for each in first.processes:
-            each.say((endpoint, Turn(num_draft_tokens=DEPTH, warm_up_s=2.0, seconds=ALONE_S)))
-            each.hear()
+            each.send((endpoint, Turn(num_draft_tokens=DEPTH, warm_up_s=2.0, seconds=ALONE_S)))
+            each.receive()
         for each in first.processes:
-            each.say("go")
+            each.send("go")
         started_s = time.monotonic()
         time.sleep(1.0)  # they decode, and hold their places
 
@@ -115,11 +115,11 @@ def test_a_newcomer_without_a_place_decodes_plainly_and_gets_one_when_another_le
             assert newcomer.stats.num_late_rounds == 0, "it waits for nothing"
 
             for each in first.processes:
-                each.hear()
+                each.receive()
             left_s = time.monotonic()
             newcomer.decode_until(left_s + ADMITTED_S, is_drafted=True)
             assert newcomer.stats.acceptance.num_drafts > 0, "admitted after another has left"
-        hub.say("how was it?")
-        stats = hub.hear()
+        hub.send("how was it?")
+        stats = hub.receive()
         assert stats.num_declined >= newcomer.stats.num_declined >= 1
-        hub.say(None)
+        hub.send(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from slow_head import slow_chain
-from train_toys import LESSON, texts_of
+from train_toys import STAGE, texts_of
 
 from starspec.train.evaluate import chain_acceptance
 from starspec.train.trainer import Trainer, TrainPlan
@@ -44,7 +44,7 @@ def test_rounds_are_those_of_real_drafting(head, make_batch, embedding, tmp_path
         batch.last_hidden[place, : text.answer_length - 1] = (
             9 * embedding[text.token_ids[text.prompt_length + 1 :].long()]
         )
-    Trainer(head, texts_of(batch), embedding, embedding, plan, tmp_path, LESSON).run(lambda _: None, lambda: None)
+    Trainer(head, texts_of(batch), embedding, embedding, plan, tmp_path, STAGE).run(lambda _: None, lambda: None)
     draft_token_ids = None if known_ids is None else torch.tensor(known_ids)
     found = chain_acceptance(head, texts, embedding, embedding, draft_token_ids, num_steps)
     sayable = range(len(embedding)) if known_ids is None else known_ids

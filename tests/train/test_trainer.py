@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from slow_head import slow_chain
-from train_toys import HIDDEN, LESSON, texts_of
+from train_toys import HIDDEN, STAGE, texts_of
 
 from starspec.errors import ConfigError
 from starspec.train.trainer import CE_BESIDE_FEATURES, MAX_SEED, Trainer, TrainPlan
@@ -29,7 +29,7 @@ def test_a_resumed_training_ends_with_the_same_weights(head, make_batch, embeddi
     def trainer(folder):
         head.load_state_dict(first)
         return Trainer(
-            head, texts_of(batch), embedding, embedding, TrainPlan(steps=8, **PLAN), tmp_path / folder, LESSON
+            head, texts_of(batch), embedding, embedding, TrainPlan(steps=8, **PLAN), tmp_path / folder, STAGE
         )
 
     whole = trainer("whole").run(lambda _: None, lambda: None)
@@ -82,7 +82,7 @@ def test_a_second_interrupt_is_not_put_off(interruptible):
 
 def test_an_interrupt_keeps_all_steps_up_to_it(interruptible, head, make_batch, embedding, tmp_path, monkeypatch):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 100})
-    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, STAGE)
 
     stopped = trainer()
     step = stopped._step
@@ -106,7 +106,7 @@ def test_an_interrupt_between_steps_keeps_them(
     where, interruptible, head, make_batch, embedding, tmp_path, monkeypatch
 ):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 4})
-    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, STAGE)
 
     stopped = trainer()
     batches = stopped._batches
@@ -131,7 +131,7 @@ def test_an_interrupt_between_steps_keeps_them(
 
 def test_what_was_learnt_is_kept_though_measuring_it_fails(head, make_batch, embedding, tmp_path):
     plan = TrainPlan(steps=8, **{**PLAN, "save_every": 4})
-    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON)
+    trainer = partial(Trainer, head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, STAGE)
 
     def fail(_):
         raise ConfigError("the disk is full")
@@ -145,7 +145,7 @@ def test_what_was_learnt_is_kept_though_measuring_it_fails(head, make_batch, emb
 
 def test_the_loss_falls(head, make_batch, embedding, tmp_path):
     plan = TrainPlan(steps=60, **PLAN)
-    progress = Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, LESSON).run(
+    progress = Trainer(head, texts_of(make_batch(head)), embedding, embedding, plan, tmp_path, STAGE).run(
         lambda _: None, lambda: None
     )
     losses = [loss for _, loss, _ in progress.losses]
@@ -182,7 +182,7 @@ def test_the_loss_is_that_of_one_anchor_and_one_step_after_the_other(head, make_
     batch.has_end[1] = True
     lm_head = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(9))
     plan = TrainPlan(steps=1, ttt_steps=3, step_decay=0.7, **PLAN)
-    loss, share_right, num = Trainer(head, texts_of(batch), embedding, lm_head, plan, tmp_path, LESSON).loss(batch)
+    loss, share_right, num = Trainer(head, texts_of(batch), embedding, lm_head, plan, tmp_path, STAGE).loss(batch)
     expected = slow_loss(head, batch, embedding, lm_head, 4, 0.7)
     # float32: only the order of sums differs
     assert (float(loss.detach()), share_right, num) == pytest.approx(expected, rel=1e-4)

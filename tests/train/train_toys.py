@@ -11,11 +11,11 @@ from starspec.cli import run
 from starspec.models.heads.spec import HeadSpec
 from starspec.train.features import Text
 from starspec.train.head import TrainedHead
-from starspec.train.trainer import Lesson
+from starspec.train.trainer import TrainingStage
 from starspec.train.unroll import Batch
 
 VOCAB, HIDDEN = 260, 32
-LESSON = Lesson(0, "a hash", 400, 1e-3)
+STAGE = TrainingStage(0, "a hash", 400, 1e-3)
 QUICK = ["--num-tokens", "400", "--max-new-tokens", "16", "--batch", "8", "--steps", "6", "--num-threads", "1"]
 
 

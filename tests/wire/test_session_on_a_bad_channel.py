@@ -39,7 +39,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the target
 
-    def say(self, message: FromTarget) -> None:
+    def send(self, message: FromTarget) -> None:
         self.target.send(message)
         self.history[message.epoch] = list(self.committed)
         self.to_hub.append(message)
@@ -47,14 +47,14 @@ class TwoEnds(RuleBasedStateMachine):
     @precondition(lambda self: self.target.state is TagState.ABSENT)
     @rule(wanted=WANTED)
     def open(self, wanted: int) -> None:
-        self.say(Open(TAG, self.target.next_epoch, list(self.committed), 1, SamplingSpec(), wanted))
+        self.send(Open(TAG, self.target.next_epoch, list(self.committed), 1, SamplingSpec(), wanted))
 
     @precondition(lambda self: self.target.is_held)
     @rule(token_ids=st.lists(st.integers(0, 9), min_size=1, max_size=3), wanted=WANTED)
     def commit(self, token_ids: list[int], wanted: int) -> None:
         base_len = len(self.committed)
         self.committed += token_ids
-        self.say(Verdict(TAG, self.target.next_epoch, base_len, token_ids, wanted))
+        self.send(Verdict(TAG, self.target.next_epoch, base_len, token_ids, wanted))
 
     @precondition(lambda self: not self.target.is_held)
     @rule(token_ids=st.lists(st.integers(0, 9), min_size=1, max_size=3))
@@ -65,7 +65,7 @@ class TwoEnds(RuleBasedStateMachine):
     @rule(draw=st.integers(0, 9))
     def close(self, draw: int) -> None:
         if draw == 0:
-            self.say(Close(TAG, self.target.next_epoch))
+            self.send(Close(TAG, self.target.next_epoch))
 
     # ------------------------------------------------------------ the hub
 

@@ -553,13 +553,13 @@ class StubbornHub:
         )
         star.until(lambda: self.own.poll(0), target)
         assert Decoder(TargetToHub).decode(self.own.recv_multipart()[1]) == Ping(0)
-        self.say(encode(Pong(0)))
+        self.send(encode(Pong(0)))
         star.until(lambda: target.is_connected, target)
 
-    def say(self, *frames: bytes) -> None:
+    def send(self, *frames: bytes) -> None:
         self.own.send_multipart([b"s", *frames])
 
-    def hear(self) -> object:
+    def receive(self) -> object:
         """The next message that is no keep-alive."""
         while True:
             assert self.own.poll(int(PATIENCE_S * 1000))
@@ -580,16 +580,16 @@ def stubborn():
 def test_malformed_frames_of_a_hub_are_dropped_and_counted(star, stubborn: StubbornHub) -> None:
     target = star.target(f"tcp://127.0.0.1:{stubborn.port}")
     stubborn.welcome(star, target)
-    stubborn.say(encode(Proposal(Tag(1), Epoch(1), 3, [100])))  # outside the vocabulary of 100
-    stubborn.say(encode(Pong(5)), b"\xc1")
+    stubborn.send(encode(Proposal(Tag(1), Epoch(1), 3, [100])))  # outside the vocabulary of 100
+    stubborn.send(encode(Pong(5)), b"\xc1")
     assert target.receive(5.0) == [Pong(5)]  # what came beside a bad frame is somebody else's
-    stubborn.say(encode(Pong(6)))
+    stubborn.send(encode(Pong(6)))
     assert target.receive(5.0) == [Pong(6)]
     assert target.num_frames_rejected == 2
     assert target.is_connected
-    assert isinstance(stubborn.hear(), Fault)  # one a second: the hub is told, and not flooded
+    assert isinstance(stubborn.receive(), Fault)  # one a second: the hub is told, and not flooded
     target.send([Ping(4)])
-    assert stubborn.hear() == Ping(4)
+    assert stubborn.receive() == Ping(4)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "\0a", "ü"])

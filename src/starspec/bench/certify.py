@@ -25,17 +25,17 @@ from starspec.bench.claims import (
     Part,
     PartName,
 )
-from starspec.bench.liars import LyingDrafts, LyingTrees
 from starspec.bench.lossless import (
     Advance,
     Contender,
     LosslessRow,
-    Truths,
+    PlainAnswers,
     compare_with_plain,
     lossless_blocks,
     no_progress,
     num_turns,
 )
+from starspec.bench.random_drafts import RandomDrafts, RandomTrees
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
@@ -197,8 +197,8 @@ def try_part(
     baseline = None
     if part.is_against_transformers:
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)
-    truths = Truths()
-    kinds = {kind: _drafts(bench, kind, draft, truths) for kind, _ in part.contenders}
+    plain_answers = PlainAnswers()
+    kinds = {kind: _drafts(bench, kind, draft, plain_answers) for kind, _ in part.contenders}
     rows = compare_with_plain(
         bench,
         prompts,
@@ -210,8 +210,8 @@ def try_part(
         ],
         part.max_tokens,
         reference=baseline.answer_all if baseline else None,
-        truths=truths,
-        reads_once=part.reads_prompts_once,
+        plain_answers=plain_answers,
+        prefills_once=part.reads_prompts_once,
         num_sharing=part.num_sharing,
         first_turn=shard.number - 1,
         advance=lambda what: advance(f"{part.name}: {what}"),
@@ -244,7 +244,7 @@ def short_prompts(
     return chosen
 
 
-def _drafts(bench: Workbench, kind: DraftKind, draft: str, truths: Truths) -> Drafts:
+def _drafts(bench: Workbench, kind: DraftKind, draft: str, plain_answers: PlainAnswers) -> Drafts:
     vocab_size = bench.runner.info.vocab_size
     match kind:
         case "off":
@@ -255,11 +255,11 @@ def _drafts(bench: Workbench, kind: DraftKind, draft: str, truths: Truths) -> Dr
             shape = CHAIN if kind == "draft" else TREE
             return bench.drafts(replace(shape, model=draft, max_model_len=bench.config.max_model_len))
         case "liar":
-            return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1)
+            return RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1)
         case "half-liar":
-            return LyingDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, truth=truths)
+            return RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, true_tokens=plain_answers)
         case "lying-tree":
-            return LyingTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, truth=truths)
+            return RandomTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, true_tokens=plain_answers)
 
 
 def _num_prompts(part: Part, max_prompts: int | None) -> int:

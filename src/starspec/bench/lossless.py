@@ -103,7 +103,7 @@ def mistake_sentences(broken: str, unexplained: str) -> list[str]:
     return [f"{who} {why}" for who, why in whys if who]
 
 
-class Truths:
+class PlainAnswers:
     """The answers of plain decoding, for a drafter that mixes true and random tokens."""
 
     def __init__(self) -> None:
@@ -146,8 +146,8 @@ def compare_with_plain(
     max_tokens: int,
     *,
     reference: Reference | None = None,
-    truths: Truths | None = None,
-    reads_once: bool = False,
+    plain_answers: PlainAnswers | None = None,
+    prefills_once: bool = False,
     num_sharing: int = 1,
     first_turn: int = 0,
     advance: Advance = no_progress,
@@ -160,8 +160,8 @@ def compare_with_plain(
     Args:
         reference: gives the tokens that must be matched. None = our own plain decoding at batch size 1. With a
             reference, plain decoding is a row as well.
-        truths: gets every reference answer before the contenders run.
-        reads_once: each cache layout prefills a prompt once; other contenders copy the keys and values.
+        plain_answers: gets every reference answer before the contenders run.
+        prefills_once: each cache layout prefills a prompt once; other contenders copy the keys and values.
         num_sharing: size of the groups of neighbouring contenders that share the prompts. Each chunk goes to one
             contender of a group, the next chunk to the next one; groups start at different ones. Not with a reference.
         first_turn: which contender of a group gets the first chunk; different shards pass different numbers.
@@ -170,9 +170,9 @@ def compare_with_plain(
     """
     assert reference is None or num_sharing == 1
     rows = [*([] if reference is None else [Contender("off", 1)]), *contenders]
-    comparing = _Comparing(bench, rows, reference, truths, num_sharing, advance)
+    comparing = _Comparing(bench, rows, reference, plain_answers, num_sharing, advance)
     for chunk, start in enumerate(range(0, len(prompts), CHUNK)):
-        known = KnownPrompts() if reads_once else None
+        known = KnownPrompts() if prefills_once else None
         for number, sampling in enumerate(samplings):
             first_seed = number * SEEDS_APART + start
             jobs = _jobs(bench, prompts[start : start + CHUNK], sampling, max_tokens, first_seed)
@@ -188,7 +188,7 @@ class _Comparing:
     bench: Workbench
     rows: Sequence[Contender]  # the first is plain decoding if there is a reference
     reference: Reference | None
-    truths: Truths | None
+    plain_answers: PlainAnswers | None
     num_sharing: int
     advance: Advance
     tallies: dict[tuple[int, int], _Tally] = field(default_factory=dict)  # (sampling, row) -> its tally
@@ -201,8 +201,8 @@ class _Comparing:
         self.advance("plain, alone")
         expected = plain.answers if self.reference is None else self.reference(jobs)
         num_near_ties = _count_near_ties(jobs, plain)
-        if self.truths is not None:
-            self.truths.learn(jobs, expected)
+        if self.plain_answers is not None:
+            self.plain_answers.learn(jobs, expected)
         for index, contender in enumerate(self.rows):
             if not _has_turn(index, turn, self.num_sharing):
                 continue

@@ -67,14 +67,14 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         if not error.format_message():  # no command was given: typer has printed the help
             return error.exit_code
-        return _say(_sentence_of(error), error.exit_code)
+        return _print_error(_sentence_of(error), error.exit_code)
     except ConfigError as error:
-        return _say(str(error), EXIT_CONFIG)
+        return _print_error(str(error), EXIT_CONFIG)
     except StarspecError as error:
-        return _say(str(error), EXIT_FAILED)
+        return _print_error(str(error), EXIT_FAILED)
 
 
-def _say(sentence: str, code: int) -> int:
+def _print_error(sentence: str, code: int) -> int:
     print(f"starspec: {sentence}", file=sys.stderr)
     return code
 

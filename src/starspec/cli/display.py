@@ -33,7 +33,7 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def say(self, name: str, line: str) -> None:
+    def show_line(self, name: str, line: str) -> None:
         """Show one line that a process printed, or that the supervisor says about it."""
         ...
 
@@ -93,7 +93,7 @@ class LineDisplay(_Watching):
     ) -> None:
         self.close()
 
-    def say(self, name: str, line: str) -> None:
+    def show_line(self, name: str, line: str) -> None:
         try:
             print(f"{name:<9}| {line}", flush=True)
         except BrokenPipeError:  # the reader is gone, as `tee` at Ctrl-C. The star still stops in good order
@@ -104,11 +104,11 @@ class LineDisplay(_Watching):
             story = _story(view)
             if self._last.get(view.spec.name) != story:
                 self._last[view.spec.name] = story
-                self.say(view.spec.name, story)
+                self.show_line(view.spec.name, story)
 
     def show(self, views: Sequence[ChildView]) -> None:
         if self.is_due() and self._watch is not None:
-            self.say("up", star_line(self._watch.snapshot, _states(views)))
+            self.show_line("up", star_line(self._watch.snapshot, _states(views)))
 
 
 class TableDisplay(_Watching):
@@ -135,7 +135,7 @@ class TableDisplay(_Watching):
         self._live.stop()
         self.close()
 
-    def say(self, name: str, line: str) -> None:
+    def show_line(self, name: str, line: str) -> None:
         self._console.print(f"{name:<9}| {line}", markup=False)
 
     def show_start(self, views: Sequence[ChildView]) -> None:

@@ -139,7 +139,7 @@ def up(
         specs = star_specs(config, ports, os.environ, num_cores=len(os.sched_getaffinity(0)))
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):
-            with Supervisor(specs, display.say) as supervisor:
+            with Supervisor(specs, display.show_line) as supervisor:
                 _run(_Star(config, ports, supervisor, display), options)
             _merge_traces(config, supervisor.views, trace, display)
 
@@ -251,7 +251,7 @@ def _run(star: _Star, options: UpOptions) -> None:
     finally:
         drain_s = star.config.drain_s if was_ready else 0.0
         if drain_s:
-            star.display.say("up", f"stopping; requests in flight have {drain_s:g} s, Ctrl-C again ends them now")
+            star.display.show_line("up", f"stopping; requests in flight have {drain_s:g} s, Ctrl-C again ends them now")
         star.supervisor.stop(drain_s, is_impatient=lambda: interrupts.count > 1)
 
 
@@ -286,7 +286,7 @@ def _reachable(host: str) -> str:
 def _announce(star: _Star, ready_file: Path | None) -> None:
     addresses = {view.spec.name: view.detail for view in star.supervisor.views}
     star.display.begin(star.ports, has_hub=star.config.speculative is not None)
-    star.display.say("up", f"ready at {addresses['gateway']}/v1")
+    star.display.show_line("up", f"ready at {addresses['gateway']}/v1")
     if ready_file is not None:
         partial = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
         partial.write_bytes(msgspec.json.encode(addresses))
@@ -301,6 +301,6 @@ def _merge_traces(star: StarConfig, views: Sequence[ChildView], trace: Path | No
     merge([parts[view.spec.name] for view in traced], trace)
     lacking = [view.spec.name for view in traced if view.num_restarts or not parts[view.spec.name].is_file()]
     if lacking:
-        display.say(
+        display.show_line(
             "up", f"{trace} lacks what {', '.join(lacking)} did before dying: a process writes its part at its end"
         )

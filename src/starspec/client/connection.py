@@ -235,7 +235,7 @@ class HubConnection:
         now = self._clock()
         note_deadline_passed(late, self.tags.values(), self.record.patience, now, are_all_late=are_all_late)
         if not is_heard and not all(tag.is_opening for tag in late):
-            self._liveness.doubt(now)
+            self._liveness.suspect(now)
             self._ping(now)
 
     def _ping(self, now: float) -> None:
@@ -249,7 +249,7 @@ class HubConnection:
             if self._liveness.may_be_found(self._clock()):
                 self._find()
             return
-        self._liveness.hear()
+        self._liveness.note_message()
         match message:
             case Proposal() | Reopen():
                 self._take(message)

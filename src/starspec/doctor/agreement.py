@@ -44,11 +44,11 @@ class CausalScorer:
             for chunk in _chunks(known[:num_unheard]):
                 self._runner.forward([Segment(row, chunk, num_logits=0)])
                 cache.append(row, len(chunk))
-            said = self._runner.forward([Segment(row, known[num_unheard:], num_logits=max_nodes)]).logits
+            drafted = self._runner.forward([Segment(row, known[num_unheard:], num_logits=max_nodes)]).logits
         finally:
             cache.free(row)
-        logits = said.new_full((len(answer), info.vocab_size), float("-inf"))
-        logits[:max_nodes] = said
+        logits = drafted.new_full((len(answer), info.vocab_size), float("-inf"))
+        logits[:max_nodes] = drafted
         return logits
 
 
@@ -66,29 +66,29 @@ class HeadScorer:
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         known = [*prompt, *answer[:-1]][: self._head.info.max_model_len]
         end = max(0, len(known) - len(prompt) + 1)  # answer tokens with all tokens before them within the head's length
-        said = self._slot_logits(known, min(end, len(known) - 1))  # [T or T - 1, Vd]
-        logits = said.new_full((len(answer), self._head.spec.vocab_size), float("-inf"))
-        guessed = logits[end - len(said) : end]
+        drafted = self._slot_logits(known, min(end, len(known) - 1))  # [T or T - 1, Vd]
+        logits = drafted.new_full((len(answer), self._head.spec.vocab_size), float("-inf"))
+        guessed = logits[end - len(drafted) : end]
         if self._head.token_ids is None:
-            guessed.copy_(said)
+            guessed.copy_(drafted)
         else:
-            guessed[:, self._head.token_ids] = said
+            guessed[:, self._head.token_ids] = drafted
         return logits
 
     def _slot_logits(self, token_ids: Sequence[int], num: int) -> Tensor:
         """Logits of the last `num` slots of these tokens: [num, Vd]."""
         features = self._features(token_ids[:-1])
         cache, row, start = self._head.cache, self._head.cache.lease(), 0
-        said = []
+        drafted = []
         try:
             for chunk in _chunks(token_ids[1:]):
                 stop = start + len(chunk)
                 num_logits = max(0, min(len(chunk), stop - (len(features) - num)))
                 fused = self._head.fuse(features[start:stop])
-                said.append(self._head.forward([Segment(row, chunk, num_logits)], fused).logits)
+                drafted.append(self._head.forward([Segment(row, chunk, num_logits)], fused).logits)
                 cache.append(row, len(chunk))
                 start = stop
-            return torch.cat(said) if said else features.new_empty(0, self._head.spec.draft_vocab_size)
+            return torch.cat(drafted) if drafted else features.new_empty(0, self._head.spec.draft_vocab_size)
         finally:
             cache.free(row)
 

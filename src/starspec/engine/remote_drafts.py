@@ -139,7 +139,7 @@ class RemoteDrafts:
                 continue
             if added.features is not None:
                 at_hub.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
-            messages += self._tell(at_hub)
+            messages += self._next_messages(at_hub)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
         self._hub.send(messages)
@@ -274,7 +274,7 @@ class RemoteDrafts:
             at_hub.tag.is_awaited = False
         return messages
 
-    def _tell(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
+    def _next_messages(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Returns: the messages that send a round's tokens to the hub; none if nothing may be sent now."""
         tag, now = at_hub.tag, self._clock()
         if tag.is_unanswered and tag.prefill_wait.is_overdue(now):

@@ -18,15 +18,14 @@ from starspec.errors import PeerLost
 
 ANSWER_S = 300.0  # longest wait for a message of a child: starting takes seconds, measuring takes minutes
 STOP_S = 10.0
-IMPORTED_ONCE = ["starspec.bench.wire.processes"]  # and what it imports
 
 
-class Place(Enum):
+class CoreSet(Enum):
     """The cores on which a child may run. The hub gets its own core, as if the targets ran on other machines."""
 
-    ANYWHERE = "anywhere"
-    ONE_CORE = "one core"
-    THE_OTHERS = "the other cores"
+    ALL = "all"
+    FIRST = "the first"
+    ALL_BUT_FIRST = "all but the first"
 
 
 class BenchProcess:
@@ -35,13 +34,13 @@ class BenchProcess:
     A context manager: leaving it ends the child, at the latest after STOP_S.
 
     Args:
-        place: where the child may run.
+        cores: where the child may run.
     """
 
-    def __init__(self, run: Callable[..., None], *arguments: Any, place: Place = Place.ANYWHERE) -> None:
-        context = _context()
+    def __init__(self, run: Callable[..., None], *arguments: Any, cores: CoreSet = CoreSet.ALL) -> None:
+        context = _context(run.__module__)
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, run, arguments, place), daemon=True)
+        self._process = context.Process(target=_run, args=(theirs, run, arguments, cores), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -59,32 +58,35 @@ class BenchProcess:
             self._process.join()
         self._pipe.close()
 
-    def say(self, word: Any = None) -> None:
+    def send(self, message: Any = None) -> None:
         """Send the child a message."""
-        self._pipe.send(word)
+        self._pipe.send(message)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """The child's next message. Raises: PeerLost if the child died or sends nothing for ANSWER_S seconds."""
         if not self._pipe.poll(ANSWER_S):
-            raise PeerLost(f"a benchmark process said nothing for {ANSWER_S:.0f} s")
+            raise PeerLost(f"a benchmark process sent nothing for {ANSWER_S:.0f} s")
         try:
-            word = self._pipe.recv()
+            message = self._pipe.recv()
         except EOFError as error:
             raise PeerLost("a benchmark process died") from error
-        if isinstance(word, _Failure):
-            raise PeerLost(f"a benchmark process failed: {word.reason}")
-        return word
+        if isinstance(message, _Failure):
+            raise PeerLost(f"a benchmark process failed: {message.reason}")
+        return message
 
 
-def _context() -> ForkServerContext | SpawnContext:
+def _context(imported_once: str) -> ForkServerContext | SpawnContext:
     """Children are forked from a server that has already imported torch, and that has no threads or sockets.
 
     A fresh interpreter would spend seconds on importing torch, and a benchmark starts hundreds of children.
+
+    Args:
+        imported_once: a module that most children need. The first child decides: the server starts with it.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED_ONCE)
+    context.set_forkserver_preload([imported_once])
     return context
 
 
@@ -93,10 +95,10 @@ class _Failure:
         self.reason = reason
 
 
-def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], place: Place) -> None:
+def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], cores: CoreSet) -> None:
     _end_with_parent()
     _quiet()
-    _go_to(place)
+    _pin_to(cores)
     _sleep_sharply()
     try:
         run(pipe, *arguments)
@@ -118,13 +120,13 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="bench-parent", daemon=True).start()
 
 
-def _go_to(place: Place) -> None:
-    """Pin this process to the cores of a place. No effect on machines with one core or without affinity."""
-    if place is Place.ANYWHERE or not hasattr(os, "sched_setaffinity"):
+def _pin_to(cores: CoreSet) -> None:
+    """Pin this process to these cores. No effect on machines with one core or without affinity."""
+    if cores is CoreSet.ALL or not hasattr(os, "sched_setaffinity"):
         return
     first, *others = sorted(os.sched_getaffinity(0))
     if others:
-        os.sched_setaffinity(0, [first] if place is Place.ONE_CORE else others)
+        os.sched_setaffinity(0, [first] if cores is CoreSet.FIRST else others)
 
 
 def _sleep_sharply() -> None:

@@ -28,7 +28,7 @@ class HubLoop:
         self._clock = clock
         self._early: list[Arrival] = []  # arrived while a draft step ran ahead, and not handled yet
 
-    def turn(self, idle_wait_s: float = 0.0) -> bool:
+    def run_once(self, idle_wait_s: float = 0.0) -> bool:
         """Handle what has arrived, then run one step of the hub.
 
         An exception costs the tags that it hit, and nothing else. Only here and in `_answer_early` are they caught.

@@ -97,7 +97,7 @@ class DraftServer:
         """
         try:
             while not self._is_stopping.is_set():
-                self._loop.turn(IDLE_WAIT_S)
+                self._loop.run_once(IDLE_WAIT_S)
                 if self._clock() >= self._published_s + STATUS_PERIOD_S:
                     self._publish()
         finally:

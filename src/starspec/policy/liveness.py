@@ -34,11 +34,11 @@ class HubLiveness:
         """Seconds without a usable hub so far."""
         return self._lost_before_s + (now - self._since_s if self.is_lost else 0.0)
 
-    def hear(self) -> None:
+    def note_message(self) -> None:
         """Any message has come."""
         self._lost_at_s = inf
 
-    def doubt(self, now: float) -> None:
+    def suspect(self, now: float) -> None:
         """The hub was silent for a whole wait, and a ping is sent."""
         self._lost_at_s = min(self._lost_at_s, now + DOUBT_S)
 

@@ -47,7 +47,7 @@ BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class ChainAcceptance:
     """Acceptance of a head's chains."""
 
     num_tokens: int  # emitted tokens: accepted ones and one of the target in each round
@@ -68,7 +68,7 @@ def chain_acceptance(
     lm_head: Tensor,
     draft_token_ids: Tensor | None,
     num_steps: int = 4,
-) -> Acceptance:
+) -> ChainAcceptance:
     """Simulate greedy chains of `num_steps` over greedy answers."""
     num_tokens = num_rounds = 0
     tried, right = [0] * num_steps, [0] * num_steps
@@ -89,7 +89,7 @@ def chain_acceptance(
                     right[step] += run > step
                 gained = min(run + 1, answer_length - 1 - start)
                 num_tokens, num_rounds, start = num_tokens + gained, num_rounds + 1, start + gained
-    return Acceptance(num_tokens, num_rounds, tuple(r / max(t, 1) for r, t in zip(right, tried, strict=True)))
+    return ChainAcceptance(num_tokens, num_rounds, tuple(r / max(t, 1) for r, t in zip(right, tried, strict=True)))
 
 
 def drawn_right(

@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class HeadLoss:
     """The head's loss at the same positions, and where its first choice is right."""
 
     entropy: Tensor  # sum over positions of the cross-entropy
@@ -39,20 +39,20 @@ class Spoken:
 
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, spoken: Tensor, rows: Tensor, mean_rows: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, rows: Tensor, mean_rows: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss, and keep its gradient for `backward`."""
-        total = spoken.new_zeros((), dtype=torch.float32)
-        gradient, said = torch.empty_like(mean_rows), torch.empty_like(choices)
-        for piece in _pieces(spoken):
-            logits = spoken[piece].to(rows.dtype) @ rows.T
+        total = hidden.new_zeros((), dtype=torch.float32)
+        gradient, predicted = torch.empty_like(mean_rows), torch.empty_like(choices)
+        for piece in _pieces(hidden):
+            logits = hidden[piece].to(rows.dtype) @ rows.T
             probabilities = logits.softmax(-1)
-            highest, said[piece] = probabilities.max(-1)
-            log_z = logits.gather(1, said[piece, None]).squeeze(1).float() - highest.float().log()
+            highest, predicted[piece] = probabilities.max(-1)
+            log_z = logits.gather(1, predicted[piece, None]).squeeze(1).float() - highest.float().log()
             total += log_z.sum()
             gradient[piece] = (probabilities @ rows).float() - mean_rows[piece]
-        total -= (spoken * mean_rows).sum()
+        total -= (hidden * mean_rows).sum()
         ctx.save_for_backward(gradient)
-        is_right = said == choices
+        is_right = predicted == choices
         ctx.mark_non_differentiable(is_right)
         return total, is_right
 
@@ -62,20 +62,20 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return gradient * outer[0], None, None, None
 
 
-def soft_cross_entropy(spoken: Tensor, rows: Tensor, wanted: Wanted) -> Spoken:
-    """Cross-entropy of softmax(spoken @ rows.T) against the target's distribution.
+def soft_cross_entropy(hidden: Tensor, rows: Tensor, wanted: Wanted) -> HeadLoss:
+    """Cross-entropy of softmax(hidden @ rows.T) against the target's distribution.
 
     Args:
-        spoken: [N, C] float32, what the LM head reads.
+        hidden: [N, C] float32, what the LM head reads.
         rows: [Vd, C], the LM head, frozen.
     """
     entropy, is_right = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
-        spoken, rows, wanted.mean_rows, wanted.choices
+        hidden, rows, wanted.mean_rows, wanted.choices
     )
-    return Spoken(entropy, is_right)
+    return HeadLoss(entropy, is_right)
 
 
-def target_says(last_hidden: Tensor, rows: Tensor) -> Wanted:  # [N, C], [Vd, C]
+def target_distribution(last_hidden: Tensor, rows: Tensor) -> Wanted:  # [N, C], [Vd, C]
     """The target's distribution over the draft vocabulary, renormalised."""
     mean_rows = torch.empty(len(last_hidden), rows.shape[1], device=rows.device)
     choices = torch.empty(len(last_hidden), dtype=torch.int64, device=rows.device)

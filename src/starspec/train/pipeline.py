@@ -22,7 +22,7 @@ from starspec.train.head import TrainedHead
 from starspec.train.plan import HeadPlan, check_plan
 from starspec.train.report import TrainReport, card_text, draw_curves
 from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
-from starspec.train.trainer import Lesson, Progress, Trainer
+from starspec.train.trainer import Trainer, TrainingProgress, TrainingStage
 from starspec.train.work_folder import stage_folder, writing
 
 CHAIN = 4  # tokens of the chains whose acceptance is measured
@@ -67,9 +67,10 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     torch.manual_seed(plan.training.seed)
     head = _new_head(plan, target, layers, draft_token_ids)
     rows = target.lm_head if draft_token_ids is None else target.lm_head[draft_token_ids.to(target.lm_head.device)]
-    said = (hash_token_ids(answer.token_ids for answer in answers), sum(len(answer.answer_ids) for answer in answers))
-    lesson = Lesson(0, *said, plan.training.learning_rate)
-    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state, lesson)
+    num_answer_tokens = sum(len(answer.answer_ids) for answer in answers)
+    answers_sha256 = hash_token_ids(answer.token_ids for answer in answers)
+    stage = TrainingStage(0, answers_sha256, num_answer_tokens, plan.training.learning_rate)
+    trainer = Trainer(head, learnt, target.embedding, rows.contiguous(), plan.training, folders.state, stage)
     untrained = TrainReport(
         provenance=replace(collect_provenance(), models={"target": target_hash}),
         method=plan.method,
@@ -84,8 +85,8 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
         num_prompts=len(prompts),
         num_repeated_prompts=len(given) - len(prompts),
         num_answers=len(answers),
-        num_answer_tokens=lesson.num_answer_tokens,
-        answers_sha256=lesson.answers_sha256,
+        num_answer_tokens=stage.num_answer_tokens,
+        answers_sha256=stage.answers_sha256,
         num_held_out=len(held_out),
         plan={**asdict(plan.training), "answers": _json_of(plan.answers)},
     )
@@ -106,7 +107,7 @@ class _Saving:
     draft_token_ids: Tensor | None
     report: TrainReport  # the last one
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainingProgress) -> None:
         """Effects: measures the head on held-out answers, and renews the files in `out`."""
         found = None
         if self.held_out:
@@ -214,7 +215,7 @@ def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) ->
 
 
 def _export(
-    out: Path, head: TrainedHead, draft_token_ids: Tensor | None, report: TrainReport, progress: Progress
+    out: Path, head: TrainedHead, draft_token_ids: Tensor | None, report: TrainReport, progress: TrainingProgress
 ) -> None:
     """Effects: writes checkpoint, card and curves, each atomically.
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
-from starspec.train.evaluate import Acceptance
-from starspec.train.trainer import Lesson, Progress
+from starspec.train.evaluate import ChainAcceptance
+from starspec.train.trainer import TrainingProgress, TrainingStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class TrainReport:
     num_positions: int = 0
     training_minutes: float = 0.0
     minutes_of_last_start: float = 0.0  # all stages of the last start only
-    held_out_chain: Acceptance | None = None  # None = no held-out prompt has a greedy answer
+    held_out_chain: ChainAcceptance | None = None  # None = no held-out prompt has a greedy answer
     curve: Sequence[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
-    lessons: Sequence[Lesson] = field(default_factory=list)  # training data of each start
+    lessons: Sequence[TrainingStage] = field(default_factory=list)  # training data of each start
 
 
 def summary(report: TrainReport) -> list[str]:
@@ -101,7 +101,7 @@ The command, folders shortened: `{shlex.join([command, *arguments])}`
 SMOOTHED = 20  # steps that one point of the loss is the mean of
 
 
-def draw_curves(progress: Progress, path: Path) -> None:
+def draw_curves(progress: TrainingProgress, path: Path) -> None:
     """Save both panels. Nothing is drawn without matplotlib.
 
     Raises: ConfigError if the file cannot be written.

@@ -24,7 +24,7 @@ from torch import Tensor
 from starspec.errors import ConfigError
 from starspec.train.features import Text, batches_of, collate
 from starspec.train.head import TrainedHead
-from starspec.train.loss import soft_cross_entropy, step_weights, target_says
+from starspec.train.loss import soft_cross_entropy, step_weights, target_distribution
 from starspec.train.unroll import Batch, unroll
 from starspec.train.work_folder import uninterrupted, writing
 
@@ -58,7 +58,7 @@ class TrainPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TrainingStage:
     """The data and the learning rate from one step on. A resumed training may get other data or another rate."""
 
     first_step: int
@@ -68,7 +68,7 @@ class Lesson:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """The progress of a training."""
 
     step: int = 0
@@ -77,13 +77,13 @@ class Progress:
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     """step, loss, share of first tokens that are the target's choice among those that the head can say"""
     acceptance: list[tuple[int, float]] = field(default_factory=list)  # step, tokens a round on held-out answers
-    lessons: list[Lesson] = field(default_factory=list)
+    lessons: list[TrainingStage] = field(default_factory=list)  # the key of checkpoints and reports
 
-    def note_lesson(self, lesson: Lesson) -> None:
+    def note_stage(self, stage: TrainingStage) -> None:
         """Use this data from the next step on."""
-        lesson = replace(lesson, first_step=self.step)
-        if not self.lessons or replace(self.lessons[-1], first_step=self.step) != lesson:
-            self.lessons.append(lesson)
+        stage = replace(stage, first_step=self.step)
+        if not self.lessons or replace(self.lessons[-1], first_step=self.step) != stage:
+            self.lessons.append(stage)
 
     def note_acceptance(self, length: float) -> None:
         """Record the acceptance of this step, again if a finished training starts again."""
@@ -96,7 +96,7 @@ class Trainer:
     Args:
         lm_head: the target's rows that the head speaks through, [Vd, C].
         folder: where the state is kept.
-        lesson: what the texts are, for whoever reads of the head later.
+        stage: what the texts are, for whoever reads of the head later.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class Trainer:
         lm_head: Tensor,
         plan: TrainPlan,
         folder: Path,
-        lesson: Lesson,
+        stage: TrainingStage,
     ) -> None:
         self.head, self.texts, self.plan, self.folder = head, texts, plan, folder
-        self._lesson = lesson
+        self._stage = stage
         self.embedding, self.lm_head = embedding, lm_head
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self._measured_at = -1  # step
         decayed = [each for each in head.parameters() if each.ndim > 1]
         others = [each for each in head.parameters() if each.ndim <= 1]
@@ -127,7 +127,7 @@ class Trainer:
         by_time = progress.seconds / (60 * plan.minutes) if plan.minutes else 0.0
         return max(by_steps, by_time)
 
-    def run(self, saving: Callable[[Progress], None], advance: Callable[[], None]) -> Progress:
+    def run(self, saving: Callable[[TrainingProgress], None], advance: Callable[[], None]) -> TrainingProgress:
         """Train until the plan ends.
 
         Args:
@@ -140,13 +140,13 @@ class Trainer:
             self._measure(saving)
         return self.progress
 
-    def _learn(self, saving: Callable[[Progress], None], advance: Callable[[], None]) -> None:
+    def _learn(self, saving: Callable[[TrainingProgress], None], advance: Callable[[], None]) -> None:
         with contextlib.closing(_one_ahead(self._batches())) as batches:
             while self.share_done < 1:
                 begun = time.monotonic()
                 with self._kept():
                     batch = next(batches)
-                self.progress.note_lesson(self._lesson)
+                self.progress.note_stage(self._stage)
                 with uninterrupted(self.save):
                     self._step(batch)
                     self.progress.seconds += time.monotonic() - begun
@@ -164,7 +164,7 @@ class Trainer:
             self.save()
             raise
 
-    def _measure(self, saving: Callable[[Progress], None]) -> None:
+    def _measure(self, saving: Callable[[TrainingProgress], None]) -> None:
         """Effects: saves the state, with the measurement unless that fails or is interrupted."""
         try:
             saving(self.progress)
@@ -202,7 +202,7 @@ class Trainer:
         with cast:
             spoken = unroll(head, batch, self.embedding, plan.ttt_steps + 1)
         first = batch.counts(0)
-        wanted = target_says(batch.last_hidden[first], self.lm_head)
+        wanted = target_distribution(batch.last_hidden[first], self.lm_head)
         place = first.flatten().cumsum(0).view_as(first) - 1  # of an answer's token among `wanted`
         total = spoken[0].new_zeros(())
         share_right = 0.0
@@ -276,7 +276,7 @@ class Trainer:
                 _, number, key = name.split(".")
                 state.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        self.progress = msgspec.json.decode(progress, type=Progress)
+        self.progress = msgspec.json.decode(progress, type=TrainingProgress)
 
 
 def _one_ahead(batches: Iterator[Batch]) -> Generator[Batch]:

@@ -76,7 +76,7 @@ def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_fol
                 if parent.recv() is None:
                     break
                 parent.send(loop.status().stats)
-            loop.turn(IDLE_WAIT_S)
+            loop.run_once(IDLE_WAIT_S)
         if trace is not None and trace_file is not None:
             trace.write(trace_file)
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 
 from starspec.bench.star.processes import TargetTimes, Turn, run_hub, run_target
 from starspec.config import HubConfig, ModelConfig
-from starspec.harness.children import BenchProcess, Place
+from starspec.harness.children import BenchProcess, CoreSet
 from starspec.stats import HubStats
 
 _STAT: Final = Path("/proc/stat")
@@ -62,11 +62,11 @@ class StarTargets:
     def __init__(self, num_targets: int, model: ModelConfig, run: Callable[..., None] = run_target) -> None:
         with ExitStack() as stack:
             self.processes = [
-                stack.enter_context(BenchProcess(run, f"target-{index}", model, place=Place.THE_OTHERS))
+                stack.enter_context(BenchProcess(run, f"target-{index}", model, cores=CoreSet.ALL_BUT_FIRST))
                 for index in range(num_targets)
             ]
             for each in self.processes:
-                each.hear()
+                each.receive()
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class StarTargets:
     ) -> None:
         if kind is None:
             for each in self.processes:
-                each.say(None)
+                each.send(None)
         self._stack.__exit__(kind, error, trace)
 
 
@@ -154,20 +154,20 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
     Raises: PeerLost if a process dies or hangs.
     """
     taking_part = targets.processes[:num_targets]
-    with BenchProcess(run_hub, draft, config, turn.trace_folder, place=Place.ONE_CORE) as hub:
-        endpoint = f"tcp://127.0.0.1:{hub.hear()}"
+    with BenchProcess(run_hub, draft, config, turn.trace_folder, cores=CoreSet.FIRST) as hub:
+        endpoint = f"tcp://127.0.0.1:{hub.receive()}"
         for each in taking_part:
-            each.say((endpoint, turn))
+            each.send((endpoint, turn))
         for each in taking_part:
-            each.hear()
+            each.receive()
         stolen = StolenTime()
         for each in taking_part:
-            each.say("go")
-        times = [each.hear() for each in taking_part]
+            each.send("go")
+        times = [each.receive() for each in taking_part]
         share = stolen.share
-        hub.say("how was it?")
-        stats = hub.hear()
-        hub.say(None)
+        hub.send("how was it?")
+        stats = hub.receive()
+        hub.send(None)
         return Served(stats, times, turn.slow_motion, share)
 
 

@@ -79,7 +79,7 @@ def measure_vllm(
     tokenizer = load_tokenizer(models.target)
     chosen = [prompt for file in prompt_files for prompt in spread(file, plan.num_prompts)]
     prompts = [prompt_token_ids(tokenizer, prompt) for prompt in chosen]
-    truths: list[VllmAnswer] = []
+    plain_answers: list[VllmAnswer] = []
     rows: list[VllmRow] = []
     with ExitStack() as staying:
         advance("starting the hub", None)
@@ -91,9 +91,9 @@ def measure_vllm(
                 _await_servers(methods, advance)
                 if rival.name == PLAIN:
                     advance("answers of plain decoding", 1)
-                    truths = asyncio.run(_plain_answers(rival, prompts, plan))
+                    plain_answers = asyncio.run(_plain_answers(rival, prompts, plan))
                 asyncio.run(_run_in_turns(methods, prompts, plan, advance))
-                rows += [_row(method, rival, size, truths) for method in methods for size in method.rates]
+                rows += [_row(method, rival, size, plain_answers) for method in methods for size in method.rates]
                 version = star.server.status().version
             yield _report(models, plan, chosen, version, rows)
 
@@ -152,8 +152,8 @@ async def _run_in_turns(
             advance(f"{method.name}, batch {size}", None)
 
 
-def _row(method: Method, rival: Method, batch_size: int, truths: Sequence[VllmAnswer]) -> VllmRow:
-    parted = partings(truths, method.answers[batch_size])
+def _row(method: Method, rival: Method, batch_size: int, plain_answers: Sequence[VllmAnswer]) -> VllmRow:
+    parted = partings(plain_answers, method.answers[batch_size])
     return VllmRow(
         method=method.name,
         num_draft_tokens=method.num_draft_tokens,
@@ -161,8 +161,8 @@ def _row(method: Method, rival: Method, batch_size: int, truths: Sequence[VllmAn
         batch_size=batch_size,
         tokens_per_s=Spread.of(method.rates[batch_size]),
         acceptance_length=round(median(method.acceptance_lengths[batch_size]), 2),
-        num_answers=len(truths),
-        num_identical=len(truths) - len(parted),
+        num_answers=len(plain_answers),
+        num_identical=len(plain_answers) - len(parted),
         num_near_ties=sum(each.is_near_tie for each in parted),
         gaps=[each.gap for each in parted],
     )

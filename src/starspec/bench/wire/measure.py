@@ -12,7 +12,7 @@ from starspec.bench.wire.echo import CurvePair, measure_echo, run_caller, run_ec
 from starspec.bench.wire.processes import run_hub, run_target
 from starspec.bench.wire.times import Interval, Overhead, uncovered_s
 from starspec.config import ModelConfig
-from starspec.harness.children import BenchProcess, Place
+from starspec.harness.children import BenchProcess, CoreSet
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, percentile
 from starspec.harness.table import Block, Column, Table
@@ -166,16 +166,16 @@ def run_callers(num_callers: int, num_calls: int) -> list[float]:
     """
     pause_s = (VERIFY_STEP_MS + NUM_DRAFT_TOKENS * DRAFT_STEP_MS) / 1e3
     with ExitStack() as stack:
-        echo = stack.enter_context(BenchProcess(run_echo, None, place=Place.ONE_CORE))
-        port = echo.hear()
+        echo = stack.enter_context(BenchProcess(run_echo, None, cores=CoreSet.FIRST))
+        port = echo.receive()
         callers = [
             stack.enter_context(
-                BenchProcess(run_caller, port, ECHO_SIZES[0], num_calls, pause_s, place=Place.THE_OTHERS)
+                BenchProcess(run_caller, port, ECHO_SIZES[0], num_calls, pause_s, cores=CoreSet.ALL_BUT_FIRST)
             )
             for _ in range(num_callers)
         ]
         times = _measure_together(callers)
-        echo.say("stop")
+        echo.send("stop")
     return times
 
 
@@ -194,8 +194,8 @@ def run_star(num_targets: int, num_requests: int) -> StarTimes:
         num_threads=1,
     )
     with ExitStack() as stack:
-        hub = stack.enter_context(BenchProcess(run_hub, draft, place=Place.ONE_CORE))
-        endpoint = f"tcp://127.0.0.1:{hub.hear()}"
+        hub = stack.enter_context(BenchProcess(run_hub, draft, cores=CoreSet.FIRST))
+        endpoint = f"tcp://127.0.0.1:{hub.receive()}"
         targets = [
             stack.enter_context(
                 BenchProcess(
@@ -205,24 +205,24 @@ def run_star(num_targets: int, num_requests: int) -> StarTimes:
                     target,
                     NUM_DRAFT_TOKENS,
                     num_requests,
-                    place=Place.THE_OTHERS,
+                    cores=CoreSet.ALL_BUT_FIRST,
                 )
             )
             for index in range(num_targets)
         ]
         sent = _measure_together(targets)
-        hub.say("stop")
-        served, forwards = hub.hear()
+        hub.send("stop")
+        served, forwards = hub.receive()
         return StarTimes(sent, served, forwards)
 
 
 def _measure_together(processes: Sequence[BenchProcess]) -> list[Any]:
     """Start all processes at the same time. Returns: all their measurements, without the warm-up."""
     for each in processes:
-        each.hear()
+        each.receive()
     for each in processes:
-        each.say("go")
-    return [value for each in processes for value in _warm(each.hear())]
+        each.send("go")
+    return [value for each in processes for value in _warm(each.receive())]
 
 
 def _warm(measured: Sequence[Any]) -> Sequence[Any]:
@@ -231,8 +231,8 @@ def _warm(measured: Sequence[Any]) -> Sequence[Any]:
 
 def _echo_row(num_bytes: int, curve: CurvePair | None, num_echoes: int) -> WireRow:
     with BenchProcess(run_echo, curve) as echo:
-        times = measure_echo(echo.hear(), num_bytes, curve, num_echoes)
-        echo.say("stop")
+        times = measure_echo(echo.receive(), num_bytes, curve, num_echoes)
+        echo.send("stop")
     times = times[num_echoes // WARM_UP_SHARE :]
     return WireRow(
         what=f"bare ZeroMQ echo of {num_bytes} bytes" + (", CURVE" if curve else ""),

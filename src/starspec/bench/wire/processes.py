@@ -146,7 +146,7 @@ def run_hub(parent: Connection, model: ModelConfig) -> None:
         is_stopping = threading.Event()  # checking it costs nothing; checking a pipe costs a system call
         threading.Thread(target=_watch, args=(parent, is_stopping), name="bench-stop", daemon=True).start()
         while not is_stopping.is_set():
-            loop.turn(IDLE_WAIT_S)
+            loop.run_once(IDLE_WAIT_S)
         parent.send((log.requests, runner.forwards))
 
 

@@ -127,7 +127,7 @@ class HubClient:
             for each_tag in self._tags.values():
                 each_tag.has_to_catch_up = True
             return None
-        messages = [message for each in wanted if (message := self._tell(each)) is not None]
+        messages = [message for each in wanted if (message := self._next_message(each)) is not None]
         if messages:
             self._hub.send(messages)
         is_prefilling = self._hub.is_prefilling  # which delays all other drafts
@@ -156,7 +156,7 @@ class HubClient:
 
     # ---------------------------------------------------------------- out
 
-    def _tell(self, wanted: DraftRequest) -> TargetToHub | None:
+    def _next_message(self, wanted: DraftRequest) -> TargetToHub | None:
         """Returns: the message that asks for a draft; None if no draft is wanted, or none can be asked for now."""
         tag, now = self._tags.get(wanted.request), self._clock()
         if tag is None and wanted.num_draft_tokens:

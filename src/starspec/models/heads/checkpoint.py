@@ -44,7 +44,7 @@ def read_feature_layers(head: str | Path, *, target: TargetShape | None = None) 
 def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) -> tuple[HeadWeights, FeatureLayers]:
     stored_config, stored = read_files(head)
     tensors = canonical_tensors(stored)
-    offsets, said = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    offsets, mask = tensors.pop("d2t", None), tensors.pop("t2d", None)
     config = head_config(head, stored_config, tensors)
     layers = resolve_layers(config, target, given)
     spec = _spec(config, tensors, offsets, layers.layers)
@@ -54,7 +54,7 @@ def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) 
     _check_target(head, spec, target)
     if offsets is None:
         return HeadWeights(spec, tensors, None), layers
-    return _in_order(spec, tensors, token_ids_of(head, offsets, said, spec.vocab_size)), layers
+    return _in_order(spec, tensors, token_ids_of(head, offsets, mask, spec.vocab_size)), layers
 
 
 def _spec(
@@ -77,7 +77,7 @@ def _spec(
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        norm_before_residual=bool(config.said("norm_before_residual")),
+        norm_before_residual=bool(config.get("norm_before_residual")),
         has_input_norm=not config.is_eagle3 and "layers.0.input_layernorm.weight" in tensors,
         target_name=config.target_name,
     )

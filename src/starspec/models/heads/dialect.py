@@ -67,9 +67,9 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         for flag, why in UNSUPPORTED_FLAGS.items():
-            if self.said(flag):
+            if self.get(flag):
                 raise ModelError(f"'{self.head}' is not supported: {why} ({flag})")
-        if self.said("use_aux_hidden_state") is False:
+        if self.get("use_aux_hidden_state") is False:
             raise ModelError(f"'{self.head}' is not supported: it takes no layers of its target (use_aux_hidden_state)")
         if (act := self.layer.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise ModelError(f"'{self.head}' is not supported: its hidden_act is {act}, not silu")
@@ -81,7 +81,7 @@ class HeadConfig:
         """Whether it is an EAGLE-3 head. Otherwise it is an EAGLE-1 head."""
         return self.method == "eagle3"
 
-    def said(self, key: str) -> Any:
+    def get(self, key: str) -> Any:
         """The value of a key: at the top of the config, in its `eagle_config`, or in its layer's config.
 
         Returns: None if the key is in none of them.
@@ -91,7 +91,7 @@ class HeadConfig:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A count. Raises: ModelError if it is not positive, or if it is missing and there is no default."""
-        value = self.said(key)
+        value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"the config.json of '{self.head}' has {key} {value!r} where a positive number should be")

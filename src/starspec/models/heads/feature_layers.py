@@ -48,7 +48,7 @@ def resolve_layers(
 
 
 def _read(config: HeadConfig, target: TargetShape | None) -> FeatureLayers:
-    listed = config.said(LAYER_LIST)
+    listed = config.get(LAYER_LIST)
     if listed is not None and (config.is_eagle3 or config.dialect == "speculators"):
         return _listed(config, listed)
     if target is None:

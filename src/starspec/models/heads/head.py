@@ -126,8 +126,8 @@ class EagleHead:
             attended, residual = attended[batch.logit_rows], residual[batch.logit_rows]
         mixed = self._layer.output(attended).add_(residual)
         gate, up = self._layer.gate_up(self._layer.mlp_norm(mixed)).chunk(2, dim=-1)
-        said = self._layer.down(F.silu(gate).mul_(up)).add_(mixed)
-        return HeadOutput(self._head(said if self._final_norm is None else self._final_norm(said)), said)
+        output = self._layer.down(F.silu(gate).mul_(up)).add_(mixed)
+        return HeadOutput(self._head(output if self._final_norm is None else self._final_norm(output)), output)
 
     def _joined(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The residual [R, C], and the input of the query-key-value linear: [R, 2 C] for EAGLE-3, else [R, C]."""

@@ -138,20 +138,20 @@ def offsets_of(token_ids: Tensor) -> Tensor:
     return token_ids - torch.arange(len(token_ids))
 
 
-def is_said(token_ids: Tensor, vocab_size: int) -> Tensor:
+def draft_token_mask(token_ids: Tensor, vocab_size: int) -> Tensor:
     """The `t2d` of a head whose tokens are the target's `token_ids`."""
-    said = torch.zeros(vocab_size, dtype=torch.bool)
-    said[token_ids] = True
-    return said
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    mask[token_ids] = True
+    return mask
 
 
-def token_ids_of(head: str, offsets: Tensor, said: Tensor | None, vocab_size: int) -> Tensor:
+def token_ids_of(head: str, offsets: Tensor, mask: Tensor | None, vocab_size: int) -> Tensor:
     """The target's id of each token of a head, in the order of the head's tokens.
 
     Args:
         head: name for error messages.
         offsets: `d2t` as stored.
-        said: `t2d` as stored, or None.
+        mask: `t2d` as stored, or None.
         vocab_size: of the target.
     Raises: ModelError if an id is outside the target's vocabulary, occurs twice, or contradicts `t2d`.
     """
@@ -163,11 +163,11 @@ def token_ids_of(head: str, offsets: Tensor, said: Tensor | None, vocab_size: in
         raise ModelError(f"'{head}' is corrupt: d2t leads to token {int(outside[0])} of a target with {vocab_size}")
     if not bool((token_ids.sort().values.diff() > 0).all()):
         raise ModelError(f"'{head}' is corrupt: d2t leads to the same token of the target twice")
-    if said is None:
+    if mask is None:
         return token_ids
-    if said.shape != (vocab_size,):
-        raise ModelError(f"'{head}' is corrupt: t2d should be [{vocab_size}], but is {_describe(said)}")
-    if not torch.equal(said.bool(), is_said(token_ids, vocab_size)):
+    if mask.shape != (vocab_size,):
+        raise ModelError(f"'{head}' is corrupt: t2d should be [{vocab_size}], but is {_describe(mask)}")
+    if not torch.equal(mask.bool(), draft_token_mask(token_ids, vocab_size)):
         raise ModelError(f"'{head}' is corrupt: d2t and t2d name different tokens of the target")
     return token_ids
 

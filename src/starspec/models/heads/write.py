@@ -14,7 +14,7 @@ from torch import Tensor
 
 from starspec.models.heads.feature_layers import LAYER_LIST
 from starspec.models.heads.spec import HeadSpec, HeadWeights
-from starspec.models.heads.tensors import check_tensors, is_said, offsets_of, token_ids_of
+from starspec.models.heads.tensors import check_tensors, draft_token_mask, offsets_of, token_ids_of
 
 VERSION: Final = "0.9.0"
 PROPOSED_TOKENS: Final = 5  # the speculation length that a written head suggests to other engines
@@ -40,7 +40,7 @@ def write_head(folder: str | Path, weights: HeadWeights, provenance: Mapping[str
         # convert there and back, so that nothing is written that a reader would refuse
         token_ids = token_ids_of(str(folder), offsets_of(token_ids.cpu()), None, spec.vocab_size)
         assert bool((token_ids.diff() > 0).all()), "draft_token_ids must be increasing"
-        tensors |= {"d2t": offsets_of(token_ids), "t2d": is_said(token_ids, spec.vocab_size)}
+        tensors |= {"d2t": offsets_of(token_ids), "t2d": draft_token_mask(token_ids, spec.vocab_size)}
     config = speculators_config(spec, has_bias="fc.bias" in weights.tensors)
     write_files(Path(folder), tensors, {"config.json": config, "provenance.json": provenance})
 

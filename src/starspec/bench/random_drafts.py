@@ -9,40 +9,42 @@ from starspec.engine.drafts import NoDrafts
 from starspec.engine.sequence import TargetSequence
 from starspec.speculation.tree import ROOT, DraftTree
 
-Truth = Callable[[TargetSequence], Sequence[int]]
+TrueTokens = Callable[[TargetSequence], Sequence[int]]
 """The tokens that the target will emit next; may be empty."""
 
 
 def knows_nothing(_: TargetSequence) -> Sequence[int]:
-    """No truth: the drafter proposes random tokens only."""
+    """No token: the drafter proposes random tokens only."""
     return ()
 
 
-class LyingDrafts(NoDrafts):
-    """Proposes chains of random tokens. With a truth, a random number of true tokens comes first.
+class RandomDrafts(NoDrafts):
+    """Proposes chains of random tokens. With `true_tokens`, a random number of true tokens comes first.
 
     So every accepted length occurs, at random, in every sequence of a batch.
     """
 
     is_connected = True
 
-    def __init__(self, vocab_size: int, num_draft_tokens: int, seed: int, truth: Truth = knows_nothing) -> None:
+    def __init__(
+        self, vocab_size: int, num_draft_tokens: int, seed: int, true_tokens: TrueTokens = knows_nothing
+    ) -> None:
         self._vocab_size = vocab_size
         self._num_draft_tokens = num_draft_tokens
         self._random = random.Random(seed)  # noqa: S311 (not for secrets)
-        self._truth = truth
+        self._true_tokens = true_tokens
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self._propose(sequence) for sequence in batch]
 
     def _propose(self, sequence: TargetSequence) -> DraftTree:
         num_tokens = min(self._num_draft_tokens, sequence.num_remaining - 1)
-        true_ids = list(self._truth(sequence))[: self._random.randint(0, num_tokens)]
+        true_ids = list(self._true_tokens(sequence))[: self._random.randint(0, num_tokens)]
         lies = [self._random.randrange(self._vocab_size) for _ in range(num_tokens - len(true_ids))]
         return DraftTree.chain([*true_ids, *lies])
 
 
-class LyingTrees(NoDrafts):
+class RandomTrees(NoDrafts):
     """Proposes bushy trees of random tokens, with true tokens on a path at random places.
 
     So accepted paths of every length occur, and the cache entries of a path are never in order.
@@ -54,19 +56,21 @@ class LyingTrees(NoDrafts):
 
     is_connected = True
 
-    def __init__(self, vocab_size: int, num_steps: int, width: int, seed: int, truth: Truth = knows_nothing) -> None:
+    def __init__(
+        self, vocab_size: int, num_steps: int, width: int, seed: int, true_tokens: TrueTokens = knows_nothing
+    ) -> None:
         self._vocab_size = vocab_size
         self._num_steps = num_steps
         self._width = width
         self._random = random.Random(seed)  # noqa: S311 (not for secrets)
-        self._truth = truth
+        self._true_tokens = true_tokens
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return [self._propose(sequence) for sequence in batch]
 
     def _propose(self, sequence: TargetSequence) -> DraftTree:
         num_steps = min(self._num_steps, sequence.num_remaining - 1)
-        true_ids = list(self._truth(sequence))[: self._random.randint(0, max(0, num_steps))]
+        true_ids = list(self._true_tokens(sequence))[: self._random.randint(0, max(0, num_steps))]
         edges: list[tuple[int, int]] = []  # (parent, token)
         level, true_node = [ROOT], ROOT
         for depth in range(num_steps):
