@@ -26,7 +26,7 @@ from starspec.harness.datasets import Prompt, prompt_token_ids, read_prompts, sp
 from starspec.harness.provenance import collect_provenance
 from starspec.models.heads.checkpoint import read_head
 from starspec.models.loading.tokenizer import load_tokenizer
-from starspec.train.answer_files import Answer
+from starspec.train.answer_files import TrainingAnswer
 from starspec.train.features import Target, Text, collate, collect_features, load_target
 from starspec.train.head import TrainedHead
 from starspec.train.unroll import Batch, unroll
@@ -89,7 +89,7 @@ def read(
     llm = LLM(target_name, max_model_len=2048, max_num_seqs=4, dtype="float32")
     said = llm.generate(prompt_ids, SamplingParams(max_tokens=MAX_TOKENS, temperature=0))
     answers = [
-        Answer(index=index, prompt_ids=ids, answer_ids=list(result.outputs[0].token_ids))
+        TrainingAnswer(index=index, prompt_ids=ids, answer_ids=list(result.outputs[0].token_ids))
         for index, (ids, result) in enumerate(zip(prompt_ids, said, strict=True))
     ]
     target, weights = load_target(target_name, torch.float32), read_head(head_name)

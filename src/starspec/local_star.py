@@ -16,10 +16,10 @@ from starspec.hub.build import LoadedDrafter, build_hub, load_drafter, terms_of
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
-from starspec.models.heads.resolve import DraftSpec, resolve_draft
 from starspec.models.loading.tokenizer import check_vocabularies, load_tokenizer
+from starspec.models.resolve import DraftSpec, resolve_draft
 from starspec.models.runner import ModelInfo
-from starspec.policy.length.fixed import make_policy
+from starspec.policy.length.make import make_policy
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello

@@ -22,7 +22,7 @@ from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError
 from starspec.harness.compare import divergences
 from starspec.harness.datasets import Prompt, own_prompts
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.report import percentile, write_report
@@ -73,11 +73,11 @@ def test_every_method_is_a_row_at_every_batch_size_and_all_are_exact(report) -> 
 
 
 def test_no_tokens_are_no_throughput(report) -> None:
-    nothing = MethodRun(Served([Answer()], [0.0], 1e-9), BatchStats(num_rounds=1, verify_s=1.0), 0.0, 0.0, 0.0, None)
+    nothing = MethodRun(Served([JobResult()], [0.0], 1e-9), BatchStats(num_rounds=1, verify_s=1.0), 0.0, 0.0, 0.0, None)
     assert nothing.tokens_per_s == 0
     assert completion_of([nothing], 1.0).tokens_per_s == 0
     method = BatchMethod.named("ragged", 1)
-    row = batch_row(method, [nothing], [nothing], [Answer()], [[Answer()]], [], None)
+    row = batch_row(method, [nothing], [nothing], [JobResult()], [[JobResult()]], [], None)
     assert (row.tokens_per_s.median, row.ms_per_token.median, row.batch_scaling) == (0, 0, 0)
     assert ratios_of([row, replace(row, method="plain")]) == {"ragged_vs_plain": {"1": 0}}
 
@@ -180,7 +180,7 @@ def test_a_wrong_answer_to_a_request_that_arrived_late_is_not_overlooked(
     assert (row.num_different, row.exact_match) == (1, 0.9)
     promised, unexplained = report.mistakes  # in float32 padded batches promise the same tokens, too
     assert promised == "eqspec at batch 3: answers differ although these settings promise that none does"
-    assert unexplained.startswith("eqspec at batch 3: answers differ at tokens that are no near-tie: within")
+    assert unexplained.startswith("eqspec at batch 3: answers differ at tokens that are not a near-tie: within")
 
 
 def test_what_batches_held_is_told_and_what_prompts_cost_is_in_no_round(report) -> None:
@@ -268,21 +268,21 @@ def test_a_divergence_is_found_with_its_gap(tiny_folder: Path, monkeypatch: pyte
     changed = list(expected[1].token_ids)
     changed[2] = (changed[2] + 1) % 128
     runner = KnownPrompts().prefilling_once(bench.runner)
-    (found,) = divergences(runner, jobs, expected, [expected[0], Answer(changed)])
+    (found,) = divergences(runner, jobs, expected, [expected[0], JobResult(changed)])
     assert (found.position, found.expected, found.found) == (2, expected[1].token_ids[2], changed[2])
     assert found.logit_gap > 0
     assert bench.runner.cache.num_free_rows == 1
     widths, forward = [], bench.runner.forward
     monkeypatch.setattr(bench.runner, "forward", lambda each, _: widths.append(each[0].num_new) or forward(each))
-    assert divergences(runner, jobs, expected, [expected[0], Answer(changed)]) == [found]
+    assert divergences(runner, jobs, expected, [expected[0], JobResult(changed)]) == [found]
     assert widths == [1]  # another run that parts there: its prompt is remembered
 
 
 def test_partial_match_is_the_share_before_the_first_divergence() -> None:
-    expected = [Answer([1, 2, 3, 4]), Answer([5, 6])]
+    expected = [JobResult([1, 2, 3, 4]), JobResult([5, 6])]
     assert partial_match(expected, expected) == 1
-    assert partial_match(expected, [Answer([1, 9, 3, 4]), Answer([5, 6])]) == (0.25 + 1) / 2
-    assert partial_match(expected, [Answer([1, 2]), Answer([])]) == (0.5 + 0) / 2
+    assert partial_match(expected, [JobResult([1, 9, 3, 4]), JobResult([5, 6])]) == (0.25 + 1) / 2
+    assert partial_match(expected, [JobResult([1, 2]), JobResult([])]) == (0.5 + 0) / 2
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:

@@ -19,7 +19,7 @@ from starspec.bench.verify import VerifyReport, verify_pair
 from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, own_prompts
-from starspec.harness.decode import Answer
+from starspec.harness.decode import JobResult
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.workbench import GREEDY, SAMPLED, Workbench
 from starspec.models.packed import PackedRunner
@@ -111,8 +111,8 @@ def test_a_batch_that_changes_tokens_is_seen_with_its_gap(bench: Workbench, monk
 
 
 def test_an_oracle_that_disagrees_with_plain_decoding_is_seen(bench: Workbench) -> None:
-    def oracle(jobs) -> list[Answer]:
-        return [Answer([5] * job.max_tokens) for job in jobs]
+    def oracle(jobs) -> list[JobResult]:
+        return [JobResult([5] * job.max_tokens) for job in jobs]
 
     rows = compare_with_plain(bench, PROMPTS, [GREEDY], [Contender("off", 4)], 6, reference=oracle)
     assert [(row.contender, row.batch_size) for row in rows] == [("off", 1), ("off", 4)]
@@ -194,7 +194,7 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
     assert report.mistakes == (broken if dtype == "float32" else [])
     assert not replace(report, is_promised=False).mistakes
     (sentence,) = replace(report, is_promised=False, rows=[replace(row, num_explained=0)]).mistakes
-    assert sentence.startswith("1 answers differ at tokens that are no near-tie: within 4 rounding steps")
+    assert sentence.startswith("1 answers differ at tokens that are not a near-tie: within 4 rounding steps")
 
 
 def test_verify_leaves_out_what_does_not_fit_and_says_how_much(tiny_folder: Path) -> None:

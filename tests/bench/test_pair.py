@@ -9,7 +9,7 @@ from starspec.bench.pair.methods import Method, Work, num_turns, run_in_turns
 from starspec.bench.pair.rows import measure_steps, pair_row, plain_answers, ratios_of
 from starspec.config import ModelConfig
 from starspec.harness.datasets import own_prompts
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.harness.model_pair import ModelPair
 from starspec.models.loading.load import load_runner
 from starspec.sampling.spec import SamplingSpec
@@ -20,7 +20,7 @@ JOBS = [Job(name, (1, 2), SamplingSpec(temperature=0.0), 4) for name in ("a", "b
 def method(name: str, batch_size: int, log: list[tuple[str, int]], *, token_id: int = 1) -> Method:
     def answer(jobs):
         log.append((name, len(jobs)))
-        return [Answer([token_id] * job.max_tokens) for job in jobs]
+        return [JobResult([token_id] * job.max_tokens) for job in jobs]
 
     return Method(name=name, batch_size=batch_size, is_ours=True, num_draft_tokens=None, answer=answer)
 

@@ -24,7 +24,7 @@ from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import TargetSequence
 from starspec.errors import ConfigError
-from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.ids import RequestId
 from starspec.models.fused import FusedRunner
 from starspec.models.linear.packer import make_packer
@@ -67,7 +67,7 @@ def job(index: int, length: int, max_tokens: int = 12, *, seed: int | None = Non
     return Job(f"job {index}", prompt, SamplingSpec(**sampling), max_tokens)  # type: ignore[arg-type]
 
 
-def alone(jobs: Sequence[Job]) -> list[Answer]:
+def alone(jobs: Sequence[Job]) -> list[JobResult]:
     """Plain decoding, one by one."""
     answers = decode(make_engine(RUNNER, Words(), NoDrafts()), jobs, batch_size=1)
     PLAIN_ANSWERS.learn(jobs, answers)
@@ -85,11 +85,11 @@ def engine_of(
     return make_engine(runner, Words(), drafts, stats, 16, batching=batching, max_num_seqs=batch_size)
 
 
-def ids(answers: Sequence[Answer]) -> list[list[int]]:
+def ids(answers: Sequence[JobResult]) -> list[list[int]]:
     return [each.token_ids for each in answers]
 
 
-def served(engine: TargetEngine, jobs: Sequence[Job]) -> list[Answer]:
+def served(engine: TargetEngine, jobs: Sequence[Job]) -> list[JobResult]:
     return serve(engine, jobs, after_step=engine.check_integrity).answers
 
 

@@ -27,7 +27,8 @@ from starspec.models.fused import FusedRunner
 from starspec.models.linear.packer import make_packer
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
-from starspec.policy.length.fixed import FixedLength, make_policy
+from starspec.policy.length.fixed import FixedLength
+from starspec.policy.length.make import make_policy
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats

@@ -17,7 +17,7 @@ from starspec.harness.compare import (
     near_tie_gap,
     rounding_to_draw,
 )
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.sampling.draw import next_token
 from starspec.sampling.spec import SamplingSpec
 
@@ -30,7 +30,7 @@ def jobs(num: int) -> list[Job]:
 
 
 def test_equal_answers_are_identical_and_their_bits_are_compared() -> None:
-    answers = [Answer([1, 2]), Answer([3])]
+    answers = [JobResult([1, 2]), JobResult([3])]
     rows = [[ROW, ROW], [ROW]]
     found = [[ROW.clone(), ROW + 0.0], [torch.nextafter(ROW, ROW + 1)]]
     comparison = compare(jobs(2), answers, answers, rows, found)
@@ -41,13 +41,13 @@ def test_equal_answers_are_identical_and_their_bits_are_compared() -> None:
 
 def test_minus_zero_is_not_the_same_bits_as_zero() -> None:
     zero = torch.zeros(4)
-    comparison = compare(jobs(1), [Answer([1])], [Answer([1])], [[zero]], [[-zero]])
+    comparison = compare(jobs(1), [JobResult([1])], [JobResult([1])], [[zero]], [[-zero]])
     assert comparison.is_identical
     assert not comparison.is_bitwise
 
 
 def test_the_first_divergence_has_prompt_position_and_gap() -> None:
-    expected, found = [Answer([1, 1, 1]), Answer([1, 1])], [Answer([1, 1, 1]), Answer([1, 2])]
+    expected, found = [JobResult([1, 1, 1]), JobResult([1, 1])], [JobResult([1, 1, 1]), JobResult([1, 2])]
     comparison = compare(jobs(2), expected, found, [[ROW] * 3, [ROW] * 2])
     assert comparison.first is not None
     assert (comparison.first.prompt, comparison.first.position) == ("prompt-1", 1)
@@ -60,7 +60,7 @@ def test_the_first_divergence_has_prompt_position_and_gap() -> None:
 
 @pytest.mark.parametrize(("expected", "found"), [([1, 2], [1]), ([1], [1, 2])])
 def test_an_answer_that_ends_elsewhere_diverges_there(expected: list[int], found: list[int]) -> None:
-    first = compare(jobs(1), [Answer(expected)], [Answer(found)], [[ROW] * len(expected)]).first
+    first = compare(jobs(1), [JobResult(expected)], [JobResult(found)], [[ROW] * len(expected)]).first
     assert first is not None
     assert first.position == 1
     assert None in (first.expected, first.found)
@@ -68,18 +68,18 @@ def test_an_answer_that_ends_elsewhere_diverges_there(expected: list[int], found
 
 
 def test_a_token_without_recorded_logits_counts_as_other_bits() -> None:
-    answers = [Answer([1, 1])]
+    answers = [JobResult([1, 1])]
     assert not compare(jobs(1), answers, answers, [[ROW]], [[ROW, ROW]]).is_bitwise
 
 
 def test_comparisons_add_up_and_keep_the_earlier_divergence() -> None:
-    good = compare(jobs(1), [Answer([1])], [Answer([1])], [[ROW]], [[ROW]])
-    bad = compare(jobs(1), [Answer([1])], [Answer([2])], [[ROW]], [[ROW]])
+    good = compare(jobs(1), [JobResult([1])], [JobResult([1])], [[ROW]], [[ROW]])
+    bad = compare(jobs(1), [JobResult([1])], [JobResult([2])], [[ROW]], [[ROW]])
     both = good.plus(bad)
     assert (both.num_answers, both.num_identical, both.num_tokens) == (2, 1, 2)
     assert (both.num_bitwise, both.num_compared) == (1, 1)
     assert both.first == bad.first
-    assert good.plus(compare(jobs(1), [Answer([1])], [Answer([1])])).num_bitwise is None
+    assert good.plus(compare(jobs(1), [JobResult([1])], [JobResult([1])])).num_bitwise is None
 
 
 @given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
@@ -124,8 +124,8 @@ def test_a_wrong_token_is_explained_by_its_own_gap_and_not_by_that_of_another() 
     job = Job("a", (1, 2), GREEDY, 4)
 
     def is_explained(found: int | None) -> bool | None:
-        answer = Answer([] if found is None else [found])
-        return divergence(job, Answer([0]), answer, 0, logits).is_near_tie
+        answer = JobResult([] if found is None else [found])
+        return divergence(job, JobResult([0]), answer, 0, logits).is_near_tie
 
     assert is_explained(1)
     assert not is_explained(2)
@@ -137,12 +137,12 @@ def test_a_difference_is_not_explained_by_one_token_alone(expected: int, found: 
     """Logits that are computed anew may prefer the found token; the expected one must be as likely."""
     logits = torch.tensor([10.0, 10.0 - 1e-7, -20.0])
     job = Job("a", (1, 2), GREEDY, 4)
-    assert divergence(job, Answer([expected]), Answer([found]), 0, logits).is_near_tie is False
+    assert divergence(job, JobResult([expected]), JobResult([found]), 0, logits).is_near_tie is False
 
 
 def test_a_token_behind_the_references_end_is_not_explained() -> None:
     logits = torch.tensor([10.0, 10.0 - 1e-7, -20.0])
-    assert divergence(Job("a", (1, 2), GREEDY, 4), Answer([0]), Answer([0, 1]), 1, logits).is_near_tie is False
+    assert divergence(Job("a", (1, 2), GREEDY, 4), JobResult([0]), JobResult([0, 1]), 1, logits).is_near_tie is False
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -187,7 +187,7 @@ def test_of_sampled_tokens_it_is_the_noise_that_decides_and_is_told() -> None:
     logits = torch.randn(40, generator=torch.Generator().manual_seed(3))
     drawn, other = next_token(logits, sampling, 2), 7
     logits[other] += gap_to(logits, sampling, 2, other) - 1e-7  # all but drawn
-    found = divergence(Job("a", (1, 2), sampling, 4), Answer([drawn]), Answer([other]), 0, logits)
+    found = divergence(Job("a", (1, 2), sampling, 4), JobResult([drawn]), JobResult([other]), 0, logits)
     assert found.is_near_tie
     assert found.rounding < 1e-6
     assert abs(found.logit_gap) > 0.1

@@ -32,8 +32,8 @@ from hypothesis.stateful import (
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixNames
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
 from starspec.hub.hub import FAILURE_PAUSE_S
-from starspec.hub.links import MIN_ROUNDS
 from starspec.hub.sequence import NUM_OUTCOMES
+from starspec.hub.targets import MIN_ROUNDS
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.policy.draft_batch import TagKey
 from starspec.sampling.spec import SamplingSpec
@@ -165,7 +165,9 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=seeds, num_accepted=st.integers(0, 5), wanted=wanted, is_lucky=st.booleans())
-    def verdict_while_a_layer_runs(self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool) -> None:
+    def verdict_while_a_draft_step_runs(
+        self, seed: int, num_accepted: int, wanted: DraftBudget, is_lucky: bool
+    ) -> None:
         """The hub gives the draft step up if the verdict makes it worthless, and takes the verdict in when it has
         ended.
 
@@ -194,7 +196,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self._open_tags() and self.star.hub.has_work)
     @rule(seed=seeds, num_messages=st.integers(2, 6))
-    def many_messages_while_a_layer_runs(self, seed: int, num_messages: int) -> None:
+    def many_messages_while_a_draft_step_runs(self, seed: int, num_messages: int) -> None:
         """Verdicts of several tags, some of them twice, some followed by another or by Close. Some draft steps fail
         then.
         """
@@ -303,7 +305,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.star.hub.has_work)
     @rule()
-    def give_a_layer_up(self) -> None:
+    def abort_a_draft_step(self) -> None:
         """If it is one that nobody waits for: then nothing has happened."""
         self._draft_step(lambda: True)
 

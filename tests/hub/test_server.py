@@ -25,8 +25,8 @@ from starspec.gateway.hub_status import HubStatusClient
 from starspec.hub.build import load_drafter, suited_to
 from starspec.hub.server import DraftServer
 from starspec.ids import TargetId
-from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.resolve import resolve_draft
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, Proposal
 from starspec.wire.transports.zmq_target import ZmqTarget
 

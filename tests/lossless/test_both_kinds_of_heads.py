@@ -16,7 +16,7 @@ from predictable import write_eagle1_reader, write_reader, write_target
 
 from starspec.config import ModelConfig, SampleMethod, SpeculativeConfig
 from starspec.engine.drafts import NoDrafts
-from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.workbench import Workbench
 from starspec.sampling.spec import SamplingSpec
 
@@ -49,7 +49,7 @@ def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Head(request.param, str(WRITERS[request.param](tmp_path_factory.mktemp("heads") / "head")))
 
 
-def answers_of(bench: Workbench, sampling: str, shape: str, head: Head, rule: SampleMethod) -> list[Answer]:
+def answers_of(bench: Workbench, sampling: str, shape: str, head: Head, rule: SampleMethod) -> list[JobResult]:
     """With drafts, four at once; some of the drafts are accepted, and some are not."""
     speculative = replace(SHAPES[shape], method=head.method, model=head.folder, rejection_sample_method=rule)
     engine = make_engine(bench.runner, bench.tokenizer, bench.drafts(speculative))

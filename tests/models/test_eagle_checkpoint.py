@@ -24,10 +24,10 @@ from transformers import LlamaConfig
 from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError
 from starspec.models.heads.checkpoint import read_feature_layers, read_head
-from starspec.models.heads.resolve import resolve_draft
 from starspec.models.heads.spec import HeadWeights, TargetShape
 from starspec.models.heads.tensors import draft_token_mask, offsets_of, token_ids_of
 from starspec.models.heads.write import write_head
+from starspec.models.resolve import resolve_draft
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",

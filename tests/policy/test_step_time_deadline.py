@@ -36,7 +36,7 @@ def test_nothing_is_so_quick_that_a_wait_ends_before_five_milliseconds(round_s: 
     assert deadline.of(ONE) == pytest.approx(0.005)
 
 
-def test_more_layers_and_more_rows_than_those_timed_may_take_that_much_longer() -> None:
+def test_more_steps_and_more_rows_than_those_timed_may_take_that_much_longer() -> None:
     deadline = Scene()
     deadline.note_step(10.0)
     for _ in range(NUM_ROUNDS):
@@ -44,7 +44,7 @@ def test_more_layers_and_more_rows_than_those_timed_may_take_that_much_longer() 
     assert deadline.of([2]) == pytest.approx(SLACK * 0.020)
     assert deadline.of([4]) == pytest.approx(SLACK * 0.040)
     assert deadline.of([2] * 3) == pytest.approx(SLACK * 0.060)
-    assert deadline.of([1] * 3) == pytest.approx(SLACK * 0.060)  # fewer layers: no shorter than was seen
+    assert deadline.of([1] * 3) == pytest.approx(SLACK * 0.060)  # fewer steps: no shorter than was seen
     assert deadline.of([1]) == pytest.approx(SLACK * 0.020)
 
 

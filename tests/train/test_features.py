@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from starspec.errors import ConfigError
-from starspec.train.answer_files import Answer
+from starspec.train.answer_files import TrainingAnswer
 from starspec.train.features import collect_features, load_target
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_hidden_states_that_are_no_numbers_are_said_before_anything_is_learnt(target_folder, tmp_path, bad):
     target = load_target(str(target_folder), torch.bfloat16, "cpu")
-    answers = [Answer(index=index, prompt_ids=[5, 6], answer_ids=[7, 8, 9 + index]) for index in range(3)]
+    answers = [TrainingAnswer(index=index, prompt_ids=[5, 6], answer_ids=[7, 8, 9 + index]) for index in range(3)]
     with torch.no_grad():
         target.embedding[11] = bad  # the third answer alone says it
     with pytest.raises(ConfigError, match=r"no finite numbers, in answers to prompts 0 to 2.*another --dtype"):

@@ -421,7 +421,7 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_spoils_the_head(
 ):
     out = tmp_path / "head"
     assert train(target_folder, prompt_file, out, "--learning-rate", "1e30", "--steps", "200") == 2
-    assert "is no number: give a lower --learning-rate" in capsys.readouterr().err.replace("\n", " ")
+    assert "is not a number: give a lower --learning-rate" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_spoiled_training_is_begun_anew_as_it_says(target_folder, prompt_file, tmp_path, capsys):

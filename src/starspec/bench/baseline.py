@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.models.loading.locate import locate
 from starspec.models.loading.transformers_calls import as_model_error, quiet_transformers
 
@@ -43,11 +43,11 @@ class TransformersBaseline:
         self._draft = None if draft is None else _load(draft, dtype)
         self._eos_token_ids = list(eos_token_ids)
 
-    def answer_all(self, jobs: Sequence[Job]) -> list[Answer]:
+    def answer_all(self, jobs: Sequence[Job]) -> list[JobResult]:
         """Decode each job plainly and greedily, one after the other."""
         return [self.answer(job) for job in jobs]
 
-    def answer(self, job: Job, assistance: Assistance | None = None) -> Answer:
+    def answer(self, job: Job, assistance: Assistance | None = None) -> JobResult:
         """Decode greedily, with the draft as assistant if `assistance` is given.
 
         Args:
@@ -73,7 +73,7 @@ class TransformersBaseline:
             )
         token_ids = output[0, len(job.prompt_token_ids) :].tolist()
         is_stopped = bool(token_ids) and token_ids[-1] in self._eos_token_ids
-        return Answer(token_ids, "stop" if is_stopped else "length")
+        return JobResult(token_ids, "stop" if is_stopped else "length")
 
 
 def _load(model: str, dtype: str) -> Any:

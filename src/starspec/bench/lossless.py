@@ -12,7 +12,7 @@ from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.engine.sequence import TargetSequence
 from starspec.harness.compare import NEAR_TIE, Comparison, Divergence, compare, divergence_lines, is_near_tie
 from starspec.harness.datasets import Prompt
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.provenance import hash_token_ids
 from starspec.harness.table import Block, Column, Table, share
@@ -23,7 +23,7 @@ from starspec.stats import AcceptanceStats
 CHUNK = 24  # requests whose logits are held at once
 SEEDS_APART = 100_000  # between the seeds of two ways of sampling
 
-Reference = Callable[[Sequence[Job]], list[Answer]]
+Reference = Callable[[Sequence[Job]], list[JobResult]]
 Advance = Callable[[str], None]
 
 
@@ -98,7 +98,7 @@ def mistake_sentences(broken: str, unexplained: str) -> list[str]:
     """
     whys = (
         (broken, "although these settings promise that none does"),
-        (unexplained, f"at tokens that are no {NEAR_TIE}"),
+        (unexplained, f"at tokens that are not a {NEAR_TIE}"),
     )
     return [f"{who} {why}" for who, why in whys if who]
 
@@ -109,7 +109,7 @@ class PlainAnswers:
     def __init__(self) -> None:
         self._answers: dict[tuple[tuple[int, ...], SamplingKey], list[int]] = {}
 
-    def learn(self, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
+    def learn(self, jobs: Sequence[Job], answers: Sequence[JobResult]) -> None:
         for job, answer in zip(jobs, answers, strict=True):
             self._answers[job.prompt_token_ids, _key(job.sampling)] = answer.token_ids
 

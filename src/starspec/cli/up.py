@@ -161,7 +161,7 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
     if speculative is None or (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes):
         return hub
     from starspec.hub.build import suited_to  # noqa: PLC0415 (imports torch)
-    from starspec.models.heads.resolve import resolve_draft  # noqa: PLC0415
+    from starspec.models.resolve import resolve_draft  # noqa: PLC0415
 
     return suited_to(resolve_draft(speculative), hub)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.models.heads.head import EagleHead
 from starspec.models.runner import ModelRunner, Segment
 from starspec.speculation.propose_coupled import propose_tokens
@@ -120,7 +120,7 @@ class Sample:
 
     sampling: str
     jobs: Sequence[Job]
-    answers: Sequence[Answer]  # decoded plainly
+    answers: Sequence[JobResult]  # decoded plainly
 
 
 @dataclass(slots=True)

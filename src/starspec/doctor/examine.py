@@ -19,8 +19,8 @@ from starspec.harness.decode import decode, make_engine
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.tree_report import TreeReport
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
-from starspec.models.heads.resolve import DraftSpec, resolve_draft
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.resolve import DraftSpec, resolve_draft
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7))
 

@@ -13,16 +13,16 @@ from starspec.doctor.examine import SAMPLINGS, Examination, forecast_all
 from starspec.doctor.outlook import Replayed, StepTimes
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, prompt_token_ids
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.step_times import time_draft_steps
 from starspec.harness.vllm_client import Streamed, VllmClient, VllmStatus, median_step, vllm_status
 from starspec.hub.causal import CausalDrafter
 from starspec.integrations.vllm.hub_client import LIKELIEST
 from starspec.integrations.vllm.versions import check_version
-from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.resolve import resolve_draft
 
 WORTHWHILE: Final = 1.2  # tokens of a verifying step below which drafts are hardly worth their verification
 
@@ -149,7 +149,7 @@ def _check_said(answers: Sequence[Streamed], vocab_size: int) -> Check:
 
 def _sample(sampling: str, prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]) -> Sample:
     jobs = [Job(f"prompt-{index}", tuple(ids), LIKELIEST, len(answers[index])) for index, ids in enumerate(prompts)]
-    return Sample(sampling, jobs, [Answer(token_ids) for token_ids in answers])
+    return Sample(sampling, jobs, [JobResult(token_ids) for token_ids in answers])
 
 
 def verify_seconds(server: VllmClient, prompts: Sequence[Sequence[int]], alone_s: float, most: int) -> list[float]:

@@ -18,7 +18,7 @@ from starspec.ids import TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import BatchRunner
-from starspec.policy.length.fixed import make_policy
+from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from starspec.harness.decode import PREFILL_CHUNK, Answer, Job
+from starspec.harness.decode import PREFILL_CHUNK, Job, JobResult
 from starspec.models.runner import BatchRunner, Segment
 from starspec.sampling.adjust import adjust
 from starspec.sampling.filters import support
@@ -86,8 +86,8 @@ class Comparison:
 
 def compare(
     jobs: Sequence[Job],
-    expected: Sequence[Answer],
-    found: Sequence[Answer],
+    expected: Sequence[JobResult],
+    found: Sequence[JobResult],
     expected_logits: Sequence[Sequence[Tensor]] | None = None,
     found_logits: Sequence[Sequence[Tensor]] | None = None,
 ) -> Comparison:
@@ -216,7 +216,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Tensor | None) -> Divergence:
+def divergence(job: Job, reference: JobResult, answer: JobResult, at: int, logits: Tensor | None) -> Divergence:
     """Describe one divergence.
 
     Args:
@@ -238,7 +238,7 @@ def divergence(job: Job, reference: Answer, answer: Answer, at: int, logits: Ten
 
 
 def divergences(
-    runner: BatchRunner, jobs: Sequence[Job], expected: Sequence[Answer], found: Sequence[Answer]
+    runner: BatchRunner, jobs: Sequence[Job], expected: Sequence[JobResult], found: Sequence[JobResult]
 ) -> list[Divergence]:
     """One for each answer that differs from its reference.
 

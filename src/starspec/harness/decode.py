@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Answer:
+class JobResult:
     """The result of one request."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -88,7 +88,7 @@ def decode(
     batch_size: int,
     is_staggered: bool = True,
     on_end: Callable[[], None] = lambda: None,
-) -> list[Answer]:
+) -> list[JobResult]:
     """Answer all jobs, at most `batch_size` at once.
 
     Args:
@@ -101,7 +101,7 @@ def decode(
     if engine.has_work:
         raise OurBug("an engine that measures must be idle at the start")
     names = {RequestId(f"job-{index}"): index for index in range(len(jobs))}
-    answers = [Answer() for _ in jobs]
+    answers = [JobResult() for _ in jobs]
     waiting, num_active = list(names), 0
     while waiting or num_active:
         num_joining = min(len(waiting), batch_size - num_active, 1 if is_staggered else batch_size)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from starspec.config import Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.config.checks import options_of
 from starspec.config.option import A_MODEL, MODELS, Option
-from starspec.models.heads.resolve import resolve_draft
+from starspec.models.resolve import resolve_draft
 
 ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # the draft methods that have a model
 

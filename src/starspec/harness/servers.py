@@ -45,7 +45,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
-class ServerProcess:
+class ServerCommand:
     """A command that runs in a process session of its own, with its output in a temporary file.
 
     The own session matters for fairness: Linux shares the cores among sessions first. Without it, a whole star and the
@@ -78,7 +78,7 @@ class ServerProcess:
         return os.pread(self.log.fileno(), max_bytes, max(0, size - max_bytes)).decode(errors="replace")
 
 
-class StarspecServer(ServerProcess):
+class StarspecServer(ServerCommand):
     """One `starspec` server command. It uses one thread, because several processes share the machine.
 
     Args:
@@ -207,7 +207,7 @@ def on_shared_cores(num_threads: int) -> dict[str, str]:
     }
 
 
-class VllmServer(ServerProcess):
+class VllmServer(ServerCommand):
     """A vLLM server and its workers, started as users start them. A context manager that kills all of them.
 
     The server loads in the background; `wait_ready` waits for it.

@@ -12,7 +12,7 @@ from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, prompt_token_ids
-from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.recorder import DecisionRecorder
 from starspec.ids import RequestId
@@ -45,7 +45,7 @@ SAMPLED = tuple(Sampling(temperature=t, top_p=p) for t in (0.7, 1.0) for p in (1
 class Recorded:
     """Answers, and the logits that decided each token."""
 
-    answers: list[Answer]
+    answers: list[JobResult]
     logits: list[list[Tensor]]
     rounds: BatchStats
 

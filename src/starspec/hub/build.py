@@ -16,9 +16,9 @@ from starspec.hub.handshake import FeatureTerms, HubTerms
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
 from starspec.models.heads.load import load_head
-from starspec.models.heads.resolve import DraftSpec
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import check_pair, load_tokenizer
+from starspec.models.resolve import DraftSpec
 from starspec.tracing import Tracer
 
 

@@ -22,12 +22,12 @@ from starspec.errors import OurBug, PeerProtocolError
 from starspec.hub.buffer import RequestBuffer
 from starspec.hub.committed import DraftLimits
 from starspec.hub.drafter import Drafter
-from starspec.hub.links import TargetLinks
 from starspec.hub.prefix_sharing import prefix_salt
 from starspec.hub.proposals import ProposalMaker
 from starspec.hub.recorder import StatsRecorder
 from starspec.hub.scheduler import DraftScheduler
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.targets import ConnectedTargets
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.draft_batch import TagKey
 from starspec.speculation.budget import DraftBudget
@@ -88,7 +88,7 @@ class DraftHub:
         )
         self._buffer = RequestBuffer(drafter, self._scheduler)
         self._sequences: dict[TagKey, DraftSequence] = {}
-        self._links = TargetLinks(config, self._sequences, self._buffer, trace)
+        self._links = ConnectedTargets(config, self._sequences, self._buffer, trace)
         self._recorder = StatsRecorder(self.stats, clock(), trace)
         self._proposals = ProposalMaker(drafter, self._buffer, self._links, self.stats, self._recorder, clock)
         self._outbox: list[Reply] = []

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from starspec.hub.ahead import AheadSteps
 from starspec.hub.buffer import RequestBuffer
 from starspec.hub.drafter import Drafter
-from starspec.hub.links import TargetLinks
 from starspec.hub.recorder import StatsRecorder
 from starspec.hub.sequence import DraftSequence
+from starspec.hub.targets import ConnectedTargets
 from starspec.ids import LinkId
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
@@ -36,7 +36,7 @@ class ProposalMaker:
         self,
         drafter: Drafter,
         buffer: RequestBuffer,
-        links: TargetLinks,
+        links: ConnectedTargets,
         stats: HubStats,
         recorder: StatsRecorder,
         clock: Callable[[], float],

@@ -18,7 +18,7 @@ MOST_STEP_WAITED_FOR = 0.5  # of a draft step: the rest of it may be waited for 
 
 
 @dataclass(slots=True)
-class DraftRequest:
+class ProposalRequest:
     """A proposal that the hub owes."""
 
     budget: DraftBudget
@@ -30,7 +30,7 @@ class DraftRequest:
     num_steps: int = 0  # draft steps so far
     is_urgent: bool = False  # the target misses its latency objective
 
-    def keep_steps(self, skipped: DraftRequest, num_known: int) -> None:
+    def keep_steps(self, skipped: ProposalRequest, num_known: int) -> None:
         """Count the draft steps of a skipped request whose tokens are of use to this one."""
         self.num_steps = min(skipped.num_steps, num_known)
 
@@ -125,14 +125,14 @@ class DraftRound:
         self.ahead_choice: Final = ahead_choice
         self._key = key
         self._send_or_wait = SendOrWait()
-        self._request: DraftRequest | None = None
+        self._request: ProposalRequest | None = None
         self._in_verification: ProposalInVerification | None = None
         self._early_proposal: EarlyProposal | None = None
         self._verified_since_s: float | None = None  # when the proposal was made that the last verdict was on
         self._is_skipping = False  # the last verdict skipped a request
 
     @property
-    def request(self) -> DraftRequest | None:
+    def request(self) -> ProposalRequest | None:
         """The request that is not answered yet. To be read only."""
         return self._request
 
@@ -175,7 +175,7 @@ class DraftRound:
         """Owe a proposal from now on; None: owe nothing. Replaces the request before."""
         self._request = None
         if budget is not None:
-            self._request = DraftRequest(budget, now, self._verified_since_s, self._is_skipping, is_urgent=is_urgent)
+            self._request = ProposalRequest(budget, now, self._verified_since_s, self._is_skipping, is_urgent=is_urgent)
         self._in_verification, self._verified_since_s, self._is_skipping = None, None, False
 
     def start_step(self, now: float, *, has_prefill: bool) -> None:
@@ -245,7 +245,7 @@ class DraftRound:
             return SkippedRequest(self._request.arrived_s if self._request.began_s is None else self._request.began_s)
         return None
 
-    def _made(self, request: DraftRequest, proposed: DraftTree, num_kept_ahead: int, now: float) -> MadeProposal:
+    def _made(self, request: ProposalRequest, proposed: DraftTree, num_kept_ahead: int, now: float) -> MadeProposal:
         began_s = request.arrived_s if request.follows_skipped else request.began_s
         num_spared = 0
         if num_kept_ahead and proposed.num_draft_tokens:  # each draft step expands at least one node
@@ -265,7 +265,7 @@ class DraftRound:
             round_s=None if began_s is None or not proposed.num_draft_tokens else now - began_s,
         )
 
-    def _learn_from(self, request: DraftRequest, made: MadeProposal) -> None:
+    def _learn_from(self, request: ProposalRequest, made: MadeProposal) -> None:
         if request.began_s is None or not made.num_draft_tokens or made.has_prefill:
             return
         if self.ahead_choice.is_learning:

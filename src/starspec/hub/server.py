@@ -14,7 +14,7 @@ from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.hub.build import build_hub, load_drafter, suited_to, terms_of
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
-from starspec.models.heads.resolve import resolve_draft
+from starspec.models.resolve import resolve_draft
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys, require_keys

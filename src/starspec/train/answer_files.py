@@ -15,7 +15,7 @@ import msgspec
 from starspec.errors import ConfigError
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The target's answer to one prompt."""
 
     index: int  # index of the prompt
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
     num_bytes: int
 
 
-class StoredAnswers(Sequence[Answer]):
+class StoredAnswers(Sequence[TrainingAnswer]):
     """The answers of a folder in the order of their prompts. Each access reads from disk.
 
     Raises: ConfigError, at a look, if another process changed what is there.
@@ -59,12 +59,12 @@ class StoredAnswers(Sequence[Answer]):
         return len(self._places)
 
     @overload
-    def __getitem__(self, which: int) -> Answer: ...
+    def __getitem__(self, which: int) -> TrainingAnswer: ...
 
     @overload
     def __getitem__(self, which: slice) -> StoredAnswers: ...
 
-    def __getitem__(self, which: int | slice) -> Answer | StoredAnswers:
+    def __getitem__(self, which: int | slice) -> TrainingAnswer | StoredAnswers:
         if isinstance(which, slice):
             return StoredAnswers(self._places[which])
         place = self._places[which]
@@ -112,7 +112,7 @@ class SaidTokens:
                     self._num_tokens += len(answer.answer_ids)
         return self._num_tokens
 
-    def _new_answers(self, path: Path) -> Iterator[Answer]:
+    def _new_answers(self, path: Path) -> Iterator[TrainingAnswer]:
         with path.open("rb") as file:
             file.seek(self._num_read.get(path, 0))
             for line in file:
@@ -124,8 +124,8 @@ class SaidTokens:
                     yield answer
 
 
-def _answer_in(line: bytes) -> Answer | None:
+def _answer_in(line: bytes) -> TrainingAnswer | None:
     try:
-        return msgspec.json.decode(line, type=Answer)
+        return msgspec.json.decode(line, type=TrainingAnswer)
     except msgspec.DecodeError:  # an unfinished line of a killed run
         return None

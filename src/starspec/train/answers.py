@@ -22,7 +22,7 @@ from starspec.llm import LLM
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
-from starspec.train.answer_files import Answer, SaidTokens, StoredAnswers, read_answers
+from starspec.train.answer_files import SaidTokens, StoredAnswers, TrainingAnswer, read_answers
 from starspec.train.work_folder import writing
 from starspec.train.workers import IsWanted, run_apart
 
@@ -77,7 +77,7 @@ def answer_prompts(
     return answers
 
 
-def check_answers(answers: Sequence[Answer], vocab_size: int, folder: Path) -> None:
+def check_answers(answers: Sequence[TrainingAnswer], vocab_size: int, folder: Path) -> None:
     """Raises: ConfigError if the answers of this folder hold tokens that the target does not have."""
     for answer in answers:
         for token_id in answer.token_ids:
@@ -111,7 +111,7 @@ def _work_all(todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens:
 
 def _work(
     todo: Sequence[Asked], plan: AnswerPlan, folder: Path, num_tokens: int, is_wanted: IsWanted = lambda: True
-) -> Iterator[Answer]:
+) -> Iterator[TrainingAnswer]:
     """Answer the share of one worker. Yields: each answer after it is written. Effects: writes lines of its own
     file.
     """
@@ -133,15 +133,15 @@ def _work(
 
 def _answers(
     llm: LLM, todo: Sequence[Asked], plan: AnswerPlan, num_tokens: int, is_wanted: IsWanted
-) -> Iterator[Answer]:
+) -> Iterator[TrainingAnswer]:
     """Keep all cache rows busy until there are enough tokens or the caller stops. Yields answers as they end."""
     engine, waiting = llm.engine, iter(todo)
     eos = engine.runner.info.eos_token_ids
-    being_said = dict[RequestId, Answer]()
+    running = dict[RequestId, TrainingAnswer]()
     num_said = 0
     upcoming = next(waiting, None)
     while is_wanted() and (engine.has_work or (upcoming is not None and num_said < num_tokens)):
-        while upcoming is not None and len(being_said) < plan.batch and num_said < num_tokens:
+        while upcoming is not None and len(running) < plan.batch and num_said < num_tokens:
             index, prompt_ids = upcoming
             is_sampled = plan.sampled_every and index % plan.sampled_every == plan.sampled_every - 1
             temperature = SAMPLED_TEMPERATURE if is_sampled else 0.0
@@ -149,14 +149,16 @@ def _answers(
             (spec,) = request_specs(prompt_ids, params, eos)
             request_id = RequestId(f"train-{index}")
             engine.submit(request_id, spec)
-            being_said[request_id] = Answer(index=index, prompt_ids=prompt_ids, answer_ids=[], temperature=temperature)
+            running[request_id] = TrainingAnswer(
+                index=index, prompt_ids=prompt_ids, answer_ids=[], temperature=temperature
+            )
             upcoming = next(waiting, None)
         for output in engine.step().values():
-            answer_ids = being_said[output.request_id].answer_ids
+            answer_ids = running[output.request_id].answer_ids
             answer_ids += output.token_ids
             num_said += len(output.token_ids)
             if output.finish_reason is not None:
-                yield being_said.pop(output.request_id)
+                yield running.pop(output.request_id)
 
 
 def _open_free(folder: Path) -> FileIO:

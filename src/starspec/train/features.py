@@ -21,7 +21,7 @@ from starspec.errors import ConfigError
 from starspec.models.loading.device import take_device
 from starspec.models.loading.locate import locate
 from starspec.models.loading.transformers_calls import as_model_error
-from starspec.train.answer_files import Answer
+from starspec.train.answer_files import TrainingAnswer
 from starspec.train.unroll import Batch
 from starspec.train.work_folder import writing
 
@@ -68,7 +68,7 @@ def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "c
 
 def collect_features(
     target: Target,
-    answers: Sequence[Answer],
+    answers: Sequence[TrainingAnswer],
     layers: Sequence[int],
     folder: Path,
     advance: Callable[[int], None],
@@ -126,7 +126,7 @@ class Text:
         return self._shard["last_hidden"][self._span][self.prompt_length :]
 
 
-def _holds(path: Path, answers: Sequence[Answer]) -> bool:
+def _holds(path: Path, answers: Sequence[TrainingAnswer]) -> bool:
     """Whether a shard exists, is complete and holds these answers. With more answers, shards are cut differently."""
     if not path.exists():
         return False
@@ -138,7 +138,7 @@ def _holds(path: Path, answers: Sequence[Answer]) -> bool:
     return torch.equal(found, torch.tensor(_token_ids(answers), dtype=found.dtype))
 
 
-def _token_ids(answers: Sequence[Answer]) -> list[int]:
+def _token_ids(answers: Sequence[TrainingAnswer]) -> list[int]:
     return [each for answer in answers for each in answer.token_ids]
 
 
@@ -185,7 +185,7 @@ def batches_of(lengths: Sequence[int], places: Sequence[int], max_tokens: int) -
 
 
 @torch.inference_mode()
-def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int], path: Path) -> None:
+def _write_shard(target: Target, answers: Sequence[TrainingAnswer], layers: Sequence[int], path: Path) -> None:
     lengths = [len(answer.token_ids) for answer in answers]
     found = dict[int, tuple[Tensor, Tensor]]()
     by_length = sorted(range(len(answers)), key=lambda place: lengths[place])
@@ -202,8 +202,8 @@ def _write_shard(target: Target, answers: Sequence[Answer], layers: Sequence[int
         joined, last = torch.split(joined.cpu(), sizes, dim=-1)
         if not is_finite:
             raise ConfigError(
-                f"hidden states of the target in {target.embedding.dtype} are no finite numbers, in answers to prompts "
-                f"{min(answers[place].index for place in batch)} to {max(answers[place].index for place in batch)}: "
+                f"hidden states of the target in {target.embedding.dtype} are not finite numbers, in answers to "
+                f"prompts {min(answers[place].index for place in batch)} to {max(answers[place].index for place in batch)}: "
                 "a head could not learn from them; try another --dtype"
             )
         for line, place in enumerate(batch):

@@ -14,7 +14,7 @@ from torch import Tensor
 from starspec.harness.datasets import Prompt, hash_prompts, read_prompts
 from starspec.harness.provenance import collect_provenance, hash_model, hash_token_ids
 from starspec.models.heads.write import write_head
-from starspec.train.answer_files import Answer
+from starspec.train.answer_files import TrainingAnswer
 from starspec.train.answers import answer_prompts, check_answers
 from starspec.train.evaluate import chain_acceptance, split
 from starspec.train.features import Target, Text, collect_features, load_target
@@ -185,7 +185,7 @@ def _len_shared(prompts: Iterable[list[int]]) -> int:
     return max(1, len(shared or ()))
 
 
-def _draft_token_ids(plan: HeadPlan, answers: Sequence[Answer], target: Target) -> Tensor | None:
+def _draft_token_ids(plan: HeadPlan, answers: Sequence[TrainingAnswer], target: Target) -> Tensor | None:
     vocab_size = target.config.vocab_size
     size = plan.draft_vocab_size
     if plan.method == "eagle" or size is None or size >= vocab_size:
@@ -204,7 +204,7 @@ def _new_head(plan: HeadPlan, target: Target, layers: tuple[int, ...], draft_tok
     return head
 
 
-def _share_covered(answers: Sequence[Answer], draft_token_ids: Tensor | None) -> float:
+def _share_covered(answers: Sequence[TrainingAnswer], draft_token_ids: Tensor | None) -> float:
     if draft_token_ids is None:
         return 1.0
     known, num_known, num_all = set(draft_token_ids.tolist()), 0, 0

@@ -17,7 +17,7 @@ from starspec.models.heads.checkpoint import read_head
 from starspec.models.heads.feature_layers import eagle3_layers
 from starspec.models.heads.files import read_files
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
-from starspec.train.answer_files import Answer
+from starspec.train.answer_files import TrainingAnswer
 from starspec.train.head import TrainedHead
 
 ZIPF_OFFSET, PRIOR_WEIGHT = 500, 0.5
@@ -58,7 +58,7 @@ def head_spec(
     )
 
 
-def frequent_tokens(answers: Iterable[Answer], num: int, vocab_size: int) -> Tensor:
+def frequent_tokens(answers: Iterable[TrainingAnswer], num: int, vocab_size: int) -> Tensor:
     """The ids of the draft vocabulary, increasing: the most frequent ones in the answers, smoothed.
 
     Some hundred thousand tokens name the rare words of their own topics only, and a tokenizer's ids follow the

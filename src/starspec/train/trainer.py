@@ -183,7 +183,7 @@ class Trainer:
         loss, share_right, num = self.loss(batch)
         if not bool(loss.isfinite()):
             raise ConfigError(
-                f"the loss of step {self.progress.step + 1} is no number: give a lower --learning-rate, and delete "
+                f"the loss of step {self.progress.step + 1} is not a number: give a lower --learning-rate, and delete "
                 f"'{self.folder}', where the steps that led to it may be kept"
             )
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own

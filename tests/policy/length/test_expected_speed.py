@@ -36,8 +36,8 @@ def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
 
 
 def test_one_row_whose_drafts_are_sure_does_not_make_all_wait_for_long_ones() -> None:
-    by_layer = RoundCost(0.0, 0.02, 0.0, deepest=8)
-    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, by_layer) == [1] * 32
+    by_step = RoundCost(0.0, 0.02, 0.0, deepest=8)
+    assert paying_lengths([1.0, 1.0, *[0.3] * 30], [4] * 32, FLAT, by_step) == [1] * 32
 
 
 def test_where_the_hub_takes_longer_for_more_tokens_the_sure_row_alone_gets_a_long_draft() -> None:
@@ -61,9 +61,9 @@ def test_where_each_token_costs_a_step_nothing_is_drafted() -> None:
 def test_what_is_not_reached_is_worth_nothing_and_costs_nothing() -> None:
     """Four draft tokens, all of which would be accepted, where a step over six takes as long as two."""
     steep = cost(of_1=0.1, of_2=0.11, of_6=0.2)
-    by_layer = RoundCost(0.0, 0.05, 0.0, deepest=8)
-    assert paying_lengths([1.0], [4], steep, by_layer) == [4]
-    assert paying_lengths([1.0], [4], steep, by_layer, [0.0]) == [1]
+    by_step = RoundCost(0.0, 0.05, 0.0, deepest=8)
+    assert paying_lengths([1.0], [4], steep, by_step) == [4]
+    assert paying_lengths([1.0], [4], steep, by_step, [0.0]) == [1]
     dear = RoundCost(0.1, 0.0, 0.0, deepest=8)
     assert paying_lengths([1.0], [4], FLAT, dear) == [4]
     assert paying_lengths([1.0], [4], FLAT, dear, [0.05]) == [0], "2.05 tokens in twice the time"

@@ -2,7 +2,8 @@ import pytest
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.policy.length.fixed import FixedLength, InSmallBatches, make_policy
+from starspec.policy.length.fixed import FixedLength, InSmallBatches
+from starspec.policy.length.make import make_policy
 from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 

@@ -23,7 +23,7 @@ from starspec.harness.provenance import collect_provenance, hash_token_ids
 from starspec.harness.report import Spread
 from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import LocalHub
-from starspec.policy.length.fixed import make_policy
+from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 
 WARM_UP_TOKENS = 4  # of an answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from starspec.bench.batch.methods import MethodRun
 from starspec.bench.batch.plan import BatchMethod
 from starspec.harness.compare import Divergence, first_difference, share_before
-from starspec.harness.decode import Answer
+from starspec.harness.decode import JobResult
 from starspec.harness.provenance import hash_token_ids
 from starspec.harness.report import Spread, percentile
 from starspec.stats import AcceptanceStats, BatchStats
@@ -81,8 +81,8 @@ def batch_row(
     method: BatchMethod,
     runs: Sequence[MethodRun],
     alone: Sequence[MethodRun],
-    reference: Sequence[Answer],
-    answered: Sequence[Sequence[Answer]],
+    reference: Sequence[JobResult],
+    answered: Sequence[Sequence[JobResult]],
     differing: Sequence[Divergence],
     completion: Completion | None,
 ) -> BatchRow:
@@ -164,7 +164,7 @@ def completion_of(runs: Sequence[MethodRun], arrivals_per_s: float) -> Completio
     )
 
 
-def partial_match(expected: Sequence[Answer], found: Sequence[Answer]) -> float:
+def partial_match(expected: Sequence[JobResult], found: Sequence[JobResult]) -> float:
     """Share of a reference's tokens before the first divergence, averaged over the answers (section 4.1)."""
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(expected, found, strict=True)]
     return sum(share_before(first_difference(*pair), pair[0]) for pair in pairs) / len(pairs)

@@ -11,7 +11,7 @@ from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.errors import OurBug
-from starspec.harness.decode import Answer, Job
+from starspec.harness.decode import Job, JobResult
 from starspec.harness.recorder import DraftsAround
 from starspec.ids import RequestId
 from starspec.speculation.tree import DraftTree
@@ -22,7 +22,7 @@ from starspec.stats import BatchStats
 class Served:
     """The results of some requests, in their order."""
 
-    answers: list[Answer]
+    answers: list[JobResult]
     completion_s: list[float]  # of each request, from arrival to last token
     seconds: float  # first arrival to last token of all
 
@@ -60,7 +60,7 @@ def serve(
     if engine.has_work:
         raise OurBug("an engine that measures must begin idle")
     arrivals = [0.0] * len(jobs) if arrivals_s is None else arrivals_s
-    answers, ended_s = [Answer() for _ in jobs], [0.0] * len(jobs)
+    answers, ended_s = [JobResult() for _ in jobs], [0.0] * len(jobs)
     num_submitted, started_s = 0, clock()
     try:
         while num_submitted < len(jobs) or engine.has_work:

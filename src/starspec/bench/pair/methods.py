@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from starspec.bench.baseline import Assistance, TransformersBaseline
 from starspec.engine.drafts import Drafts, NoDrafts
-from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.workbench import Workbench
 from starspec.stats import AcceptanceStats
 
@@ -21,7 +21,7 @@ class Method:
     batch_size: int
     is_ours: bool  # its tokens must equal those of our plain decoding
     num_draft_tokens: int | None  # K; None = plain, or chosen by the method
-    answer: Callable[[Sequence[Job]], list[Answer]] = field(repr=False)
+    answer: Callable[[Sequence[Job]], list[JobResult]] = field(repr=False)
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Timed:
     """One method's runs."""
 
     seconds: list[float] = field(default_factory=list)  # [repeat] over all requests
-    answers: dict[str, Answer] = field(default_factory=dict)  # request name -> last answer
+    answers: dict[str, JobResult] = field(default_factory=dict)  # request name -> last answer
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +76,7 @@ def our_method(
     """Our own decoding with some drafts."""
     engine = make_engine(bench.runner, bench.tokenizer, drafts)
 
-    def answer(jobs: Sequence[Job]) -> list[Answer]:
+    def answer(jobs: Sequence[Job]) -> list[JobResult]:
         asked = [replace(job, num_draft_tokens=num_draft_tokens) for job in jobs]
         return decode(engine, asked, batch_size=batch_size, is_staggered=False)
 

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from starspec.bench.pair.methods import Method, Timed, key
-from starspec.harness.decode import Answer
+from starspec.harness.decode import JobResult
 from starspec.harness.report import Spread
 from starspec.harness.step_profile import StepProfile, step_profile
 from starspec.harness.table import Column, Table, share
@@ -47,13 +47,13 @@ def ratios_of(rows: Sequence[PairRow]) -> dict[str, float]:
     return ratios
 
 
-def plain_answers(methods: Sequence[Method], timed: dict[str, Timed]) -> dict[str, Answer]:
+def plain_answers(methods: Sequence[Method], timed: dict[str, Timed]) -> dict[str, JobResult]:
     """Our plain answers: from batch size 1 where available, else from a batch."""
     batched = [key(each) for each in methods if each.name == "plain" and each.batch_size > 1]
     return {name: answer for plain in (*batched, "plain") for name, answer in timed[plain].answers.items()}
 
 
-def pair_row(method: Method, timed: Timed, plain: dict[str, Answer]) -> PairRow:
+def pair_row(method: Method, timed: Timed, plain: dict[str, JobResult]) -> PairRow:
     acceptance = timed.acceptance if method.is_ours and method.num_draft_tokens else None
     return PairRow(
         method=method.name,

@@ -28,7 +28,7 @@ class Draft(NamedTuple):
 NO_DRAFT: Final = Draft([], 0)
 
 
-class NgramDrafts:
+class LocalNgramDrafts:
     """Prompt lookup in vLLM's process, while there is no hub.
 
     A request is indexed when a draft is first requested for it, and until it is gone.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.integrations.vllm.costs import HubCosts
-from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, NgramDrafts
+from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, LocalNgramDrafts
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
@@ -58,7 +58,7 @@ class StepDrafter:
         self._hub = hub
         self._deadline = deadline
         self._settings = settings
-        self._ngrams = NgramDrafts(settings.prompt_lookup_min, settings.prompt_lookup_max)
+        self._ngrams = LocalNgramDrafts(settings.prompt_lookup_min, settings.prompt_lookup_max)
         self._max_draft_tokens = max_draft_tokens
         self._max_model_len = max_model_len
         self._clock = clock

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from starspec.config import SpeculativeConfig
 from starspec.draft_methods import HEAD, MethodTraits
-from starspec.errors import ModelError
-from starspec.models.heads.dialect import names_a_head
-from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.heads.detect import looks_like_a_head
 
 DraftKind = Literal["draft_model", "head", "ngram"]
 
@@ -37,17 +33,6 @@ def resolve_draft(config: SpeculativeConfig) -> DraftSpec:
 
     Effects: reads the draft's config.json if the method is `draft_model`; downloads a hub id that is not cached.
     """
-    if config.traits.reads_features or (config.method == "draft_model" and _looks_like_a_head(config.model)):
+    if config.traits.reads_features or (config.method == "draft_model" and looks_like_a_head(config.model)):
         return DraftSpec("head", HEAD, config)
     return DraftSpec("draft_model" if config.traits.needs_model else "ngram", config.traits, config)
-
-
-def _looks_like_a_head(model: str | None) -> bool:
-    """Whoever loads a model without a readable config.json says what is wrong with it."""
-    if model is None or is_synthetic(model) or Path(model).expanduser().is_file():  # a file is a .gguf
-        return False
-    try:
-        config = json.loads((locate(model) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, ModelError):
-        return False
-    return isinstance(config, dict) and names_a_head(config)

@@ -28,7 +28,7 @@ MAX_PAST_TAGS = 1024
 MIN_ROUNDS = 5  # a target's demand is not known before
 
 
-class TargetLink:
+class TargetState:
     """One target, as long as its link with the hub lasts.
 
     A tag's protocol state outlives the tag's sequence for a while. So a late message of a closed tag is known to be
@@ -165,14 +165,14 @@ class TargetLink:
             self._trace.slice(f"target {self.target_id}", name, start_s, end_s, **args)
 
 
-class TargetLinks:
+class ConnectedTargets:
     """All targets of a hub: what they ask of it together, and which of them are admitted.
 
     Args:
         config: admission, rate limits, latency objectives.
         sequences: of all targets; the hub changes this mapping.
         buffer: knows what draft steps cost.
-        trace: as for `TargetLink`.
+        trace: as for `TargetState`.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class TargetLinks:
         self._config = config
         # one for each name, not for each link: a target cannot raise its limit by connecting again
         self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
-        self._links: dict[LinkId, TargetLink] = {}
+        self._links: dict[LinkId, TargetState] = {}
         self._admission = None if config.admission == "off" else AdmissionControl(config.admission)
         self._sequences = sequences
         self._buffer = buffer
@@ -197,7 +197,7 @@ class TargetLinks:
     def __contains__(self, link_id: LinkId) -> bool:
         return link_id in self._links
 
-    def __getitem__(self, link_id: LinkId) -> TargetLink:
+    def __getitem__(self, link_id: LinkId) -> TargetState:
         return self._links[link_id]
 
     def join(self, link_id: LinkId, target_id: TargetId, limits: DraftLimits) -> None:
@@ -205,7 +205,7 @@ class TargetLinks:
         if link_id in self._links:
             raise OurBug(f"link {link_id} of target {target_id} joins twice")
         objective_ms = self._config.slo_round_ms.get(target_id)
-        self._links[link_id] = TargetLink(
+        self._links[link_id] = TargetState(
             target_id,
             limits,
             AheadChoice(self._config.run_ahead),
