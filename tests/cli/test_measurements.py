@@ -53,7 +53,7 @@ def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypa
     assert "found, logit gap" in outcome.out
     assert "answers (promised)" in outcome.out
     assert "answers differ although these settings promise that none does" in outcome.out
-    assert "answers differ at tokens that are no near-tie" in outcome.out
+    assert "answers differ at tokens that are not a near-tie" in outcome.out
 
     measured = ("--methods", "ragged,plain", "--batch-sizes", "1", "--num-prompts", "2", "--max-tokens", "8")
     words = ("--num-draft-tokens", "4", "--repeats", "1", "--num-threads", "1", "--draft-quantization", "none")

@@ -50,7 +50,7 @@ def test_a_folder_is_no_files_name(words: tuple[str, ...], starspec, tmp_path: P
 def test_nothing_is_saved_below_a_file(words: tuple[str, ...], starspec, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     sentence = refusal(starspec(*words, str(tmp_path / "file" / "new" / "result.png")))
-    assert f"cannot be written: '{tmp_path / 'file'}' is no folder" in sentence
+    assert f"cannot be written: '{tmp_path / 'file'}' is not a folder" in sentence
 
 
 def test_nothing_is_saved_under_a_name_that_no_file_can_have(starspec, tmp_path: Path) -> None:

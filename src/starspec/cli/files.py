@@ -81,7 +81,7 @@ def _check_can_be_written(path: Path) -> None:
     if is_folder and place == path:
         raise typer.BadParameter(f"'{path}' is a folder: give the name of a file")
     if not is_folder and place != path:
-        raise typer.BadParameter(f"'{path}' cannot be written: '{place}' is no folder")
+        raise typer.BadParameter(f"'{path}' cannot be written: '{place}' is not a folder")
     if not os.access(place, os.W_OK):
         raise typer.BadParameter(f"'{path}' cannot be written: '{place}' is read-only")
 
