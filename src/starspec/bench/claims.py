@@ -11,9 +11,9 @@
 
 Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model, and three wrong drafts. In
 parts with one model, the draft is that model with int4 weights. The wrong drafts propose random tokens: `liar` only
-such, `half-liar` after a random number of right tokens, and `lying-tree` around a path of right ones (`random_drafts.py`).
-Requests of a batch have different lengths, and they join and leave while it runs. Where the size of a
-batch matters, rounds wait while prompts are prefilled: otherwise short answers would end before the batch is full.
+such, `half-liar` after a random number of right tokens, and `lying-tree` around a path of right ones
+(`random_drafts.py`). Requests of a batch have different lengths, and they join and leave while it runs. Where the size
+of a batch matters, rounds wait while prompts are prefilled: otherwise short answers would end before the batch is full.
 """
 
 from __future__ import annotations

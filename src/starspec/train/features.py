@@ -203,7 +203,8 @@ def _write_shard(target: Target, answers: Sequence[TrainingAnswer], layers: Sequ
         if not is_finite:
             raise ConfigError(
                 f"hidden states of the target in {target.embedding.dtype} are not finite numbers, in answers to "
-                f"prompts {min(answers[place].index for place in batch)} to {max(answers[place].index for place in batch)}: "
+                f"prompts {min(answers[place].index for place in batch)} to "
+                f"{max(answers[place].index for place in batch)}: "
                 "a head could not learn from them; try another --dtype"
             )
         for line, place in enumerate(batch):
