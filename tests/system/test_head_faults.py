@@ -26,7 +26,7 @@ from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.harness.decode import Answer, Job, decode, make_engine
+from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.servers import StarspecServer, free_port
 from starspec.ids import RequestId
 from starspec.models.loading.load import load_runner
@@ -60,7 +60,7 @@ class Target:
     jobs: list[Job]
     engine: TargetEngine
     drafts: RemoteDrafts
-    answers: list[Answer]
+    answers: list[JobResult]
 
     def submit_all(self) -> None:
         for index, job in enumerate(self.jobs):
@@ -97,7 +97,7 @@ def make_target(folder: Path, endpoint: str, rule: SampleMethod, shape: Speculat
     drafts = make_drafts(config, speculative, runner, TOKENIZER, stats)
     assert isinstance(drafts, RemoteDrafts)
     engine, jobs = TargetEngine(runner, TOKENIZER, drafts, config, stats), JOBS[:batch_size]
-    return Target(rule, jobs, engine, drafts, [Answer() for _ in jobs])
+    return Target(rule, jobs, engine, drafts, [JobResult() for _ in jobs])
 
 
 def model_config(folder: Path) -> ModelConfig:
