@@ -12,6 +12,7 @@ import starspec
 
 SOURCE = Path(starspec.__file__).parent
 LEAVES = {
+    "audit",
     "draft_methods",
     "errors",
     "fingerprint",
@@ -25,6 +26,7 @@ SERVERS = ENGINE | {"client", "hub", "engine", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
 ARROWS = {
+    "audit": {"errors"},
     "draft_methods": set(),
     "errors": set(),
     "fingerprint": set(),

@@ -110,7 +110,7 @@ def serving(
     settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
     runner = FragileRunner(num_rows=2, max_len=2000)
     engine = TargetEngine(runner, WordTokenizer(), NoDrafts(), settings, TargetStats())
-    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock)
+    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock=clock)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import shutil
 import stat
@@ -13,14 +14,19 @@ import psutil
 import pytest
 import zmq
 from structlog.testing import capture_logs
+from zmq.utils.monitor import recv_monitor_message
 
+from starspec.audit import MAX_LINES_PER_S, AuditLog
 from starspec.config import GatewayConfig, HubConfig, TargetConfig
-from starspec.errors import ConfigError, PeerLost
+from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.ids import TargetId
+from starspec.ids import Epoch, Tag, TargetId
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
+from starspec.wire.callers import LOG_PERIOD_S, RELOAD_S, Caller, Callers, CurveAuthenticator
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
-from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Ping, Pong
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
+from starspec.wire.transports.base import Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.zmq_hub import ZmqHub
@@ -68,12 +74,14 @@ def test_loaded_keys_are_a_pair_and_know_who_may_call(folder: Path) -> None:
     assert hub is not None
     assert hub.public == (folder / "hub.public").read_bytes().strip()
     known = {(folder / f"{role}.public").read_bytes().strip() for role in ("target", "gateway")}
-    assert hub.allowed() == known
     shutil.copy(folder / "hub.public", folder / "target-2.public")
-    assert hub.allowed() == known | {hub.public}
+    callers = Callers(hub)
+    assert {callers.owner_of(key).role for key in known} == {"target", "gateway"}
+    assert callers.owner_of(hub.public) == Caller("target-2", "target")
+    assert callers.owner_of(b"x" * 40) is None
     gateway = load_keys(folder, "gateway")
     assert gateway is not None
-    assert gateway.allowed() == frozenset()
+    assert all(Callers(gateway).owner_of(key) is None for key in known)
     assert load_keys(None, "hub") is None
 
 
@@ -176,7 +184,7 @@ def test_a_key_that_the_hub_does_not_know_is_refused_and_the_target_says_so(star
         star.until(lambda: "does not know this target's key" in target.problem, target)
         for _ in range(3):
             target.receive(0.1)
-    assert [entry["problem"] for entry in logs if entry["log_level"] == "warning"] == [target.problem]  # said once
+    assert [entry["problem"] for entry in logs if "problem" in entry] == [target.problem]  # said once
     assert not target.is_connected
     assert hub.heard == []
 
@@ -278,3 +286,231 @@ def test_the_umask_does_not_open_a_secret(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "keys" / "hub.secret").stat().st_mode) == 0o600
+
+
+def new_key(folder: Path, role: str, name: str) -> Keys:
+    """Keys of one more client, in a folder `name` beside this one, which does not hold its public key yet."""
+    other = folder.parent / name
+    generate_keys(other)
+    for public in ("hub.public", "target.public"):
+        if public != f"{role}.public":
+            shutil.copy(folder / public, other / public)
+    keys = load_keys(other, role)
+    assert keys is not None
+    return keys
+
+
+def allow(folder: Path, keys: Keys, name: str) -> Path:
+    """Put a client's public key into the server's folder."""
+    path = folder / f"{name}.public"
+    path.write_bytes(keys.public)
+    return path
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_folder_is_read_again_when_it_changes_and_a_broken_file_harms_nobody(folder: Path) -> None:
+    clock = Clock()
+    callers = Callers(load_keys(folder, "hub"), clock)
+    later = new_key(folder, "target", "later")
+    path = allow(folder, later, "target-later")
+    assert callers.owner_of(later.public) is None  # the folder is looked at once in RELOAD_S
+    clock.now += RELOAD_S
+    assert callers.owner_of(later.public) == Caller("target-later", "target")
+    path.write_text("half a k")
+    clock.now += RELOAD_S
+    with capture_logs() as logs:
+        assert not callers.is_allowed("target-later")
+    assert "target-later.public does not contain a key" in logs[0]["why"]
+    assert callers.is_allowed("target")
+    path.unlink()
+    clock.now += RELOAD_S
+    assert not callers.is_allowed("target-later")
+
+
+@pytest.mark.parametrize(
+    ("key_name", "target_id", "why"),
+    [
+        ("target-a", "a", None),
+        ("target-a", "target-a", None),
+        ("target-a", "b", "is for a target named 'a', not 'b'"),
+        ("target", "a", "belongs to the key target-a.public"),
+        ("target", "target-a", "belongs to the key target-a.public"),
+        ("target", "b", None),
+        ("target", "machine:7800", None),
+    ],
+)
+def test_a_name_belongs_to_its_key(folder: Path, key_name: str, target_id: str, why: str | None) -> None:
+    allow(folder, new_key(folder, "target", "a"), "target-a")
+    callers = Callers(load_keys(folder, "hub"))
+    found = callers.why_not_named(callers.caller(key_name), target_id)
+    assert found is None if why is None else why in found
+
+
+def test_a_target_that_takes_the_name_of_another_key_is_refused_in_a_sentence(star, folder: Path) -> None:
+    allow(folder, new_key(folder, "target", "a"), "target-a")
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    thief = star.target(hub.endpoint, "a", keys=load_keys(folder, "target"))
+    star.until(lambda: "belongs to the key target-a.public" in thief.problem, thief)
+    owner = star.connected(hub.endpoint, "a", keys=load_keys(folder.parent / "a", "target"))
+    owner.send([Ping(1)])
+    assert owner.receive(5.0) == [Pong(1)]
+
+
+async def test_a_key_has_its_own_role_only(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    gateway = star.target(hub.endpoint, keys=load_keys(folder, "gateway"))
+    star.until(lambda: "gateway.public is a gateway's: only a target's key may get" in gateway.problem, gateway)
+    asks = HubStatusClient(hub.endpoint, load_keys(folder, "target"))
+    try:
+        with pytest.raises(PeerProtocolError, match=r"target\.public is a target's: only a gateway's key may ask"):
+            await asks()
+    finally:
+        asks.close()
+
+
+def test_a_data_port_takes_only_the_key_that_it_was_opened_for(star, folder: Path) -> None:
+    """Another target that learned the link's id, which is secret, is refused before it can send a frame."""
+    other = new_key(folder, "target", "other")
+    allow(folder, other, "target-other")
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    star.connected(hub.endpoint, keys=load_keys(folder, "target"))
+    listening = [each for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    [port] = {each.laddr.port for each in listening} - {hub.transport.port}
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        other.secure_client(socket, load_keys(folder, "hub").public)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        assert monitor.poll(5000)
+        assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        socket.disable_monitor()
+        monitor.close()
+
+
+def test_a_key_is_added_and_removed_while_the_hub_serves(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    honest = star.connected(hub.endpoint, "honest", keys=load_keys(folder, "target"))
+    late = new_key(folder, "target", "late")
+    target = star.target(hub.endpoint, "late", keys=late)
+    star.until(lambda: "does not know" in target.problem, target)
+    path = allow(folder, late, "target-late")
+    star.until(lambda: target.is_connected, target, honest)
+    path.unlink()
+    star.until(lambda: not target.is_connected, target, honest)
+    star.until(lambda: Left("its key was removed") in hub.events_of("late"), target, honest)
+    star.until(lambda: "does not know" in target.problem, target, honest)
+    honest.send([Ping(1)])
+    assert honest.receive(5.0) == [Pong(1)]
+
+
+async def connected(client: ServingClient) -> None:
+    async with asyncio.timeout(20.0):
+        while not client.is_connected:  # noqa: ASYNC110 (the client has no event for it)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_gateway_whose_key_is_added_later_connects_by_itself(folder: Path) -> None:
+    late = new_key(folder, "gateway", "late")
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    client = ServingClient(f"tcp://127.0.0.1:{server.port}", late)
+    listening = asyncio.create_task(client.receive())
+    try:
+        await asyncio.sleep(QUIET_S)
+        assert not client.is_connected
+        allow(folder, late, "gateway-late")
+        await connected(client)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        client.close()
+        server.close()
+
+
+async def test_a_gateway_whose_key_is_removed_is_neither_heard_nor_answered(folder: Path) -> None:
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    client = ServingClient(f"tcp://127.0.0.1:{server.port}", load_keys(folder, "gateway"))
+    listening = asyncio.create_task(client.receive())
+    try:
+        await connected(client)
+        client.send(Ask(PROTOCOL_VERSION))
+        [(peer, _)] = await asyncio.to_thread(server.receive, 5.0)
+        assert server.send(peer, [])
+        (folder / "gateway.public").unlink()
+        await asyncio.sleep(RELOAD_S)
+        client.send(Ask(PROTOCOL_VERSION))
+        assert await asyncio.to_thread(server.receive, 0.3) == []
+        assert not server.send(peer, [Rejected("r", "no")])
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        client.close()
+        server.close()
+
+
+def test_the_audit_log_tells_who_connected_what_was_opened_and_what_was_refused(
+    star, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    hub = star.hub(keys=load_keys(folder, "hub"), audit=AuditLog(path, "hub"), max_targets=1)
+    target = star.connected(hub.endpoint, "t", keys=load_keys(folder, "target"))
+    target.send([Open(Tag(7), Epoch(1), (5, 6, 7), 0, SamplingSpec(temperature=0.0), 4)])
+    strange = other_keys(folder, "target")
+    stranger = star.target(hub.endpoint, "stranger", keys=strange)
+    full = star.target(hub.endpoint, "second", keys=load_keys(folder, "target"))
+    star.until(lambda: "does not know" in stranger.problem and "no place" in full.problem, stranger, full, target)
+    target.close()
+    star.until(lambda: '"target_left"' in path.read_text(), stranger)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(line["process"] == "hub" and line["time"].endswith("+00:00") for line in lines)
+    seen = {line["event"]: line for line in lines}
+    assert seen["target_connected"]["target"] == "t"
+    assert seen["target_connected"]["key"] == "target"
+    assert (seen["tag_opened"]["tag"], seen["tag_opened"]["num_tokens"]) == (7, 3)
+    assert seen["key_refused"]["key"] == strange.public.decode()
+    assert seen["refused"]["code"] == "full"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_refused_keys_are_logged_once_in_a_while_with_their_number(folder: Path) -> None:
+    clock = Clock()
+    context = zmq.Context()
+    authenticator = CurveAuthenticator(context, Callers(load_keys(folder, "hub")), AuditLog.off(), clock)
+    request = [b"1.0", b"1", b"starspec:", b"10.0.0.9", b"", b"CURVE", b"k" * 32]
+    with capture_logs() as logs:
+        for _ in range(1000):
+            assert authenticator._answer(request)[2] == b"400"
+        clock.now += LOG_PERIOD_S
+        authenticator._answer(request)
+    context.term()
+    assert [entry["num_refused"] for entry in logs] == [1, 1000]
+    assert logs[0]["address"] == "10.0.0.9"
+
+
+def test_an_audit_log_that_floods_leaves_lines_out_and_says_how_many(tmp_path: Path) -> None:
+    clock = Clock()
+    audit = AuditLog(tmp_path / "audit", "p", clock)
+    for _ in range(MAX_LINES_PER_S + 50):
+        audit.note("refused", why="x" * 1000)
+    clock.now += 1.0
+    audit.note("refused")
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert len(lines) == MAX_LINES_PER_S + 1
+    assert len(lines[0]["why"]) == 200
+    assert lines[-1]["num_left_out"] == 50
+
+
+def test_an_audit_log_on_a_full_disk_costs_lines_and_not_the_process(tmp_path: Path) -> None:
+    audit = AuditLog("/dev/full", "p")
+    with capture_logs() as logs:
+        audit.note("refused")
+        audit.note("refused")
+    assert [entry["why"] for entry in logs] == ["No space left on device"]
+    with pytest.raises(ConfigError, match=r"cannot write the audit log .*missing/audit: No such file"):
+        AuditLog(tmp_path / "missing" / "audit", "p")

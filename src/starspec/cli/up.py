@@ -46,7 +46,7 @@ TOGETHER_S = 0.3
 
 TARGET_LIMITS = ("max_num_seqs", "max_num_queued_reqs", "prefill_chunk")
 POLICIES = (
-    *("run_ahead", "share_prefixes"),
+    *("run_ahead", "share_prefixes", "audit_log"),
     *("max_batch", "scheduling", "weights", "slo_round_ms", "rate_limits", "admission"),
 )
 API = ("host", "port", "served_model_name", "api_key", "shutdown_timeout_s")
@@ -124,7 +124,7 @@ def up(
     config = StarConfig(
         model=model,
         num_targets=star.num_targets,
-        target=replace(limits, batching=batching.to_config()),
+        target=replace(limits, batching=batching.to_config(), audit_log=hub.audit_log),
         speculative=speculative,
         hub=_suited_to(speculative, hub),
         draft=_run_as(model, draft, star),

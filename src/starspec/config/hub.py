@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from starspec.config.checks import check_ranges, check_words
 from starspec.config.limits import MAX_DRAFT_TOKENS
-from starspec.config.network import LOOPBACK, Host, Insecure, Keys, Port, PrefillChunk, lease
+from starspec.config.network import LOOPBACK, AuditLogFile, Host, Insecure, Keys, Port, PrefillChunk, lease
 from starspec.config.option import LIMITS, NETWORK, NONE_GIVEN, SPECULATION, Option
 from starspec.errors import ConfigError
 
@@ -48,6 +48,7 @@ class HubConfig:
     ] = None
     keys: Keys = None
     insecure: Insecure = False
+    audit_log: AuditLogFile = None
     max_targets: Annotated[int, Option("Targets at once.", LIMITS, least=1)] = 64
     max_tags: Annotated[int, Option("Sequences at once, over all targets.", LIMITS, least=1)] = 1024
     max_draft_tokens: Annotated[

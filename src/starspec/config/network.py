@@ -20,6 +20,16 @@ Keys = Annotated[
     ),
 ]
 Insecure = Annotated[bool, Option("Allow addresses that are not loopback without keys.", NETWORK, ("--insecure",))]
+AuditLogFile = Annotated[
+    str | None,
+    Option(
+        "Append connects, opens and refusals to this file, as JSON lines without any text of requests.",
+        NETWORK,
+        ("--audit-log",),
+        shown=NONE_GIVEN,
+        form="path",
+    ),
+]
 PrefillChunk = Annotated[int, Option("Prompt tokens of one forward.", LIMITS, least=1)]
 ShutdownTimeout = Annotated[
     float,

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
 
 from starspec.config.checks import check_ranges, check_words, one_of
-from starspec.config.network import LOOPBACK, Host, Insecure, Keys, Port, PrefillChunk, ShutdownTimeout, lease
+from starspec.config.network import (
+    LOOPBACK,
+    AuditLogFile,
+    Host,
+    Insecure,
+    Keys,
+    Port,
+    PrefillChunk,
+    ShutdownTimeout,
+    lease,
+)
 from starspec.config.option import LIMITS, Option
 from starspec.errors import ConfigError
 
@@ -68,6 +78,7 @@ class TargetConfig:
     port: Port = 7800
     keys: Keys = None
     insecure: Insecure = False
+    audit_log: AuditLogFile = None
     max_num_seqs: Annotated[int, Option("Sequences decoded at once by a target.", LIMITS, least=1)] = 8
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     max_num_queued_reqs: Annotated[

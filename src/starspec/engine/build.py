@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from starspec.audit import AuditLog
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
@@ -38,7 +39,8 @@ def build_server(
         ModelError if the model cannot be served.
     """
     keys = load_keys(config.keys, "target") if config.keys else None
-    serving = ServingServer(config.host, config.port, keys, config.insecure)
+    audit = AuditLog(config.audit_log, config.name)
+    serving = ServingServer(config.host, config.port, keys, config.insecure, audit)
     try:
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
@@ -47,6 +49,7 @@ def build_server(
         drafts = make_drafts(config, speculative, runner, tokenizer, stats)
     except BaseException:
         serving.close()
+        audit.close()
         raise
     log.info(
         "target loaded",
@@ -57,7 +60,7 @@ def build_server(
         numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
     )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
-    return TargetServer(config, engine, serving)
+    return TargetServer(config, engine, serving, audit)
 
 
 def make_drafts(

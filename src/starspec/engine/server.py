@@ -13,6 +13,7 @@ from typing import assert_never
 
 import structlog
 
+from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
@@ -48,11 +49,13 @@ class TargetServer:
         config: TargetConfig,
         engine: TargetEngine,
         serving: ServingServer,
+        audit: AuditLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._engine = engine
         self._serving = serving
+        self._audit = audit or AuditLog.off()
         self._clock = clock
         self._heard_s: dict[PeerId, float] = {}  # when each gateway sent its last message
         self._is_stopping = threading.Event()
@@ -77,6 +80,7 @@ class TargetServer:
         finally:
             self._engine.drafts.shutdown()
             self._serving.close()
+            self._audit.close()
 
     def stop(self) -> None:
         """Refuse new requests, and let the others end within `shutdown_timeout_s`. A second call does not wait.
@@ -127,12 +131,15 @@ class TargetServer:
             if self._is_stopping.is_set():
                 raise CapacityError("this target is shutting down")
             self._engine.submit(message.request_id, message.spec, peer)
+            self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
         except RequestError as error:
-            refusal = Rejected(message.request_id, str(error), error.param, error.status)
-            self._serving.send(peer, [refusal])
+            self._refuse(peer, Rejected(message.request_id, str(error), error.param, error.status))
         except CapacityError as error:
-            refusal = Rejected(message.request_id, str(error), None, 503, error.retry_after_s)
-            self._serving.send(peer, [refusal])
+            self._refuse(peer, Rejected(message.request_id, str(error), None, 503, error.retry_after_s))
+
+    def _refuse(self, peer: PeerId, refusal: Rejected) -> None:
+        self._audit.note("request_refused", request_id=refusal.request_id, status=refusal.status)
+        self._serving.send(peer, [refusal])
 
     def _deliver(self, outputs: Mapping[RequestKey, EngineOutput]) -> None:
         """Send each gateway the outputs of its requests, all at once."""

@@ -9,6 +9,7 @@ from functools import partial
 
 import structlog
 
+from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.hub.build import build_hub, load_drafter, suited_to, terms_of
@@ -52,6 +53,7 @@ class DraftServer:
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
         check_free(config.host, config.port, "the hub")
+        self._audit = AuditLog(config.audit_log, "hub")
         loaded = load_drafter(draft, model, config.max_tags, target)
         self._loaded = loaded
         hub = build_hub(loaded, config, clock, trace)
@@ -67,6 +69,7 @@ class DraftServer:
             data_ports=config.data_ports,
             keys=keys,
             is_insecure=config.insecure,
+            audit=self._audit,
             trace=trace,
             clock=clock,
         )
@@ -102,6 +105,7 @@ class DraftServer:
                     self._publish()
         finally:
             self._transport.close()
+            self._audit.close()
 
     def _publish(self) -> None:
         """Leave a copy of the statistics for the transport's thread, which answers requests for them."""

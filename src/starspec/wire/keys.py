@@ -1,15 +1,14 @@
-"""CURVE keys: which process may connect to which, and when keys are not needed.
+"""CURVE keys: the files of one process, and when keys are not needed.
 
 `generate_keys` writes one key pair for each role into a folder: NAME.secret (readable by its owner only) and
 NAME.public. A machine needs the secret of its own role and the public keys of the roles that it connects to. A server
-accepts every client whose public key is in its folder under the right role (`target.public`, `target-anything.public`).
+accepts the clients whose public keys are in its folder; see `callers.py`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,9 +20,8 @@ from starspec.errors import ConfigError
 
 KeyRole = Literal["hub", "target", "gateway"]
 ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway")
-CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
-ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 KEY_LEN: Final = 40  # characters of a z85 key
+ZAP_DOMAIN: Final = "starspec:"  # and the name of the only key that may connect, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +33,16 @@ class Keys:
     public: bytes
     secret: bytes = field(repr=False)
 
-    def secure_server(self, socket: zmq.Socket[bytes]) -> None:
-        """Let the socket accept only clients that the CurveAuthenticator of its context allows. Call before `bind`."""
+    def secure_server(self, socket: zmq.Socket[bytes], key_name: str = "") -> None:
+        """Let the socket accept only clients that the CurveAuthenticator of its context allows. Call before `bind`.
+
+        Args:
+            key_name: of the only key that may connect, as `Callers` names it; empty = every allowed key.
+        """
         socket.curve_server = True
         socket.curve_secretkey = self.secret
         socket.curve_publickey = self.public
-        socket.zap_domain = b"starspec"
+        socket.zap_domain = f"{ZAP_DOMAIN}{key_name}".encode()
 
     def secure_client(self, socket: zmq.Socket[Any], server_key: bytes) -> None:
         """Let the socket connect only to the server that holds the secret of `server_key`. Call before `connect`."""
@@ -50,12 +52,7 @@ class Keys:
 
     def public_key_of(self, role: KeyRole) -> bytes:
         """The public key of another role. Raises: ConfigError if the folder has none."""
-        return _read(self.folder / f"{role}.public")
-
-    def allowed(self) -> frozenset[bytes]:
-        """The public keys of the clients that may connect to this process."""
-        paths = [path for client in CLIENTS.get(self.role, ()) for path in self.folder.glob(f"{client}*.public")]
-        return frozenset(_read(path) for path in paths)
+        return read_key(self.folder / f"{role}.public")
 
 
 def generate_keys(folder: Path) -> list[Path]:
@@ -88,7 +85,7 @@ def load_keys(folder: str | Path | None, role: KeyRole) -> Keys | None:
     if folder is None:
         return None
     path = Path(folder) / f"{role}.secret"
-    secret = _read(path)
+    secret = read_key(path)
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"other users can read {path}: run `chmod 600 {path}`")
     return Keys(Path(folder), role, zmq.curve_public(secret), secret)
@@ -123,36 +120,8 @@ def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> 
         raise ConfigError(f"{what} {host} without keys: {remedy}")
 
 
-class CurveAuthenticator:
-    """A thread that tells ZeroMQ whether a client's key is allowed (ZAP, RFC 27).
-
-    It serves every socket of `context` that `Keys.secure_server` prepared, and ends with the context.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[bytes]) -> None:
-        self._allowed = allowed
-        socket = context.socket(zmq.REP)
-        socket.linger = 0
-        socket.bind(ZAP_ENDPOINT)
-        threading.Thread(target=self._serve, args=(socket,), name="starspec-keys", daemon=True).start()
-
-    def _serve(self, socket: zmq.Socket[bytes]) -> None:
-        with socket:
-            while True:
-                try:
-                    request = socket.recv_multipart()
-                except zmq.ContextTerminated:
-                    return
-                socket.send_multipart(self._answer(request))
-
-    def _answer(self, request: list[bytes]) -> list[bytes]:
-        # version, request id, domain, address, identity, mechanism, credentials (CURVE: the client's public key)
-        is_allowed = len(request) == 7 and request[5] == b"CURVE" and z85.encode(request[6]) in self._allowed
-        verdict = [b"200", b"OK"] if is_allowed else [b"400", b"unknown key"]
-        return [b"1.0", request[1], *verdict, b"", b""]
-
-
-def _read(path: Path) -> bytes:
+def read_key(path: Path) -> bytes:
+    """The key in a file. Raises: ConfigError that names the file if it cannot be read or holds no key."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:

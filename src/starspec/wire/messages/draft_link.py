@@ -65,7 +65,7 @@ class Refused(Message, frozen=True):
     A refused target decodes without the hub and may try again after `retry_after_s`.
     """
 
-    code: Literal["version", "vocabulary", "features", "full", "invalid"]
+    code: Literal["version", "vocabulary", "features", "full", "invalid", "key"]
     reason: str
     retry_after_s: float | None = None  # None: asking again will not help
 

@@ -9,10 +9,11 @@ from typing import Final
 import structlog
 import zmq
 
+from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
-from starspec.wire.messages import Fault, Goodbye, Hello, Ping, Pong, TargetToHub, Welcome
+from starspec.wire.messages import Fault, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
 from starspec.wire.transports.sockets import LOST, Socket, SocketMonitor
 
@@ -30,12 +31,24 @@ class HubLink:
         terms: the Welcome for the target, with its `link_id` and `port`.
         stats: counts what is not passed on to the hub.
         now: seconds on the transport's clock, here and below.
+        key_name: of the key that said Hello; empty = the hub has no keys.
     """
 
-    def __init__(self, socket: Socket, hello: Hello, terms: Welcome, stats: HubTransportStats, now: float) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        hello: Hello,
+        terms: Welcome,
+        stats: HubTransportStats,
+        now: float,
+        key_name: str,
+        audit: AuditLog,
+    ) -> None:
         self.socket = socket
         self.hello = hello
         self.link_id = terms.link_id
+        self.key_name = key_name
+        self._audit = audit
         self.num_queued = 0  # arrivals handed to the hub so far
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
@@ -110,6 +123,7 @@ class HubLink:
     def last_arrival(self, now: float) -> Arrival:
         """The last arrival of this link."""
         log.info("target left", target=self.hello.target_id, link=self.link_id, reason=self.left)
+        self._audit.note("target_left", target=self.hello.target_id, link=self.link_id, why=self.left)
         return self._arrival(Left(self.left or "the hub is closing"), now)
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
@@ -119,12 +133,17 @@ class HubLink:
                 if self._link.state is LinkState.ATTACHING:
                     self.has_joined = True
                     log.info("target joined", target=self.hello.target_id, link=self.link_id)
+                    key = self.key_name or None
+                    self._audit.note("target_connected", target=self.hello.target_id, link=self.link_id, key=key)
                     arrivals.append(self._arrival(Joined(self.hello), now))
                 self._send(self._identity, [encode(self._link.send(Pong(number)))])
                 if number:
                     arrivals.append(self._arrival(message, now))
             case Goodbye(reason=reason):
                 self.end(reason or "said goodbye")
+            case Open(tag=tag, token_ids=token_ids):
+                self._audit.note("tag_opened", link=self.link_id, tag=tag, num_tokens=len(token_ids))
+                arrivals.append(self._arrival(message, now))
             case _:
                 arrivals.append(self._arrival(message, now))
 

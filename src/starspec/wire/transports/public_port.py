@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
+from starspec.audit import AuditLog
 from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import LinkId
+from starspec.wire.callers import Caller, Callers, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.link import FAULT_INTERVAL_S
@@ -43,25 +45,30 @@ class Ports:
     keys: Keys | None
     data_ports: tuple[int, int] | None
 
-    def open(self, port: int, max_frame_bytes: int) -> tuple[Socket, int]:
-        """A listening ROUTER socket and its port. Raises: ConfigError if it cannot listen there."""
+    def open(self, port: int, max_frame_bytes: int, key_name: str = "") -> tuple[Socket, int]:
+        """A listening ROUTER socket and its port.
+
+        Args:
+            key_name: of the only key that may connect; empty = every allowed key.
+        Raises: ConfigError if it cannot listen there.
+        """
         socket = make_socket(self.context, zmq.ROUTER, max_frame_bytes)
         try:
             if self.keys is not None:
-                self.keys.secure_server(socket)
+                self.keys.secure_server(socket, key_name)
             return socket, bind(socket, self.host, port, "the hub")
         except BaseException:
             socket.close()
             raise
 
-    def open_data_port(self) -> tuple[Socket, int]:
-        """A port for one target. Raises: ConfigError if none is free."""
+    def open_data_port(self, key_name: str = "") -> tuple[Socket, int]:
+        """A port for one target, which only its key may use. Raises: ConfigError if none is free."""
         if self.data_ports is None:
-            return self.open(0, MAX_FRAME_BYTES)
+            return self.open(0, MAX_FRAME_BYTES, key_name)
         first, last = self.data_ports
         for port in range(first, last + 1):
             try:
-                return self.open(port, MAX_FRAME_BYTES)
+                return self.open(port, MAX_FRAME_BYTES, key_name)
             except ConfigError:
                 continue
         raise ConfigError(f"every port from {first} to {last} is taken")
@@ -78,14 +85,26 @@ class PublicPort:
 
     Args:
         socket: bound to the public port; this object closes it.
+        callers: who may connect, and as what; None = the hub has no keys, and everybody may.
     """
 
-    def __init__(self, socket: Socket, ports: Ports, admit: Admit, report: Report, stats: HubTransportStats) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        ports: Ports,
+        admit: Admit,
+        report: Report,
+        stats: HubTransportStats,
+        callers: Callers | None,
+        audit: AuditLog,
+    ) -> None:
         self.socket = socket
         self._ports = ports
         self._admit = admit
         self._report = report
         self._stats = stats
+        self._callers = callers
+        self._audit = audit
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._fault_at = -math.inf
@@ -97,25 +116,39 @@ class PublicPort:
         num_before = len(held)
         for _ in range(READ_BURST):
             try:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                first, *rest = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            reply = self._answer(peer, frames, held, now)
+            peer, frames = first.bytes, [frame.bytes for frame in rest]
+            key_name = key_name_of(rest[0]) if self._callers is not None and rest else ""
+            reply = self._answer(peer, frames, key_name, held, now)
             if reply is not None:
                 self._send(peer, reply)
         return held[num_before:]
+
+    def end_links_of_removed_keys(self, links: Iterable[HubLink]) -> None:
+        """End the links whose key is no longer in the folder."""
+        if self._callers is None:
+            return
+        for link in links:
+            if link.left is None and not self._callers.is_allowed(link.key_name):
+                link.end("its key was removed")
 
     def close(self) -> None:
         """Close the public port."""
         self.socket.close()
 
-    def _answer(self, peer: bytes, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
+    def _answer(
+        self, peer: bytes, frames: list[bytes], key_name: str, held: list[HubLink], now: float
+    ) -> HubPublicReply | None:
         try:
             if len(frames) != 1:
                 raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
             message = self._decode(frames[0])
         except PeerProtocolError as error:
             return self._fault(error, now)
+        if (refused := self._why_refused(message, key_name)) is not None:
+            return refused
         match message:
             case Ask(protocol_version=version) if version != PROTOCOL_VERSION:
                 return Refused.for_version(version, them="the gateway")
@@ -124,7 +157,7 @@ class PublicPort:
             case Refused():
                 return message
             case Hello():
-                return self._greet(peer, message, held, now)
+                return self._greet(peer, message, key_name, held, now)
 
     def _decode(self, frame: bytes) -> Hello | Ask | Refused:
         """The message, or the refusal of a peer of another version. Raises: PeerProtocolError."""
@@ -135,7 +168,27 @@ class PublicPort:
                 return refused
             raise
 
-    def _greet(self, peer: bytes, hello: Hello, held: list[HubLink], now: float) -> Welcome | Refused:
+    def _why_refused(self, message: Hello | Ask | Refused, key_name: str) -> Refused | None:
+        """The refusal of what this key may not ask; None if it may, and if there are no keys."""
+        if self._callers is None or isinstance(message, Refused):
+            return None
+        caller = self._callers.caller(key_name)
+        if caller is None:
+            why: str | None = f"the key {key_name}.public was removed at the hub"
+        elif isinstance(message, Ask):
+            why = None if caller.role == "gateway" else _wrong_role(caller, "ask for the hub's status", "a gateway")
+        elif caller.role != "target":
+            why = _wrong_role(caller, "get proposals", "a target")
+        else:
+            why = self._callers.why_not_named(caller, message.target_id)
+        if why is None:
+            return None
+        self._stats.num_refused += 1
+        name = message.target_id if isinstance(message, Hello) else None
+        self._audit.note("refused", key=key_name, target=name, code="key", why=why)
+        return Refused("key", why)
+
+    def _greet(self, peer: bytes, hello: Hello, key_name: str, held: list[HubLink], now: float) -> Welcome | Refused:
         link = self._links.get(peer)
         if link is not None and link.left is None:
             if link.hello == hello:
@@ -143,16 +196,20 @@ class PublicPort:
             link.end("sent another Hello")
         answer = self._admit(hello, sum(link.left is None for link in held))
         if isinstance(answer, Welcome):
-            answer = self._begin(peer, hello, answer, held, now)
+            answer = self._begin(peer, hello, answer, key_name, held, now)
         if isinstance(answer, Refused):
             self._stats.num_refused += 1
+            name, code = hello.target_id, answer.code
+            self._audit.note("refused", key=key_name or None, target=name, code=code, why=answer.reason)
         return answer
 
-    def _begin(self, peer: bytes, hello: Hello, terms: Welcome, held: list[HubLink], now: float) -> Welcome | Refused:
+    def _begin(
+        self, peer: bytes, hello: Hello, terms: Welcome, key_name: str, held: list[HubLink], now: float
+    ) -> Welcome | Refused:
         try:
-            socket, port = self._ports.open_data_port()
+            socket, port = self._ports.open_data_port(key_name)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
-            link = HubLink(socket, hello, welcome, self._stats, now)
+            link = HubLink(socket, hello, welcome, self._stats, now, key_name, self._audit)
         except (ConfigError, zmq.ZMQError) as error:  # ZMQError: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
         self._links[peer] = link
@@ -171,6 +228,10 @@ class PublicPort:
             self.socket.send_multipart([peer, encode(reply)], zmq.NOBLOCK)
         except (zmq.ZMQError, LinkError):  # the peer is gone or does not read, or the status is too large for a frame
             self._stats.num_dropped += 1
+
+
+def _wrong_role(caller: Caller, action: str, needed: str) -> str:
+    return f"the key {caller.key_name}.public is a {caller.role}'s: only {needed}'s key may {action}"
 
 
 def _refuse_other_version(frame: bytes) -> Refused | None:

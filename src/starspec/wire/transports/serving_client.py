@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Final
 
@@ -15,7 +16,14 @@ from starspec.errors import PeerLost, PeerProtocolError
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import GatewayToTarget, TargetToGateway
-from starspec.wire.transports.sockets import GOODBYE_MS, HANDSHAKE_FAILED, connect, host_of, set_limits
+from starspec.wire.transports.sockets import (
+    GOODBYE_MS,
+    HANDSHAKE_FAILED,
+    REFUSED_KEY_RETRY_S,
+    connect,
+    host_of,
+    set_limits,
+)
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
 # A target that ends resets its connection. A silent target may be suspended, or its machine may be very busy. Its
@@ -108,8 +116,13 @@ class ServingClient:
         A target that restarts before its end is noticed may still get messages sent meanwhile. The caller that gets
         PeerLost from `receive` therefore aborts its requests.
         """
-        self._socket.disconnect(self.endpoint)
+        with contextlib.suppress(zmq.ZMQError):  # it has none after a refusal
+            self._socket.disconnect(self.endpoint)
         connect(self._socket, self.endpoint)
+
+    def _try_again(self) -> None:
+        if not self._is_closed and not self.is_connected:
+            self._reconnect()
 
     def _read(self) -> None:
         for frames in _waiting(self._socket):
@@ -133,6 +146,8 @@ class ServingClient:
                         "a target refuses this gateway's key, or has none: keys must be given on both sides",
                         endpoint=self.endpoint,
                     )
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
+                    asyncio.get_running_loop().call_later(REFUSED_KEY_RETRY_S, self._try_again)
                 self._is_lost |= self.is_connected
                 self.is_connected = False
 

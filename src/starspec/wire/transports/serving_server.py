@@ -6,6 +6,7 @@ cannot be delivered. The other end is `serving_client.py`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,10 +14,12 @@ import msgspec
 import structlog
 import zmq
 
+from starspec.audit import AuditLog
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
+from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
-from starspec.wire.keys import CurveAuthenticator, Keys, require_keys
+from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
@@ -29,6 +32,7 @@ from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
+MAX_PEERS: Final = 1024  # whose keys are known; the one that has been silent the longest is forgotten
 
 log = structlog.get_logger()
 
@@ -46,12 +50,23 @@ class ServingServer:
         port: 0 = any free one; see the attribute `port`.
         keys: of role "target".
         is_insecure: allow a host that is not loopback without keys.
+        audit: gets connects and refused keys, if given.
     Raises: ConfigError if it cannot or must not listen there.
     """
 
-    def __init__(self, host: str, port: int, keys: Keys | None = None, is_insecure: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: Keys | None = None,
+        is_insecure: bool = False,
+        audit: AuditLog | None = None,
+    ) -> None:
         require_keys(host, keys, is_insecure, "the target would listen on")
         self._context: Context = zmq.Context()
+        self._audit = audit or AuditLog.off()
+        self._callers: Callers | None = None
+        self._key_names: OrderedDict[PeerId, str] = OrderedDict()  # of peers, the one heard last at the end
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
         self._is_closed = False
         self.num_frames_rejected = 0  # multiparts that broke the protocol
@@ -61,7 +76,8 @@ class ServingServer:
         try:
             if keys is not None:
                 keys.secure_server(self._socket)
-                CurveAuthenticator(self._context, keys.allowed())
+                self._callers = Callers(keys)
+                CurveAuthenticator(self._context, self._callers, self._audit)
             self.port = bind(self._socket, host, port, "the target")
         except BaseException:
             self.close()
@@ -78,17 +94,25 @@ class ServingServer:
         arrived: list[tuple[PeerId, GatewayToTarget]] = []
         for _ in range(READ_BURST):
             try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                first, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            arrived += self._messages(PeerId(peer), frames)
+            peer, frames = PeerId(first.bytes), [frame.bytes for frame in rest]
+            if rest and self._callers is not None:
+                self._note_key(peer, key_name_of(rest[0]))
+            if self._may_talk(peer):
+                arrived += self._messages(peer, frames)
         return arrived
 
     def send(self, peer: PeerId, messages: Sequence[TargetToGateway]) -> bool:
         """Send messages without waiting. They travel together, in multiparts of at most MAX_MESSAGES.
 
-        Returns: False if the gateway is gone or does not read, or if a message is too large for a frame.
+        Returns: False if the gateway is gone, does not read or has a key that was removed, or if a message is too large
+            for a frame.
         """
+        if not self._may_talk(peer):
+            self.num_dropped += len(messages)
+            return False
         for start in range(0, len(messages), MAX_MESSAGES):
             try:
                 frames = [encode(message) for message in messages[start : start + MAX_MESSAGES]]
@@ -104,6 +128,18 @@ class ServingServer:
             self._is_closed = True
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
+
+    def _note_key(self, peer: PeerId, key_name: str) -> None:
+        if peer not in self._key_names:
+            self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
+        self._key_names[peer] = key_name
+        self._key_names.move_to_end(peer)
+        if len(self._key_names) > MAX_PEERS:
+            self._key_names.popitem(last=False)
+
+    def _may_talk(self, peer: PeerId) -> bool:
+        """Whether the peer's key is still in the folder. ZeroMQ cannot close one connection: it is ignored instead."""
+        return self._callers is None or self._callers.is_allowed(self._key_names.get(peer, ""))
 
     def _messages(self, peer: PeerId, frames: list[bytes]) -> list[tuple[PeerId, GatewayToTarget]]:
         try:

@@ -20,6 +20,7 @@ HIGH_WATER: Final = 512  # multiparts queued in either direction of one connecti
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
 HANDSHAKE_MS: Final = 2000  # for a peer that accepts a connection and then sends nothing
+REFUSED_KEY_RETRY_S: Final = 2.0  # until a client tries again whose key was refused
 GOODBYE_MS: Final = 200  # at most, for the last messages to leave when a socket closes
 
 HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")  # a name, IPv4, [IPv6]

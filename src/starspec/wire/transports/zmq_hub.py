@@ -18,11 +18,13 @@ from typing import Final
 
 import zmq
 
+from starspec.audit import AuditLog
 from starspec.errors import LinkError, OurBug
 from starspec.ids import LinkId
 from starspec.tracing import Tracer
+from starspec.wire.callers import Callers, CurveAuthenticator
 from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
-from starspec.wire.keys import CurveAuthenticator, Keys, require_keys
+from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import HubToTarget
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
 from starspec.wire.transports.hub_io import HubIoLoop, HubQueues
@@ -42,6 +44,7 @@ class ZmqHub:
         data_ports: inclusive range of the targets' own ports; None = any free ones.
         keys: of role "hub".
         is_insecure: allow a host that is not loopback without keys.
+        audit: gets connects, opens and refusals, if given.
         trace: records how long messages wait between the two threads, if given.
         clock: seconds, monotonic.
     Raises: ConfigError if it cannot or must not listen there.
@@ -57,6 +60,7 @@ class ZmqHub:
         data_ports: tuple[int, int] | None = None,
         keys: Keys | None = None,
         is_insecure: bool = False,
+        audit: AuditLog | None = None,
         trace: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,9 +70,11 @@ class ZmqHub:
         self.stats = HubTransportStats()
         self._trace = trace
         self._clock = clock
+        audit = audit or AuditLog.off()
         try:
-            if keys is not None:
-                CurveAuthenticator(self._context, keys.allowed())
+            callers = None if keys is None else Callers(keys, clock)
+            if callers is not None:
+                CurveAuthenticator(self._context, callers, audit, clock)
             ports = Ports(self._context, host, keys, data_ports)
             public, self.port = ports.open(port, MAX_PUBLIC_FRAME_BYTES)
         except BaseException:
@@ -76,7 +82,7 @@ class ZmqHub:
             raise
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
         self._queues = HubQueues(self._arrivals, self.stats, clock)
-        public_port = PublicPort(public, ports, admit, report, self.stats)
+        public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit)
         self._thread = threading.Thread(target=self._run, args=(public_port,), name="starspec-hub-io", daemon=True)
         self._thread.start()
 

@@ -32,7 +32,7 @@ from starspec.wire.messages import (
     TargetToHub,
     Welcome,
 )
-from starspec.wire.transports.sockets import GOODBYE_MS, host_of
+from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, host_of
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
@@ -156,8 +156,12 @@ class ZmqTarget:
             if now < self._send_at:
                 return
             self._public = self._socket_factory.connect_public(self._endpoint)
-        for event, value in self._public.monitor.events():
-            self._complain(why_handshake_failed(event, value, self._endpoint))
+        for event, value in list(self._public.monitor.events()):
+            problem = why_handshake_failed(event, value, self._endpoint)
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
+                self._lose(problem, now, REFUSED_KEY_RETRY_S)
+                return
+            self._complain(problem)
         for frames in self._public.read():
             self._take_answer(frames, now)
             if self._link.state is LinkState.ATTACHING or self._public is None:

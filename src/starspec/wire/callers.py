@@ -1,0 +1,189 @@
+"""Who may connect to a server with keys, and as what.
+
+The public keys of a server's folder say who may connect. The file's name is the key's name: `target.public` and
+`target-NAME.public` are keys of targets, `gateway.public` and `gateway-NAME.public` of gateways. The folder is read
+again when it changes: a key that is added is welcome at once, and the connections of a removed one end within
+RELOAD_S and a turn of the server's loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+import zmq
+from zmq.utils import z85
+
+from starspec.audit import AuditLog
+from starspec.errors import ConfigError
+from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, read_key
+
+CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
+ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+RELOAD_S: Final = 1.0  # between looks at the folder
+LOG_PERIOD_S: Final = 10.0  # between log lines about refused keys
+
+log = structlog.get_logger()
+
+
+class Caller(NamedTuple):
+    """The owner of a key."""
+
+    key_name: str  # "target-a" for target-a.public
+    role: KeyRole
+
+    @property
+    def own_name(self) -> str:
+        """The name that only this key may use: "a" for target-a.public; empty for the key that a role shares."""
+        return self.key_name.removeprefix(self.role).removeprefix("-")
+
+
+class Callers:
+    """The clients that may connect to a server. Thread-safe.
+
+    Args:
+        keys: of the server.
+        clock: seconds, monotonic.
+    Raises: ConfigError if a client's key cannot be read.
+    """
+
+    def __init__(self, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = keys.folder
+        self._roles = CLIENTS.get(keys.role, ())
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._looked_s = clock()
+        self._stamp = self._stamp_of_folder()
+        self._callers = {read_key(path): caller for path, caller in self._files()}
+        self._key_names = {caller.key_name for caller in self._callers.values()}
+
+    def owner_of(self, key: bytes) -> Caller | None:
+        """The owner of a public key (z85); None if the key is not, or no longer, in the folder."""
+        self._reload()
+        return self._callers.get(key)
+
+    def caller(self, key_name: str) -> Caller | None:
+        """The owner of the key of this name; None if it may no longer connect."""
+        self._reload()
+        return next((caller for caller in self._callers.values() if caller.key_name == key_name), None)
+
+    def is_allowed(self, key_name: str) -> bool:
+        """Whether the key of this name may still connect."""
+        self._reload()
+        return key_name in self._key_names
+
+    def why_not_named(self, caller: Caller, target_id: str) -> str | None:
+        """Why a target with this key may not use this name; None if it may.
+
+        Weights and rate limits go by name, so a name belongs to its key: `target-a.public` may only be target "a" or
+        "target-a", and another key may not use these two names.
+        """
+        names = {caller.own_name, caller.key_name} - {""}
+        if caller.own_name and target_id not in names:
+            return f"the key {caller.key_name}.public is for a target named '{caller.own_name}', not '{target_id}'"
+        owners = {f"target-{target_id}", target_id if target_id.startswith("target-") else ""} - {caller.key_name}
+        if not caller.own_name and (owner := next((name for name in owners if name in self._key_names), None)):
+            return f"the name '{target_id}' belongs to the key {owner}.public: choose another name, or use that key"
+        return None
+
+    def _reload(self) -> None:
+        """Read the folder again if it has changed. A file that cannot be read counts as removed."""
+        with self._lock:
+            now = self._clock()
+            if now - self._looked_s < RELOAD_S:
+                return
+            self._looked_s = now
+            stamp = self._stamp_of_folder()
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            callers = {}
+            for path, caller in self._files():
+                try:
+                    callers[read_key(path)] = caller
+                except ConfigError as error:
+                    log.warning("a key is left out", why=str(error))
+            self._callers, self._key_names = callers, {caller.key_name for caller in callers.values()}
+            log.info("keys read again", folder=str(self._folder), num_keys=len(callers))
+
+    def _files(self) -> list[tuple[Path, Caller]]:
+        return [
+            (path, Caller(path.stem, role))
+            for role in self._roles
+            for path in sorted(self._folder.glob(f"{role}*.public"))
+            if path.stem == role or path.stem.startswith(f"{role}-")
+        ]
+
+    def _stamp_of_folder(self) -> tuple[object, ...]:
+        """What changes when a key is added, removed or replaced."""
+        stamps = []
+        for path, _ in self._files():
+            try:
+                stat = path.stat()
+            except OSError:
+                continue
+            stamps.append((path.name, stat.st_mtime_ns, stat.st_ino, stat.st_size))
+        return tuple(stamps)
+
+
+class CurveAuthenticator:
+    """A thread that tells ZeroMQ whether a client's key is allowed (ZAP, RFC 27), and the key's name.
+
+    It serves every socket of `context` that `Keys.secure_server` prepared, and ends with the context. `key_name_of`
+    reads the name from what arrives.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        callers: Callers,
+        audit: AuditLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._callers = callers
+        self._audit = audit
+        self._clock = clock
+        self._logged_s = -LOG_PERIOD_S
+        self._num_refused = 0  # since the last log line
+        socket = context.socket(zmq.REP)
+        socket.linger = 0
+        socket.bind(ZAP_ENDPOINT)
+        threading.Thread(target=self._serve, args=(socket,), name="starspec-keys", daemon=True).start()
+
+    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+        with socket:
+            while True:
+                try:
+                    request = socket.recv_multipart()
+                except zmq.ContextTerminated:
+                    return
+                socket.send_multipart(self._answer(request))
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        # version, request id, domain, address, identity, mechanism, credentials (CURVE: the client's public key)
+        if len(request) != 7 or request[5] != b"CURVE":
+            return [b"1.0", request[1], b"400", b"no key", b"", b""]
+        key, address = z85.encode(request[6]), request[3].decode(errors="replace")
+        caller = self._callers.owner_of(key)
+        only = request[2].decode().removeprefix(ZAP_DOMAIN)
+        if caller is None or (only and caller.key_name != only):
+            self._refuse(key.decode(), address)
+            return [b"1.0", request[1], b"400", b"unknown key", b"", b""]
+        return [b"1.0", request[1], b"200", b"OK", caller.key_name.encode(), b""]
+
+    def _refuse(self, key: str, address: str) -> None:
+        self._audit.note("key_refused", key=key, address=address)
+        self._num_refused += 1
+        if self._clock() - self._logged_s >= LOG_PERIOD_S:
+            log.warning("a client's key is refused", key=key, address=address, num_refused=self._num_refused)
+            self._logged_s, self._num_refused = self._clock(), 0
+
+
+def key_name_of(frame: zmq.Frame) -> str:
+    """The name of the key whose connection this frame came from."""
+    name: Any = frame.get("User-Id")
+    return str(name)
