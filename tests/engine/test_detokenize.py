@@ -1,12 +1,46 @@
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 from toy import WordTokenizer
+from transformers import PreTrainedTokenizerFast
 
-from starspec.engine.detokenize import Detokenizer
+from starspec.engine.detokenize import UNFINISHED, Detokenizer
 
 TOKENIZER = WordTokenizer()
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """Ids 0 to 255 are bytes; the tokens behind them cut characters in every way, as learned merges do."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelling = {byte: chr(byte) for byte in printable}
+    spelling |= {byte: chr(0x100 + index) for index, byte in enumerate(others)}
+    parts = [" 日".encode()[:-1], " 🚀".encode()[:2], "🚀".encode()[2:], "日".encode()[1:] + b"a", "‍👩".encode()[:-1]]
+    pieces = [bytes([byte]) for byte in range(256)] + parts + [" 한".encode(), b" go"]
+    vocab = {"".join(spelling[byte] for byte in piece): token_id for token_id, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """Ids 0 to 255 are bytes, as in SentencePiece: one incomplete character spoils the whole run of byte tokens."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581go": 256, "a": 257}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+TOKENIZERS = {"byte level": byte_level(), "byte fallback": byte_fallback()}
+every_tokenizer = pytest.mark.parametrize("name", TOKENIZERS)
+# characters of one to four bytes, and emoji that are joined to one
+TEXTS = st.lists(
+    st.sampled_from(["a", " ", "é", "日", "한", "🚀", "👨", "\u200d", "👩", "👨‍👩‍👧", "\u0301"]), max_size=14
+)
 
 
 def feed(detokenizer: Detokenizer, token_ids: list[int]) -> tuple[str, str | None]:
@@ -99,3 +133,73 @@ def test_streamed_text_ends_where_the_earliest_completed_stop_string_begins(ids:
             assert stop in stops
             return
     assert text == TOKENIZER.decode(ids)
+
+
+@every_tokenizer
+@pytest.mark.parametrize("char", [" 日", " 🚀", " 한", "👨‍👩‍👧", "日本", "é"])
+def test_a_character_that_the_prompt_begins_is_in_the_answer_whole(name: str, char: str) -> None:
+    ids = list(f"Go on:{char}".encode())
+    assert feed(Detokenizer(TOKENIZERS[name], ids[:-1]), [ids[-1], ord("!")]) == (char[-1] + "!", None)
+    assert feed(Detokenizer(TOKENIZERS[name], ids[:-1], stop=(char[-1],)), [ids[-1], ord("!")]) == ("", char[-1])
+
+
+@every_tokenizer
+@given(chars=TEXTS, data=st.data())
+def test_text_and_offsets_are_right_wherever_the_prompt_ends(name: str, chars: list[str], data: st.DataObject) -> None:
+    """Against plain decoding of the bytes: a character belongs to the answer if its last byte does."""
+    content = "".join(["x", *chars]).encode()
+    num_prompt = data.draw(st.integers(1, len(content)))
+    detokenizer = Detokenizer(TOKENIZERS[name], list(content[:num_prompt]))
+    num_chars_of_prompt = len(content[:num_prompt].decode(errors="ignore"))
+    text = ""
+    for end, byte in enumerate(content[num_prompt:], num_prompt + 1):
+        before = content[: end - 1].decode(errors="ignore")
+        assert detokenizer.next_offset == len(before) - num_chars_of_prompt
+        assert detokenizer.add(byte) is None
+        text += detokenizer.take()
+        assert text == content[:end].decode(errors="ignore")[num_chars_of_prompt:]
+    detokenizer.finish()
+    assert text + detokenizer.take() == content.decode()[num_chars_of_prompt:]
+
+
+@given(
+    ids=st.lists(st.sampled_from([*range(0x60, 0x63), *range(256, 263), 0xE6, 0x97, 0xA5, 0xF0]), max_size=14),
+    data=st.data(),
+)
+def test_tokens_that_cut_characters_anyhow_give_what_decoding_all_at_once_gives(
+    ids: list[int], data: st.DataObject
+) -> None:
+    """Broken characters included: U+FFFD of the prompt is the answer's where the answer completes it."""
+    tokenizer, num_prompt = TOKENIZERS["byte level"], data.draw(st.integers(0, len(ids)))
+    before, both = tokenizer.decode(ids[:num_prompt]), tokenizer.decode(ids)
+    detokenizer = Detokenizer(tokenizer, ids[:num_prompt])
+    text, _ = feed(detokenizer, ids[num_prompt:])
+    num_equal = max(num for num in range(len(before) + 1) if both.startswith(before[:num]))
+    assert text == both[num_equal:]
+
+
+@every_tokenizer
+@given(
+    ids=st.lists(st.integers(0, 257), max_size=12), data=st.data(), stops=st.lists(st.sampled_from(["a", " go", "日"]))
+)
+def test_offsets_rise_within_the_text_whatever_the_tokens_are(
+    name: str, ids: list[int], data: st.DataObject, stops: list[str]
+) -> None:
+    num_prompt = data.draw(st.integers(0, len(ids)))
+    detokenizer = Detokenizer(TOKENIZERS[name], ids[:num_prompt], stop=tuple(stops))
+    offsets = []
+    for token_id in ids[num_prompt:]:
+        offsets.append(detokenizer.next_offset)
+        if detokenizer.add(token_id):
+            break
+    detokenizer.finish()
+    assert offsets == sorted(offsets)
+    assert detokenizer.next_offset <= len(detokenizer.text)
+
+
+@pytest.mark.parametrize(("name", "letter"), [("byte level", ord("a")), ("byte fallback", 257)])
+def test_a_broken_character_of_the_prompt_stays_in_the_prompt(name: str, letter: int) -> None:
+    ids = [letter, 0xE6, letter]
+    assert feed(Detokenizer(TOKENIZERS[name], ids), [*"日x".encode()]) == ("日x", None)
+    assert feed(Detokenizer(TOKENIZERS[name], ids), [0xE6]) == (UNFINISHED, None)
+    assert feed(Detokenizer(TOKENIZERS[name], ids[:2]), [letter]) == ("a", None)

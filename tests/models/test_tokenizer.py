@@ -103,3 +103,12 @@ def test_a_broken_config_is_not_put_down_to_the_tokenizer(tmp_path, content, why
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=rf"the config\.json of .* cannot be read: {why}"):
         load_tokenizer(str(tmp_path))
+
+
+def test_decoding_keeps_every_space_because_a_stream_cannot_take_one_back(tmp_path):
+    backend = Tokenizer(WordLevel({"<unk>": 0, "do": 1, "n't": 2, "'": 3}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    tokenizer.save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    assert tokenizer.decode([1, 3, 1]) == "do'do"
+    assert load_tokenizer(str(tmp_path)).decode([1, 3, 1]) == "do ' do"

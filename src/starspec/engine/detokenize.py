@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete UTF-8 sequence
+MAX_CHAR_TOKENS = 4  # a character of UTF-8 has at most four bytes, and a token has at least one
 CONTEXT_TOKENS = 5  # prompt tokens that are decoded too, because some tokenizers attach a space to the next word
 
 
@@ -24,7 +26,8 @@ class StopMatch(NamedTuple):
 class Detokenizer:
     """The text of one answer, extended token by token.
 
-    `take()` returns the text that is final: complete characters, without a tail that may begin a stop string.
+    `take()` returns the text that is final: complete characters, without a tail that may begin a stop string. A
+    character that the prompt begins and the answer completes belongs to the answer.
     """
 
     def __init__(
@@ -40,9 +43,10 @@ class Detokenizer:
         self._stop = stop
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
-        self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])  # tokens decoded together
-        self._num_decoded = len(self._window)  # tokens of the window whose text is already in `_text`
+        self._window = self._last_tokens(prompt_token_ids, CONTEXT_TOKENS)  # decoded together
+        self._num_decoded = len(self._window)  # tokens of the window whose text is in the prompt or in `_text`
         self._text = ""
+        self._next_offset = 0
         self._num_taken = 0
         self._num_unchecked = 0  # leading characters in which a stop string does not count
         self._is_stopped = False
@@ -51,6 +55,11 @@ class Detokenizer:
     def text(self) -> str:
         """All text so far, including what `take` holds back."""
         return self._text
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next token's text will begin in `text`: inside a character that it continues, the character's."""
+        return min(self._next_offset, len(self._text)) if self._is_stopped else self._next_offset
 
     def add(self, token_id: int, *, check_stop: bool = True) -> StopMatch | None:
         """Add one token. If it completes a stop string, cut the text there.
@@ -85,13 +94,48 @@ class Detokenizer:
 
     def _grow(self, *, is_last: bool) -> None:
         """Append the text of the window's new tokens, unless it ends within a character."""
+        added = self._added_text()
+        whole = added.rstrip(UNFINISHED)
+        self._next_offset = len(self._text) + len(whole)
+        if not added or (added != whole and not is_last):
+            return
+        self._text += added
+        self._window = self._last_tokens(self._window, len(self._window) - self._num_decoded)
+        self._num_decoded = len(self._window)
+
+    def _added_text(self) -> str:
+        """What the window's new tokens add to the text of those before them.
+
+        That text is not final where the prompt ends within a character: the new tokens may turn its U+FFFD into the
+        character. A decoder with byte fallback even turns every character of a run of byte tokens into U+FFFD while the
+        run has an incomplete one.
+        """
         before = self._decode(self._window[: self._num_decoded])
         both = self._decode(self._window)
-        if len(both) <= len(before) or (both.endswith(UNFINISHED) and not is_last):
-            return
-        self._text += both[len(before) :]
-        self._window = self._window[self._num_decoded :]
-        self._num_decoded = len(self._window)
+        if both.startswith(before):
+            return both[len(before) :]
+        final = self._final_text(self._window[: self._num_decoded])
+        if both.startswith(final):
+            num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, both, strict=False)))
+            return both[max(len(final), num_equal) :]
+        return self._decode(self._window[self._num_decoded :])
+
+    def _final_text(self, token_ids: list[int]) -> str:
+        """The text of these tokens without those at the end that leave a character incomplete."""
+        for num in range(len(token_ids), max(0, len(token_ids) - MAX_CHAR_TOKENS), -1):
+            text = self._decode(token_ids[:num])
+            if not text.endswith(UNFINISHED):
+                return text
+        return ""
+
+    def _last_tokens(self, token_ids: Sequence[int], num: int) -> list[int]:
+        """The last `num` tokens, and those before them with which their first character begins."""
+        for num_last in range(num, num + MAX_CHAR_TOKENS):
+            last = list(token_ids[-num_last:])
+            beginnings = (self._decode(last[:length]) for length in range(1, MAX_CHAR_TOKENS + 1))
+            if any(not text.startswith(UNFINISHED) for text in beginnings):
+                return last
+        return list(token_ids[-num:])  # they are no text
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -39,7 +39,7 @@ def load_tokenizer(model: str) -> Any:
     check_config_json(model, folder)
     with as_model_error(f"'{model}' has no tokenizer that can be read"):
         try:
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         except Exception:
             if (folder / "config.json").is_file():
                 read_config(model, folder)  # transformers read this too; its faults are not the tokenizer's
@@ -47,6 +47,8 @@ def load_tokenizer(model: str) -> Any:
                 missing = f"there is none of {', '.join(TOKENIZER_FILES)} in its folder"
                 raise ModelError(f"'{model}' has no tokenizer that can be read: {missing}") from None
             raise
+    tokenizer.clean_up_tokenization_spaces = False  # it removes spaces of text that a stream has already sent
+    return tokenizer
 
 
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
