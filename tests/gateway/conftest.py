@@ -17,10 +17,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from starspec.config import GatewayConfig
+from starspec.engine.detokenize import Detokenizer
+from starspec.engine.sequence import TargetSequence
 from starspec.errors import PeerLost
 from starspec.gateway.connections import Connections
 from starspec.gateway.server import GatewayServer
-from starspec.ids import RequestId, TargetId
+from starspec.ids import LOCAL, RequestId, RequestKey, TargetId
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.codec import encode
 from starspec.wire.messages import (
@@ -43,6 +45,7 @@ TEMPLATE = (
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<s>assistant\n{{ mood | default('') }}{% endif %}"
 )
 EOS, MAX_MODEL_LEN = 257, 64
+TOKENS_PER_ROUND = 2  # of a target that spells its own text
 
 
 class ToyTarget:
@@ -67,6 +70,7 @@ class ToyTarget:
         self._encode = encode
         self._outbox: asyncio.Queue[TargetToGateway | PeerLost] = asyncio.Queue()
         self._changed = asyncio.Event()
+        self._num_chars: dict[RequestId, int] = {}  # of the text so far, of a request with logprobs
 
     def send(self, message: GatewayToTarget) -> None:
         if not self.is_connected:
@@ -116,6 +120,12 @@ class ToyTarget:
         spec = self.submitted[request_id]
         ends_with_eos = finish == "stop" and stop_reason is None
         token_ids = self._encode(text) + ([EOS] if ends_with_eos else [])
+        logprobs = None
+        if spec.logprobs is not None:
+            start = self._num_chars.get(request_id, 0)
+            offsets = [start + index for index, char in enumerate(text) for _ in char.encode()] + [start + len(text)]
+            logprobs = [self._logprob(*pair, spec.logprobs) for pair in zip(token_ids, offsets, strict=False)]
+            self._num_chars[request_id] = start + len(text)
         if finish is not None:
             self.open.pop(request_id, None)
         self._outbox.put_nowait(
@@ -123,7 +133,7 @@ class ToyTarget:
                 request_id=request_id,
                 token_ids=token_ids,
                 text=text,
-                logprobs=None if spec.logprobs is None else [self._logprob(each, spec.logprobs) for each in token_ids],
+                logprobs=logprobs,
                 finish_reason=finish,
                 stop_reason=stop_reason,
                 stats=toy_stats(spec) if finish is not None else None,
@@ -161,9 +171,33 @@ class ToyTarget:
                 self.emit(request_id, part)
             self.emit(request_id, parts[-1], finish="stop")
 
-    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+    def _logprob(self, token_id: int, offset: int, num_top: int) -> TokenLogprob:
         top = [(token_id, -0.5), *((other, -2.0 - other) for other in range(64))]
-        return TokenLogprob(token_id, -0.5, top[:num_top])
+        return TokenLogprob(token_id, -0.5, top[:num_top], offset)
+
+
+class SpellingTarget(ToyTarget):
+    """Answers every request with the tokens in `answer`, a few in a round, as a target turns them into text."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        super().__init__(name, lambda text: tokenizer.encode(text, add_special_tokens=False))
+        self.answer: list[int] = []
+        self._tokenizer = tokenizer
+
+    def _submit(self, request_id: RequestId, spec: RequestSpec) -> None:
+        text = Detokenizer(
+            self._tokenizer, spec.prompt_token_ids, stop=spec.stop, skip_special_tokens=spec.skip_special_tokens
+        )
+        max_len = len(spec.prompt_token_ids) + len(self.answer)
+        answer = TargetSequence(
+            RequestKey(LOCAL, request_id), spec, max_len=max_len, eos_token_ids=(EOS,), detokenizer=text, arrived_s=0.0
+        )
+        for start in range(0, len(self.answer), TOKENS_PER_ROUND):
+            tokens = tuple(self.answer[start : start + TOKENS_PER_ROUND])
+            added = answer.extend(tokens, [TokenLogprob(each, -0.5, [(each, -0.5)]) for each in tokens])
+            self._outbox.put_nowait(answer.output(added))
+            if added.finish is not None:
+                return
 
 
 def toy_stats(spec: RequestSpec) -> RequestStats:
@@ -232,6 +266,11 @@ def model_folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.Te
 @pytest.fixture
 def make_target(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], ToyTarget]:
     return lambda name: ToyTarget(name, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.fixture
+def make_spelling_target(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], ToyTarget]:
+    return lambda name: SpellingTarget(name, tokenizer)
 
 
 @pytest.fixture

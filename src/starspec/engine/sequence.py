@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from starspec.engine.detokenize import Detokenizer
@@ -94,7 +95,7 @@ class TargetSequence:
 
         Args:
             token_ids: the accepted draft tokens and the target's own token after them.
-            logprobs: one for each token, or empty if the request asks for none.
+            logprobs: one for each token, or empty if the request asks for none. Those returned have their offsets.
         Returns: the tokens that were added; fewer than given if the answer ended.
         Effects: extends `token_ids`, `counts` and the text; sets `state` if the answer ended.
         """
@@ -102,7 +103,8 @@ class TargetSequence:
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             output.token_ids.append(token_id)
-            output.logprobs.extend(logprobs[index : index + 1])
+            offset = self._detokenizer.next_offset
+            output.logprobs.extend(replace(each, text_offset=offset) for each in logprobs[index : index + 1])
             output.finish = self._finish_after(token_id)
             if output.finish is not None:
                 self.state = SequenceState.FINISHED

@@ -22,7 +22,7 @@ from starspec.gateway.replies import (
     Usage,
 )
 from starspec.gateway.token_text import TokenText, chat_logprobs, completion_logprobs
-from starspec.wire.messages import EngineOutput
+from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
 class ReplyFormat(Protocol):
@@ -52,7 +52,7 @@ class CompletionFormat:
     def __init__(self, options: ReplyOptions, tokens: TokenText) -> None:
         self._options = options
         self._tokens = tokens
-        self._offsets: dict[int, int] = {}  # answer -> characters of its tokens so far
+        self._unsent: dict[int, list[TokenLogprob]] = {}  # answer -> those of tokens whose text is still held back
 
     def opening(self, answer: Answer) -> AnyChoice | None:  # noqa: ARG002 (the format has none)
         return None
@@ -62,8 +62,7 @@ class CompletionFormat:
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            offset = self._offsets.get(answer.index, 0)
-            logprobs, self._offsets[answer.index] = completion_logprobs(output.logprobs or [], self._tokens, offset)
+            logprobs = completion_logprobs(self._sendable(answer, output), self._tokens, len(answer.text))
         return CompletionChoice(
             index=answer.index,
             text=output.text,
@@ -77,7 +76,7 @@ class CompletionFormat:
     def whole(self, answer: Answer) -> AnyChoice:
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            logprobs, _ = completion_logprobs(answer.logprobs, self._tokens, 0)
+            logprobs = completion_logprobs(answer.logprobs, self._tokens, len(answer.text))
         return CompletionChoice(
             index=answer.index,
             text=answer.text,
@@ -87,6 +86,15 @@ class CompletionFormat:
             token_ids=_token_ids(answer.token_ids, self._options),
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
         )
+
+    def _sendable(self, answer: Answer, output: EngineOutput) -> list[TokenLogprob]:
+        """Those whose text has been sent, and all at the end. The offsets of others change if a stop cuts the text."""
+        entries = [*self._unsent.pop(answer.index, ()), *(output.logprobs or ())]
+        if output.finish_reason is not None:
+            return entries
+        num = sum(entry.text_offset < len(answer.text) for entry in entries)
+        self._unsent[answer.index] = entries[num:]
+        return entries[:num]
 
 
 class ChatFormat:

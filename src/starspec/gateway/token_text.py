@@ -71,25 +71,19 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, num_top: i
     )
 
 
-def completion_logprobs(
-    entries: Sequence[TokenLogprob], tokens: TokenText, offset: int
-) -> tuple[CompletionLogprobs, int]:
+def completion_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, text_len: int) -> CompletionLogprobs:
     """Parallel lists. `top_logprobs` always includes the generated token, as in OpenAI's API.
 
     Args:
-        offset: characters of the answer's tokens before these.
-    Returns: the lists, and the offset after them.
+        text_len: characters of the answer's text so far. A token that a stop string cut off has its offset at the end.
     """
     texts = [tokens.text_of(entry.token_id) for entry in entries]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    offsets = [min(entry.text_offset, text_len) for entry in entries]
     top = [
         {tokens.text_of(token_id): lp for token_id, lp in entry.top} | {text: entry.logprob}
         for entry, text in zip(entries, texts, strict=True)
     ]
-    return CompletionLogprobs(texts, [entry.logprob for entry in entries], top, offsets), offset
+    return CompletionLogprobs(texts, [entry.logprob for entry in entries], top, offsets)
 
 
 def _alternative(token_id: int, logprob: float, tokens: TokenText) -> TokenAlternative:

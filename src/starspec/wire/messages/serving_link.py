@@ -48,6 +48,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     top: list[tuple[int, float]]  # (token id, log-probability), most likely first
+    text_offset: Annotated[int, Meta(ge=0)] = 0  # characters of the answer before this token's; a stop may cut later
 
 
 class EngineOutput(Message, frozen=True):
