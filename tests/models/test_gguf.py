@@ -1,22 +1,33 @@
 import threading
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from starspec import LLM, SamplingParams
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.loading.cached_folder import made_once
-from starspec.models.loading.gguf import LLAMA3, converted_folder
+from starspec.models.loading.gguf import LLAMA3, GgufFacts, apply, converted_folder
+from starspec.models.loading.gguf_tokenizer import GgufVocabulary
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
 HIDDEN, HEADS, LAYERS, INNER = 64, 4, 2, 96
 TOKENS = [chr(code) for code in range(33, 127)] + ["ab", "<end>"]
+CONTROL, USER_DEFINED = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
 
 
 @pytest.fixture
@@ -25,13 +36,18 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def write_gguf(path, *, without=(), more=lambda writer: None):
+def write_gguf(
+    path, *, without=(), more=lambda writer: None, added=(), merges=("a b",), pre="default", num_rows=None, model="gpt2"
+):
     """A Llama with random weights and a vocabulary of single characters.
 
     Args:
         without: names of tensors that are left out.
         more: adds to the file.
+        added: more tokens, as (token, its type).
+        num_rows: of the embedding, if not one for each token.
     """
+    tokens = [*TOKENS, *(token for token, _ in added)]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(128)
@@ -42,16 +58,17 @@ def write_gguf(path, *, without=(), more=lambda writer: None):
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 1) + [gguf.TokenType.CONTROL])
-    writer.add_token_merges(["a b"])
+    writer.add_vocab_size(num_rows or len(tokens))
+    writer.add_tokenizer_model(model)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 1) + [CONTROL, *(kind for _, kind in added)])
+    writer.add_token_merges(merges)
     writer.add_eos_token_id(len(TOKENS) - 1)
     random = np.random.default_rng(0)
     more(writer)
-    for name, shape in tensor_shapes().items():
+    for name, shape in tensor_shapes(num_rows or len(tokens)).items():
         if name in without:
             continue
         mean = 1.0 if "norm" in name else 0.0
@@ -63,9 +80,9 @@ def write_gguf(path, *, without=(), more=lambda writer: None):
     return path
 
 
-def tensor_shapes():
-    shapes = {"token_embd.weight": (len(TOKENS), HIDDEN), "output_norm.weight": (HIDDEN,)}
-    shapes["output.weight"] = (len(TOKENS), HIDDEN)
+def tensor_shapes(num_rows):
+    shapes = {"token_embd.weight": (num_rows, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    shapes["output.weight"] = (num_rows, HIDDEN)
     for layer in range(LAYERS):
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             shapes[f"blk.{layer}.{name}.weight"] = (HIDDEN, HIDDEN)
@@ -107,7 +124,34 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, cache
         ({"more": lambda writer: writer.add_uint16("split.count", 3)}, "it is one of 3 parts: merge them first"),
         (
             {"more": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)},
-            "its rotary scaling 'yarn' is not supported",
+            "its rotary setting llama.rope.scaling.type = 'yarn' is not supported",
+        ),
+        (
+            {"more": lambda writer: writer.add_rope_scaling_factor(8.0)},
+            "its rotary setting llama.rope.scaling.factor = 8.0 is not supported",
+        ),
+        (
+            {"more": lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)},
+            "its rotary setting llama.rope.scale_linear = 4.0 is not supported",
+        ),
+        (
+            {"more": lambda writer: writer.add_float32("llama.rope.freq_base_swa", 1e6)},
+            "its rotary setting llama.rope.freq_base_swa = 1000000.0 is not supported",
+        ),
+        (
+            {"more": lambda writer: writer.add_tensor("rope_factors_long.weight", np.ones(8, "f4"))},
+            "its rotary tensor rope_factors_long.weight is not supported",
+        ),
+        ({"more": lambda writer: writer.add_bos_token_id(len(TOKENS))}, "its bos_token has id 96, but its last token"),
+        ({"more": lambda writer: writer.add_eot_token_id(500)}, "token 500 ends a turn, but the last token is 95"),
+        ({"num_rows": len(TOKENS) + 4}, "it has 96 tokens, but its embedding has 100 rows"),
+        (
+            {"added": [("ab", gguf.TokenType.NORMAL)]},
+            "token 94 is 'ab' in the file and None in the converted tokenizer",
+        ),
+        (
+            {"pre": "invented"},
+            "its pre-tokenizer 'invented' is not known; .* one of these: .*deepseek-coder.* stablelm2",
         ),
         (
             {"more": lambda writer: writer.add_tensor("rope_freqs.weight", np.array([1, 2, 3, 4, 5, 6, 7, 9.0], "f4"))},
@@ -119,6 +163,92 @@ def test_a_file_that_would_be_read_in_part_is_refused(tmp_path, cache, options, 
     path = write_gguf(tmp_path / "tiny.gguf", **options)
     with pytest.raises(ModelError, match=f"'tiny.gguf' cannot be converted: {complaint}"):
         converted_folder(path)
+
+
+@pytest.mark.parametrize("kind", [CONTROL, gguf.TokenType.UNKNOWN, USER_DEFINED])
+def test_tokens_outside_the_byte_alphabet_keep_their_ids(tmp_path, cache, kind):
+    bars = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]  # DeepSeek's
+    bos, eos, user, assistant = range(len(TOKENS), len(TOKENS) + len(bars))
+
+    def more(writer):
+        writer.add_bos_token_id(bos)
+        writer.add_eot_token_id(eos)
+        writer.add_add_bos_token(True)
+        writer.add_chat_template(
+            "{{ bos_token }}{% for message in messages %}<｜User｜>{{ message['content'] }}{% endfor %}<｜Assistant｜>"
+        )
+
+    added = [(bar, kind) for bar in bars]
+    path = str(write_gguf(tmp_path / "tiny.gguf", added=added, more=more, pre="deepseek-coder"))
+    tokenizer = load_tokenizer(path)
+    a, ab = TOKENS.index("a"), TOKENS.index("ab")
+    assert len(tokenizer) == len(TOKENS) + len(bars)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (bos, len(TOKENS) - 1)
+    assert tokenizer.encode("ab<｜end▁of▁sentence｜>a") == [bos, ab, eos, a]
+    assert tokenizer.decode([user, a, assistant]) == "<｜User｜>a<｜Assistant｜>"
+    prompt = [bos, user, ab, assistant]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], return_dict=False) == prompt
+    with LLM(path, dtype="float32") as llm:
+        (result,) = llm.chat([{"role": "user", "content": "ab"}], SamplingParams(temperature=0.0, max_tokens=2))
+    assert result.prompt_token_ids == prompt
+    assert llm.engine.runner.info.eos_token_ids == (len(TOKENS) - 1, eos)
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("stablelm2", ["1", "2", "ab"]),
+        ("deepseek-llm", ["1", "2", "ab"]),
+        ("deepseek-coder", ["1", "2", "ab"]),
+        ("llama-bpe", ["12", "ab"]),
+        ("gpt-2", ["12", "ab"]),
+        ("default", ["12", "ab"]),
+        (None, ["12", "ab"]),
+    ],
+)
+def test_the_pre_tokenizer_that_the_file_names_is_used(tmp_path, cache, pre, pieces):
+    added = [("12", gguf.TokenType.NORMAL)]
+    path = write_gguf(tmp_path / "tiny.gguf", added=added, merges=["a b", "1 2"], pre=pre)
+    assert load_tokenizer(str(path)).tokenize("12ab") == pieces
+
+
+def test_llama_3_takes_whole_tokens_first_and_begins_with_bos(tmp_path, cache):
+    def more(writer):
+        writer.add_bos_token_id(len(TOKENS) + 1)
+
+    added = [("hello", gguf.TokenType.NORMAL), ("<|begin|>", CONTROL)]  # no merges lead to `hello`
+    tokenizer = load_tokenizer(str(write_gguf(tmp_path / "tiny.gguf", added=added, more=more, pre="llama-bpe")))
+    assert tokenizer.encode("hello") == [len(TOKENS) + 1, len(TOKENS)]
+
+
+def test_the_rotary_settings_that_transformers_ignores_are_applied_or_refused():
+    vocabulary = GgufVocabulary("gpt2", None, TOKENS, [], [], {}, None, None, None, None)
+    model = SimpleNamespace(config=Starcoder2Config(), generation_config=GenerationConfig())
+    apply(GgufFacts(vocabulary, (), {"freq_base": 999999.0}, None), model)
+    assert model.config.rope_parameters["rope_theta"] == 999999.0
+    model.config = StableLmConfig(hidden_size=64, num_attention_heads=4, partial_rotary_factor=0.25)
+    apply(GgufFacts(vocabulary, (), {"dimension_count": 4}, None), model)
+    with pytest.raises(ValueError, match=r"it rotates 8 dimensions of a head, where a stablelm .* rotates 4"):
+        apply(GgufFacts(vocabulary, (), {"dimension_count": 8}, None), model)
+
+
+@pytest.mark.parametrize("adds_space", [None, True, False])
+def test_a_sentencepiece_vocabulary_is_compared_too(tmp_path, cache, adds_space):
+    def more(writer):
+        writer.add_token_scores([-float(index) for index in range(len(TOKENS) + 5)])
+        writer.add_unk_token_id(len(TOKENS))
+        if adds_space is not None:
+            writer.add_add_space_prefix(adds_space)
+
+    added = [("<unk>", gguf.TokenType.UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
+    added += [("\u2581", gguf.TokenType.NORMAL), ("\u2581a", gguf.TokenType.NORMAL)]
+    merges = ["a b", "\u2581 a"]
+    path = write_gguf(tmp_path / "tiny.gguf", added=added, merges=merges, more=more, model="llama")
+    if adds_space is False:
+        with pytest.raises(ModelError, match="no space before it in the file, and one in the converted tokenizer"):
+            converted_folder(path)
+    else:
+        assert load_tokenizer(str(path)).tokenize("a")[-1] == "\u2581a"
 
 
 def test_the_scaling_of_llama_3_and_the_end_of_a_turn_are_read(tmp_path, cache):

@@ -1,7 +1,7 @@
 """Converting .gguf files: once, through transformers, to a Hugging Face folder in the local cache.
 
-transformers ignores three things in a .gguf file: that it is one of several parts, its rotary scaling, and the tokens
-that end a turn. They are read here (`GgufFacts`).
+transformers ignores much in a .gguf file: that it is one of several parts, its rotary scaling, the tokens that end a
+turn, and parts of its tokenizer. They are read here (`GgufFacts`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
 from pathlib import Path
@@ -18,10 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.models.loading.cached_folder import Advance, cache_folder, made_once, progress_steps
+from starspec.models.loading.gguf_tokenizer import (
+    GgufVocabulary,
+    byte_level_tokenizer,
+    check_tokenizer,
+    read_vocabulary,
+)
 from starspec.models.loading.transformers_calls import as_model_error
 
-FORMAT = 2  # of converted folders; folders of another format are not used
+FORMAT = 3  # of converted folders; folders of another format are not used
 TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+ROPE_READ: Final = ("dimension_count", "freq_base")  # `apply` compares them with the converted config
+ROPE_WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {  # llama.cpp reads a factor of 0 as absent
+    "scaling.type": ("none",),
+    "scaling.factor": (0, 1),
+    "scaling.attn_factor": (1,),
+    "scaling.finetuned": (False,),
+    "scale_linear": (0, 1),
+}
 LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -53,7 +68,7 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
         gguf: the file.
         folder: an existing folder.
         advance: called at the beginning of each of the three steps.
-    Raises: ModelError if transformers cannot read the file, or reads only a part of it.
+    Raises: ModelError if the file cannot be read, if only a part of it would be, or if the result differs from it.
     """
     import torch  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
@@ -63,7 +78,10 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
     with as_model_error(f"'{gguf.name}' cannot be converted"), contextlib.redirect_stderr(io.StringIO()):
         facts = read_facts(gguf)
         advance("reading the tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
+        if facts.vocabulary.kind == "gpt2":
+            tokenizer = byte_level_tokenizer(facts.vocabulary, gguf.name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
         advance("dequantizing the weights")
         model, loaded = AutoModelForCausalLM.from_pretrained(
             source,
@@ -78,18 +96,26 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
         apply(facts, model)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        saved = AutoTokenizer.from_pretrained(str(folder))  # which may be another class than was saved
+        check_tokenizer(facts.vocabulary, saved, model.get_input_embeddings().num_embeddings)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
     """What a .gguf file says and transformers ignores."""
 
+    vocabulary: GgufVocabulary
     turn_ends: tuple[int, ...]
+    rope: dict[str, Any]  # those of ROPE_READ that the file has
     freq_factors: NDArray[np.float32] | None  # [D / 2]: Llama 3.1 and later divide the rotary frequencies by these
 
 
 def read_facts(gguf: Path) -> GgufFacts:
-    """Raises: ValueError if the file is one of several parts, or has a rotary scaling that is not supported."""
+    """Read what transformers ignores.
+
+    Raises: ValueError if the file is one of several parts, has no tokenizer, names an end of turn that is not a token,
+        or has rotary settings that are not supported.
+    """
     from gguf import GGUFReader  # noqa: PLC0415 (a converted model needs none of this)
 
     reader = GGUFReader(gguf)
@@ -100,27 +126,65 @@ def read_facts(gguf: Path) -> GgufFacts:
 
     if (num_parts := value("split.count") or 1) > 1:
         raise ValueError(f"it is one of {num_parts} parts: merge them first (llama-gguf-split --merge)")
-    scaling = value(f"{value('general.architecture')}.rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise ValueError(f"its rotary scaling '{scaling}' is not supported; give the original checkpoint")
+    vocabulary = read_vocabulary(value)
+    rope = _rope(f"{value('general.architecture')}.rope.", reader, value)
     factors = next((np.array(each.data) for each in reader.tensors if each.name == "rope_freqs.weight"), None)
     turn_ends = sorted({each for name in TURN_ENDS if (each := value(name)) is not None})
-    return GgufFacts(tuple(turn_ends), None if factors is None or (factors == 1.0).all() else factors)
+    if turn_ends and turn_ends[-1] >= len(vocabulary.tokens):
+        raise ValueError(f"token {turn_ends[-1]} ends a turn, but the last token is {len(vocabulary.tokens) - 1}")
+    has_factors = factors is not None and (factors != 1.0).any()
+    return GgufFacts(vocabulary, tuple(turn_ends), rope, factors if has_factors else None)
+
+
+def _rope(prefix: str, reader: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """The rotary settings of ROPE_READ. Raises: ValueError that names any other, unless it has no effect."""
+    read = {}
+    for key in reader.fields:
+        if not key.startswith(prefix):
+            continue
+        name, found = key.removeprefix(prefix), value(key)
+        if name in ROPE_READ:
+            read[name] = found
+        elif found not in ROPE_WITHOUT_EFFECT.get(name, ()):
+            raise ValueError(f"its rotary setting {key} = {found!r} is not supported; give the original checkpoint")
+    for tensor in reader.tensors:
+        if "rope" in tensor.name and tensor.name != "rope_freqs.weight":
+            raise ValueError(f"its rotary tensor {tensor.name} is not supported; give the original checkpoint")
+    return read
 
 
 def apply(facts: GgufFacts, model: Any) -> None:
     """Add the facts to a transformers model before it is saved.
 
-    Raises: ValueError if the frequencies are not scaled by Llama 3's rule.
+    Raises: ValueError if the frequencies are not scaled by Llama 3's rule, or if the model rotates another part of a
+        head than the file says.
     """
     if facts.turn_ends:
         model.generation_config.eos_token_id = list(facts.turn_ends)
+    if facts.rope:
+        _apply_rope(facts.rope, model.config)
     if facts.freq_factors is not None:
         rope = dict(model.config.rope_parameters)
         factor = round(float(facts.freq_factors.max()), 3)
         if not np.allclose(llama3_factors(rope["rope_theta"], len(facts.freq_factors), factor), facts.freq_factors):
             raise ValueError("its rotary scaling is not that of Llama 3; give the original checkpoint")
         model.config.rope_parameters = rope | {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def _apply_rope(rope: dict[str, Any], config: Any) -> None:
+    """transformers reads the settings of some architectures only, and leaves the rest at the config's defaults."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in settings:
+        raise ValueError(f"its rotary settings do not fit a {config.model_type}; give the original checkpoint")
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotated = int(head_dim * settings.get("partial_rotary_factor", 1.0))
+    if (given := rope.get("dimension_count", rotated)) != rotated:
+        raise ValueError(
+            f"it rotates {given} dimensions of a head, where a {config.model_type} of transformers rotates {rotated}; "
+            "give the original checkpoint"
+        )
+    if "freq_base" in rope:
+        config.rope_parameters = settings | {"rope_theta": float(rope["freq_base"])}
 
 
 def llama3_factors(theta: float, num: int, factor: float) -> NDArray[np.float64]:
