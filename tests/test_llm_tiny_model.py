@@ -1,0 +1,153 @@
+"""The offline API over a model with weights, two layers of random ones, and a vocabulary of bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from starspec import LLM, SamplingParams
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.engine.engine import TargetEngine
+from starspec.ids import RequestId
+from starspec.local_star import LocalHub
+from starspec.models.loading.load import load_runner
+from starspec.policy.length.snapshot import RoundSnapshot
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.stats import TargetStats
+from starspec.wire.messages import RequestSpec
+
+EOS = 256
+PROMPT = [40, 3, 77, 40, 200, 5]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ids 0 to 255 are bytes in the order of their spelling, 256 ends a text."""
+    folder = tmp_path_factory.mktemp("tiny")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(3)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**shape, vocab_size=257, max_position_embeddings=128, initializer_range=0.2, eos_token_id=EOS)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def llm_of(folder: Path, draft: str = "none") -> LLM:
+    model = {"model": str(folder), "num_speculative_tokens": 4}
+    speculative = {"none": None, "itself": model, "ngram": {"method": "ngram", "num_speculative_tokens": 4}}[draft]
+    return LLM(str(folder), speculative_config=speculative, dtype="float32", max_model_len=128)
+
+
+@pytest.mark.parametrize("draft", ["none", "itself"])
+@pytest.mark.parametrize("text", ["Go: 日", "Go: 🚀", "Go: 한", "👨‍👩‍👧"])
+def test_the_character_that_the_prompt_begins_is_in_the_text(folder: Path, draft: str, text: str) -> None:
+    llm = llm_of(folder, draft)
+    *prompt, last = llm.tokenizer.encode(text)
+    forced = SamplingParams(temperature=0.0, max_tokens=1, n=2, logit_bias={last: 100.0})
+    (result,) = llm.generate([prompt], forced)
+    assert [each.text for each in result.outputs] == [text[-1]] * 2
+    stop = SamplingParams(temperature=0.0, max_tokens=8, logit_bias={last: 100.0}, stop=[text[-1]])
+    (stopped,) = llm.generate([prompt], stop)
+    assert (stopped.outputs[0].text, stopped.outputs[0].stop_reason) == ("", text[-1])
+    assert "".join(piece.text for piece in llm.stream(prompt, stop)) == ""
+
+
+def test_the_stop_string_that_is_complete_first_wins(folder: Path) -> None:
+    llm = llm_of(folder, "itself")
+    plain = SamplingParams(
+        temperature=0.0, max_tokens=24, logit_bias={EOS: -100.0, **dict.fromkeys(range(94, 256), -100.0)}
+    )
+    ((answer,),) = [result.outputs for result in llm.generate([PROMPT], plain)]
+    text = answer.text  # one character a token
+    first, second = text[4:7], text[5:9]  # the second begins within the first, and is complete later
+    assert (text.find(first), text.find(second)) == (4, 5)
+    for stops in ([first, second], [second, first]):
+        params = SamplingParams(temperature=0.0, max_tokens=24, logit_bias=plain.logit_bias, stop=stops)
+        (result,) = llm.generate([PROMPT], params)
+        assert (result.outputs[0].text, result.outputs[0].stop_reason) == (text[:4], first)
+        assert result.outputs[0].token_ids == answer.token_ids[:7]
+    longer = SamplingParams(temperature=0.0, max_tokens=24, logit_bias=plain.logit_bias, stop=[text[3:9], text[5:7]])
+    (result,) = llm.generate([PROMPT], longer)
+    assert (result.outputs[0].text, result.outputs[0].stop_reason) == (text[:5], text[5:7])
+
+
+@torch.no_grad()
+def plain_loop(model: LlamaForCausalLM, params: SamplingParams) -> list[int]:
+    """Greedy decoding with penalties, in the order of vLLM, over the logits of transformers."""
+    output: list[int] = []
+    while len(output) < (params.max_tokens or 0) and (not output or output[-1] != EOS):
+        logits = model(torch.tensor([PROMPT + output])).logits[0, -1].double()
+        if len(output) < params.min_tokens:
+            logits[EOS] = -torch.inf
+        for token_id, bias in (params.logit_bias or {}).items():
+            logits[token_id] += bias
+        for token_id in set(PROMPT + output):
+            value = logits[token_id]
+            logits[token_id] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+        for token_id, num in Counter(output).items():
+            logits[token_id] -= params.frequency_penalty * num + params.presence_penalty
+        output.append(int(logits.argmax()))
+    return output
+
+
+@pytest.mark.parametrize("draft", ["none", "itself", "ngram"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 1.1, "min_tokens": 3},
+        {"repetition_penalty": 0.8, "frequency_penalty": -0.5},
+        {"min_tokens": 9, "logit_bias": {EOS: 3.0}},
+        {"min_tokens": 9, "logit_bias": {EOS: 3.0}, "repetition_penalty": 1.2, "presence_penalty": 0.4},
+    ],
+)
+def test_penalties_and_min_tokens_are_those_of_a_plain_loop_over_transformers(
+    folder: Path, draft: str, options: dict[str, float]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, **options)  # type: ignore[arg-type]
+    wanted = plain_loop(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), params)
+    (result,) = llm_of(folder, draft).generate([PROMPT], params)
+    assert result.outputs[0].token_ids == wanted
+    assert len(wanted) >= params.min_tokens
+
+
+class NowAndThen:
+    """Four draft tokens where a multiple of three remains, none elsewhere."""
+
+    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+        return [
+            DraftBudget.chain(4).limited(num_steps=each.max_remaining_tokens - 1)
+            if each.max_remaining_tokens % 3 == 0
+            else NO_DRAFT
+            for each in snapshot.sequences
+        ]
+
+
+def test_rounds_without_drafts_cost_no_acceptance_afterwards(folder: Path) -> None:
+    """The draft is the target itself, so each of its tokens is right: unless it lost count of the others."""
+    config, stats = ModelConfig(model=str(folder), dtype="float32", max_model_len=128), TargetStats()
+    (plain,) = llm_of(folder).generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    runner, tokenizer = load_runner(config), llm_of(folder).tokenizer
+    hub = LocalHub(config, runner.info, SpeculativeConfig(model=str(folder)), tokenizer)
+    drafts = hub.drafts(NowAndThen(), stats)
+    engine = TargetEngine(runner, tokenizer, drafts, TargetConfig(), stats)
+    engine.submit(RequestId("r"), RequestSpec(PROMPT, SamplingSpec(temperature=0.0), max_tokens=60))
+    token_ids: list[int] = []
+    while engine.has_work:
+        token_ids += [token_id for output in engine.step().values() for token_id in output.token_ids]
+    drafts.shutdown()
+    assert token_ids == plain.outputs[0].token_ids
+    assert 5 <= stats.acceptance.num_drafts < 60 / 5  # with drafts in every round it would be 60 / 5
+    assert stats.acceptance.num_accepted_tokens == stats.acceptance.num_draft_tokens
