@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+HubState = Literal["connecting", "connected", "lost"]  # as a target sees it; connecting: not found yet
 
 SMOOTHING = 0.1  # weight of the newest round in a mean
 

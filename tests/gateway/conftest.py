@@ -23,7 +23,7 @@ from starspec.errors import PeerLost
 from starspec.gateway.connections import Connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import LOCAL, RequestId, RequestKey, TargetId
-from starspec.stats import RequestStats, TargetStats
+from starspec.stats import HubState, RequestStats, TargetStats
 from starspec.wire.codec import encode
 from starspec.wire.messages import (
     Abort,
@@ -56,12 +56,13 @@ class ToyTarget:
 
     def __init__(self, name: str, encode: Callable[[str], list[int]]) -> None:
         self.endpoint = f"toy://{name}"
-        self.is_connected = True
+        self.is_connected = self.is_answering = True
         self.script: Callable[[RequestSpec], list[str]] | None = lambda spec: ["Hel", "lo, ", "wörld"]
         self.refusal: Rejected | None = None
         self.num_busy = 0  # requests of others
         self.max_num_requests = 256
         self.is_stopping = False
+        self.hub_state: HubState | None = None
         self.submitted: dict[RequestId, RequestSpec] = {}
         self.open: dict[RequestId, RequestSpec] = {}
         self.aborted: list[RequestId] = []
@@ -111,6 +112,8 @@ class ToyTarget:
             is_draft_connected=True,
             stats=stats,
             is_stopping=self.is_stopping,
+            hub_state=self.hub_state,
+            hub_state_s=1.5,
         )
 
     def emit(

@@ -291,11 +291,14 @@ async def test_a_request_for_more_answers_than_the_servers_ever_hold_is_a_400(ga
 async def test_without_a_target_everything_that_needs_one_is_a_503(gateway: Any) -> None:
     gateway.target.lose()
     health = await gateway.http.get("/health")
-    assert (health.status_code, error_of(health)["type"]) == (503, "ServiceUnavailableError")
+    assert (health.status_code, health.json()["error"]["type"]) == (503, "ServiceUnavailableError")
     reply = await gateway.post("/v1/completions", prompt="hi")
     assert (reply.status_code, error_of(reply)["code"]) == (503, 503)
     assert int(reply.headers["retry-after"]) >= 1
-    assert (await gateway.http.get("/v1/models")).status_code == 200
+    for path in ("/health/ready", "/v1/models", "/v1/models/toy-model"):
+        refused = await gateway.http.get(path)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (await gateway.http.get("/ping")).status_code == 503
 
 
 def test_an_unexpected_error_tells_the_log_and_not_the_client() -> None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
-from starspec.gateway import router
+from starspec.gateway import routed_target
 from starspec.gateway.connections import zmq_connections
 from starspec.gateway.server import GatewayServer
 from starspec.ids import TargetId
@@ -120,7 +120,7 @@ async def test_a_target_that_dies_ends_its_streams_and_is_used_again_when_it_is_
 async def test_a_gateway_and_a_target_of_different_versions_refuse_each_other_in_a_sentence(
     target: ThreadedTarget, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)  # what this gateway says of itself
+    monkeypatch.setattr(routed_target, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)  # what this gateway says of itself
     config = GatewayConfig(port=0, model=str(model_folder), targets=(f"tcp://127.0.0.1:{target.port}",))
     with capture_logs() as logs:
         server = GatewayServer(config)

@@ -11,12 +11,13 @@ from structlog.testing import capture_logs
 
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
 from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
-from starspec.gateway.generation import Generation
+from starspec.gateway.generation import MAX_TARGETS, Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
-from starspec.gateway.router import ASK_INTERVAL_S, MISSED_S, PAUSE_S, SILENCE_S, Router
+from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, QUIET_S, SILENCE_S, UNREACHED_S, TargetState
+from starspec.gateway.router import Router
 from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
-from starspec.wire.messages import EngineOutput, RequestSpec
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Rejected, RequestSpec
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
 
@@ -29,13 +30,26 @@ class Clock:
         return self.now_s
 
 
-def generation_request(num_answers: int = 1) -> GenerationRequest:
-    return GenerationRequest(specs=(SPEC,) * num_answers, num_prompts=1, prompt_param="prompt", options=ReplyOptions())
+def generation_request(num_answers: int = 1, *, is_stream: bool = False) -> GenerationRequest:
+    return GenerationRequest(
+        specs=(SPEC,) * num_answers,
+        num_prompts=1,
+        prompt_param="prompt",
+        options=ReplyOptions(is_stream=is_stream),
+    )
+
+
+def streamed(num_answers: int = 1) -> GenerationRequest:
+    return generation_request(num_answers, is_stream=True)
 
 
 async def connected(router: Router, num_targets: int) -> None:
+    await until(lambda: len(router.statuses) >= num_targets)
+
+
+async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while len(router.statuses) < num_targets:  # noqa: ASYNC110 (the router has no event for this: nobody waits)
+        while not holds():  # noqa: ASYNC110 (the router has no event for this: nobody waits)
             await asyncio.sleep(0)
 
 
@@ -96,9 +110,11 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
     async with Router(targets[:2]) as router:
         await connected(router, 2)
         with (
-            Generation(router, generation_request(), "x") as first,
-            Generation(router, generation_request(), "y") as second,
+            Generation(router, streamed(), "x") as first,
+            Generation(router, streamed(), "y") as second,
         ):
+            targets[0].emit(RequestId("x-0"), "seen")
+            assert (await first.next(20)).output.text == "seen"
             targets[0].lose()
             with pytest.raises(PeerLost, match="connection closed"):
                 await first.next(20)
@@ -107,14 +123,137 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
             assert second.is_finished
 
 
+async def test_an_answer_whose_client_has_seen_nothing_goes_to_another_target_with_the_same_seed(
+    targets: list[Any],
+) -> None:
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        with Generation(router, streamed(), "r") as generation:
+            targets[0].lose()
+            await targets[1].until(lambda: targets[1].open)
+            assert targets[1].submitted["r-0.2"] == targets[0].submitted["r-0"]  # the seed is a part of it
+            targets[1].emit(RequestId("r-0.2"), "all of it", finish="stop")
+            assert (await generation.next(20)).output.text == "all of it"
+            assert generation.is_finished
+
+
+async def test_an_answer_in_one_piece_starts_anew_at_another_target(targets: list[Any]) -> None:
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        with Generation(router, generation_request(), "r") as generation:
+            targets[0].emit(RequestId("r-0"), "half")
+            targets[0].lose()
+            await targets[1].until(lambda: targets[1].open)
+            targets[1].emit(RequestId("r-0.2"), "half")
+            targets[1].emit(RequestId("r-0.2"), " and half", finish="stop")
+            parts = [await generation.next(20) for _ in range(3)]
+        assert [(part.output.text, part.starts_anew) for part in parts] == [
+            ("half", False),
+            ("half", True),
+            (" and half", False),
+        ]
+
+
+async def test_of_several_streamed_answers_those_not_begun_move(targets: list[Any]) -> None:
+    async with Router(targets) as router:
+        await connected(router, 3)
+        with Generation(router, streamed(2), "r") as generation:
+            targets[0].emit(RequestId("r-0"), "seen")
+            assert (await generation.next(20)).output.text == "seen"
+            targets[1].lose()
+            await targets[2].until(lambda: targets[2].open)
+            assert list(targets[2].open) == ["r-1.2"]
+
+
+async def test_an_answer_that_ends_its_targets_does_not_end_them_all(make_target: Callable[[str], Any]) -> None:
+    targets = [make_target(str(number)) for number in range(MAX_TARGETS + 1)]
+    for target in targets:
+        target.script = None
+    async with Router(targets) as router:
+        await connected(router, len(targets))
+        with Generation(router, generation_request(), "r") as generation:
+            for target in targets[:MAX_TARGETS]:
+                await target.until(lambda target=target: target.open)
+                target.lose()
+            with pytest.raises(PeerLost):
+                await generation.next(20)
+        assert not targets[MAX_TARGETS].submitted
+
+
+async def test_an_answer_that_a_target_has_no_room_for_is_tried_at_another(targets: list[Any]) -> None:
+    targets[0].refusal = Rejected(RequestId(""), "the queue is full", None, 503)
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        with Generation(router, streamed(), "r"):
+            await targets[1].until(lambda: targets[1].open)
+
+
 async def test_one_lost_answer_fails_the_request_and_aborts_its_other_answers(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, generation_request(2), "r") as generation:
+        with Generation(router, streamed(2), "r") as generation:
+            targets[0].emit(RequestId("r-0"), "seen")
+            await generation.next(20)
             targets[0].lose()
             with pytest.raises(PeerLost):
                 await generation.next(20)
         assert targets[1].aborted == ["r-1"]
+
+
+async def test_a_silent_target_gets_no_requests_and_those_that_wait_there_go_elsewhere(targets: list[Any]) -> None:
+    clock = Clock()
+    router = Router(targets[:2], clock)
+    async with router:
+        await connected(router, 2)
+        silent = router.targets[0]
+        with Generation(router, streamed(3), "r") as generation:
+            targets[0].emit(RequestId("r-0"), "seen")
+            assert (await generation.next(20)).output.text == "seen"
+            targets[0].is_answering = False
+            with capture_logs() as logs:
+                silent.check()
+                silent.check()
+            assert [each["event"] for each in logs] == ["a target does not answer: it gets no requests until it does"]
+            router.relieve()
+            assert list(targets[1].open) == ["r-1", "r-2.2"]
+            assert targets[0].aborted == ["r-2"]
+            with Generation(router, generation_request(2), "s"):
+                assert list(targets[1].open) == ["r-1", "r-2.2", "s-0", "s-1"]
+            clock.now_s += 5.0
+            assert (silent.state, silent.state_s) == (TargetState.SILENT, 5.0)
+            targets[0].is_answering = True
+            assert silent.can_answer
+            targets[0].emit(RequestId("r-0"), "seen too")  # it was kept: a target that goes on loses nothing
+            assert (await generation.next(20)).output.text == "seen too"
+
+
+async def test_requests_stay_at_a_silent_target_while_there_is_no_other(targets: list[Any]) -> None:
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        with Generation(router, streamed(), "r") as generation:
+            targets[0].is_answering = False
+            router.relieve()
+            assert list(targets[0].open) == ["r-0"]
+            with pytest.raises(CapacityError), Generation(router, streamed(), "s"):
+                pass
+            targets[0].is_answering = True
+            targets[0].emit(RequestId("r-0"), "late", finish="stop")
+            assert (await generation.next(20)).output.text == "late"
+
+
+async def test_a_target_in_a_long_step_comes_after_the_others(targets: list[Any]) -> None:
+    clock = Clock()
+    router = Router(targets[:2], clock)
+    async with router:
+        await connected(router, 2)
+        targets[1].num_busy = 7
+        clock.now_s += QUIET_S + 0.1
+        targets[1].send(Ask(PROTOCOL_VERSION))
+        await until(lambda: not router.targets[1].is_quiet)
+        assert router.pick(1) is router.targets[1]
+        targets[0].send(Ask(PROTOCOL_VERSION))
+        await until(lambda: not router.targets[0].is_quiet)
+        assert router.pick(1) is router.targets[0]
 
 
 async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any]) -> None:
@@ -170,19 +309,29 @@ async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_goo
         assert router.targets[0].num_open == 0
 
 
-async def test_a_target_that_loads_is_complained_about_late_and_once(targets: list[Any]) -> None:
+async def test_a_target_that_cannot_be_reached_is_complained_about_late_and_once(targets: list[Any]) -> None:
     clock = Clock()
     (routed,) = Router(targets[:1], clock).targets
     targets[0].lose()
     with capture_logs() as logs:
-        while clock.now_s < MISSED_S:
+        while clock.now_s < UNREACHED_S:
             clock.now_s += ASK_INTERVAL_S
             routed.check()
         assert not logs
         for _ in range(3):
             clock.now_s += ASK_INTERVAL_S
             routed.check()
-    assert ["has not answered for 30 s" in each["event"] for each in logs] == [True]
+    assert ["could not be reached for 60 s" in each["event"] for each in logs] == [True]
+
+
+async def test_a_target_that_loads_for_long_is_starting_and_no_alarm(targets: list[Any]) -> None:
+    clock = Clock()
+    (routed,) = Router(targets[:1], clock).targets
+    with capture_logs() as logs:
+        while clock.now_s < 20 * max(UNREACHED_S, SILENCE_S):
+            clock.now_s += ASK_INTERVAL_S
+            routed.check()
+    assert (routed.state, routed.can_answer, logs) == (TargetState.STARTING, False, [])
 
 
 async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:
@@ -201,7 +350,10 @@ async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:
             routed.check()
         assert [type(event) for event in events] == [PeerLost]
         assert targets[0].aborted == ["r"]  # it may only have been slow
-        assert not routed.is_live
+        assert (routed.state, routed.is_live) == (TargetState.SILENT, False)
+        targets[0].send(Ask(PROTOCOL_VERSION))
+        await connected(router, 1)
+        assert routed.can_answer
 
 
 async def test_a_gateway_that_was_paused_gives_its_requests_up(targets: list[Any]) -> None:

@@ -35,7 +35,7 @@ from starspec.wire.messages import (
     TargetToGateway,
 )
 from starspec.wire.transports import sockets
-from starspec.wire.transports.serving_client import ServingClient
+from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), max_tokens=4)
@@ -264,18 +264,32 @@ async def test_a_target_that_stands_still_for_a_while_keeps_its_requests_and_one
     client = ServingClient(f"tcp://127.0.0.1:{int(stoppable.stdout.readline())}")
     try:
         await connected(client)
+        listening = asyncio.create_task(client.receive())
         stoppable.send_signal(signal.SIGSTOP)
         client.send(SUBMIT)
         await asyncio.sleep(2 * sockets.HEARTBEAT_TIMEOUT_MS / 1e3)  # longer than a hub may be silent
+        assert (client.is_connected, client.is_answering) == (True, False)
         stoppable.send_signal(signal.SIGCONT)
         async with asyncio.timeout(PATIENCE_S):
-            assert await client.receive() == output(1)
+            assert await listening == output(1)
+            listening = asyncio.create_task(client.receive())
+            while not client.is_answering:
+                await asyncio.wait({listening}, timeout=0.01)
+        listening.cancel()
         stoppable.send_signal(signal.SIGSTOP)
         with pytest.raises(PeerLost, match="broke"):
             async with asyncio.timeout(PATIENCE_S):
                 await client.receive()
     finally:
         client.close()
+
+
+async def test_a_target_that_computes_for_long_is_answering(server: ServingServer) -> None:
+    async with client_of(server) as client:
+        listening = asyncio.create_task(client.receive())
+        await asyncio.sleep(3 * PROBE_SILENCE_MS / 1e3)  # it reads nothing meanwhile
+        assert client.is_answering
+        listening.cancel()
 
 
 FLOOD = """

@@ -23,6 +23,7 @@ from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
 from starspec.policy.patience import Patience, note_deadline_passed
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
+from starspec.stats import HubState
 from starspec.wire.messages import Close, Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen, TargetToHub
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.base import TargetTransport
@@ -105,6 +106,15 @@ class HubConnection:
     def is_lost(self) -> bool:
         """Whether it is useless to send anything to the hub, or to wait for it."""
         return self._liveness.is_lost
+
+    @property
+    def state(self) -> HubState:
+        return self._liveness.state
+
+    @property
+    def state_s(self) -> float:
+        """Seconds in this state."""
+        return self._liveness.state_s(self._clock())
 
     @property
     def num_found(self) -> int:

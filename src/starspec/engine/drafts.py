@@ -14,6 +14,7 @@ from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, Sequenc
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
+from starspec.stats import HubState
 
 
 class Drafts(Protocol):
@@ -53,6 +54,16 @@ class Drafts(Protocol):
         """Whether proposals can be expected."""
         ...
 
+    @property
+    def hub_state(self) -> HubState | None:
+        """None: no hub is needed."""
+        ...
+
+    @property
+    def hub_state_s(self) -> float:
+        """Seconds in this state."""
+        ...
+
 
 def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
     """The draft to ask for, in a round of `num_sequences`."""
@@ -67,6 +78,8 @@ class NoDrafts:
     """Plain decoding. Other sources without a hub derive from it."""
 
     is_connected = False
+    hub_state: HubState | None = None
+    hub_state_s = 0.0
     feature_layers: tuple[int, ...] = ()
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:

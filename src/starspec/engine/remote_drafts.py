@@ -34,7 +34,7 @@ from starspec.policy.length.snapshot import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.stats import TargetStats
+from starspec.stats import HubState, TargetStats
 from starspec.wire.messages import Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
 
@@ -82,6 +82,14 @@ class RemoteDrafts:
     @property
     def is_connected(self) -> bool:
         return not self._hub.is_lost
+
+    @property
+    def hub_state(self) -> HubState:
+        return self._hub.state
+
+    @property
+    def hub_state_s(self) -> float:
+        return self._hub.state_s
 
     @property
     def num_tags(self) -> int:

@@ -182,4 +182,6 @@ class TargetServer:
             stats=engine.stats,
             is_stopping=self._is_stopping.is_set(),
             max_num_requests=engine.max_num_requests,
+            hub_state=engine.drafts.hub_state,
+            hub_state_s=engine.drafts.hub_state_s,
         )

@@ -25,7 +25,8 @@ from starspec.gateway.drain import Drain, DrainMiddleware
 from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest
-from starspec.gateway.http_errors import HttpError, http_error_of
+from starspec.gateway.health import HealthRoutes
+from starspec.gateway.http_errors import http_error_of
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.prompts import PromptCodec
@@ -70,6 +71,7 @@ class Routes:
     def __init__(self, services: Services, metrics: GatewayMetrics) -> None:
         self._services = services
         self._metrics = metrics
+        self.of_health = HealthRoutes(services.router, services.hub)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
@@ -88,10 +90,12 @@ class Routes:
         )
 
     async def models(self) -> Response:
+        self.of_health.check_ready()
         return JSONResponse({"object": "list", "data": [self._card()]})
 
     async def model(self, model_id: str) -> Response:
         self._check_model(model_id)
+        self.of_health.check_ready()
         return JSONResponse(self._card())
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
@@ -108,11 +112,6 @@ class Routes:
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         self._check_model(body.model)
         return JSONResponse({"prompt": await self._services.codec.decode(body.tokens)})
-
-    async def health(self) -> Response:
-        if not self._services.router.statuses:
-            return HttpError(503, "no target is connected", retry_after_s=1.0).response()
-        return JSONResponse({"status": "ok", "num_targets": len(self._services.router.statuses)})
 
     async def metrics(self) -> Response:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -187,7 +186,9 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     gets: dict[str, Callable[..., Any]] = {
         "/v1/models": routes.models,
         "/v1/models/{model_id:path}": routes.model,
-        "/health": routes.health,
+        "/health": routes.of_health.health,
+        "/health/ready": routes.of_health.ready,
+        "/ping": routes.of_health.ping,
         "/metrics": routes.metrics,
         "/version": routes.version,
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway.hub_status import FetchHubStatus, HubStatusClient
-from starspec.gateway.router import ServingLink
+from starspec.gateway.routed_target import ServingLink
 from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.sockets import host_of

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-from starspec.errors import RequestError, StarspecError
+import structlog
+
+from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation_request import GenerationRequest
-from starspec.gateway.router import RoutedTarget, Router
+from starspec.gateway.routed_target import RoutedTarget
+from starspec.gateway.router import Router
 from starspec.ids import RequestId
 from starspec.wire.messages import EngineOutput
+
+MAX_TARGETS: Final = 3  # that one answer is sent to, in turn: a request that ends its targets shall not end them all
+
+log = structlog.get_logger()
 
 
 class Progress(NamedTuple):
@@ -19,10 +26,14 @@ class Progress(NamedTuple):
 
     choice: int
     output: EngineOutput
+    starts_anew: bool = False  # another target has begun: what came before of this answer is void
 
 
 class Generation:
     """A context manager that submits every answer on entry, and aborts unfinished ones on exit.
+
+    An answer whose target is lost goes to another target, if its client has seen nothing of it. That target generates
+    the same tokens, since the seed is part of the spec.
 
     The internal queue is bounded by the lengths of the answers, which the targets' contexts bound.
     """
@@ -31,8 +42,11 @@ class Generation:
         self._router = router
         self._request = request
         self._reply_id = reply_id
-        self._submitted: list[tuple[RoutedTarget, RequestId]] = []
-        self._events: asyncio.Queue[tuple[int, EngineOutput | StarspecError]] = asyncio.Queue()
+        self._placed: dict[int, tuple[RoutedTarget, RequestId]] = {}  # by choice: where it is now
+        self._num_targets = [0] * len(request.specs)  # that each answer was sent to
+        self._begun: set[int] = set()  # the present target has sent an output
+        self._void: set[int] = set()  # outputs came from an earlier target, and none yet from the present one
+        self._events: asyncio.Queue[Progress | StarspecError] = asyncio.Queue()
         self._num_unfinished = len(request.specs)
 
     def __enter__(self) -> Self:
@@ -43,11 +57,8 @@ class Generation:
         """
         self._check_size()
         try:
-            for index, spec in enumerate(self._request.specs):
-                routed = self._router.pick(len(spec.prompt_token_ids))
-                request_id = RequestId(f"{self._reply_id}-{index}")
-                self._submitted.append((routed, request_id))
-                routed.submit(request_id, spec, partial(self._receive, index))
+            for choice in range(len(self._request.specs)):
+                self._place(choice)
         except StarspecError:
             self._abort_all()
             raise
@@ -69,16 +80,16 @@ class Generation:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                choice, event = await self._events.get()
+                event = await self._events.get()
         except TimeoutError:
             return None
         if isinstance(event, RequestError) and event.param == "prompt":
             raise RequestError(str(event), self._request.prompt_param, event.status)
         if isinstance(event, StarspecError):
             raise event
-        if event.finish_reason is not None:
+        if event.output.finish_reason is not None:
             self._num_unfinished -= 1
-        return Progress(choice, event)
+        return event
 
     def _check_size(self) -> None:
         num_answers, most = len(self._request.specs), self._router.max_num_requests
@@ -90,9 +101,42 @@ class Generation:
                 param,
             )
 
+    def _place(self, choice: int, but_not: RoutedTarget | None = None) -> None:
+        """Send the answer to the best target but one. Raises: as `__enter__`."""
+        spec = self._request.specs[choice]
+        routed = self._router.pick(len(spec.prompt_token_ids), but_not)
+        self._num_targets[choice] += 1
+        turn = self._num_targets[choice]
+        suffix = f".{turn}" if turn > 1 else ""  # outputs of an earlier turn at the same target must not match
+        request_id = RequestId(f"{self._reply_id}-{choice}{suffix}")
+        self._placed[choice] = routed, request_id
+        routed.submit(request_id, spec, partial(self._receive, choice))
+
     def _receive(self, choice: int, event: EngineOutput | StarspecError) -> None:
-        self._events.put_nowait((choice, event))
+        if isinstance(event, EngineOutput):
+            self._events.put_nowait(Progress(choice, event, starts_anew=choice in self._void))
+            self._begun.add(choice)
+            self._void.discard(choice)
+        elif not self._is_moved(choice, event):
+            self._events.put_nowait(event)
+
+    def _is_moved(self, choice: int, error: StarspecError) -> bool:
+        """Send the answer to another target if that helps. Returns: whether it did."""
+        is_seen = self._request.options.is_stream and choice in self._begun
+        is_over = self._num_targets[choice] >= MAX_TARGETS
+        if is_seen or is_over or not isinstance(error, PeerLost | CapacityError):
+            return False
+        lost, request_id = self._placed[choice]
+        try:
+            self._place(choice, but_not=lost)
+        except StarspecError:
+            return False  # the first error says more
+        log.info("a request goes to another target", request=request_id, lost=lost.endpoint, why=str(error))
+        if choice in self._begun:
+            self._begun.discard(choice)
+            self._void.add(choice)
+        return True
 
     def _abort_all(self) -> None:
-        for routed, request_id in self._submitted:
+        for routed, request_id in self._placed.values():
             routed.abort(request_id)

@@ -1,8 +1,9 @@
-"""The hub's status for /metrics: a client that fetches it once, and a poller that keeps the latest one."""
+"""The hub's status for /metrics and /health: a client that fetches it once, and a poller that keeps the latest one."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -11,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from starspec.errors import LinkError, PeerLost, PeerProtocolError
+from starspec.stats import HubState
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, HubPublicReply, HubStatus, Refused
@@ -80,9 +82,17 @@ class HubStatusPoller:
     The gateway works without it.
     """
 
-    def __init__(self, fetch: FetchHubStatus) -> None:
+    def __init__(self, fetch: FetchHubStatus, clock: Callable[[], float] = time.monotonic) -> None:
         self._fetch = fetch
+        self._clock = clock
+        self._since_s = clock()
         self.status: HubStatus | None = None
+        self.state: HubState = "connecting"
+
+    @property
+    def state_s(self) -> float:
+        """Seconds in this state."""
+        return self._clock() - self._since_s
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -97,4 +107,11 @@ class HubStatusPoller:
         except LinkError as error:
             if self.status is not None:
                 log.warning("the hub does not answer", why=str(error))
+                self._enter("lost")
             self.status = None
+        else:
+            self._enter("connected")
+
+    def _enter(self, state: HubState) -> None:
+        if state != self.state:
+            self.state, self._since_s = state, self._clock()

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starspec.errors import RequestError
 from starspec.gateway.http_errors import HttpError, dotted
 
-KEYLESS_PATHS: Final = frozenset({"/health"})  # load balancers have no key
+KEYLESS_PATHS: Final = frozenset({"/health", "/health/ready", "/ping"})  # load balancers have no key
 
 
 class ApiKeyMiddleware:

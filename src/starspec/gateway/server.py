@@ -91,7 +91,7 @@ class GatewayServer:
             translator=Translator(self._model.codec, self._model.defaults),
             drain=self._drain,
             clock=self._clock,
-            hub=HubStatusPoller(connections.fetch_hub_status) if connections.fetch_hub_status is not None else None,
+            hub=HubStatusPoller(fetch, self._clock) if (fetch := connections.fetch_hub_status) is not None else None,
         )
         config = uvicorn.Config(
             build_app(services),

@@ -95,6 +95,9 @@ class Delivery:
         if progress is None:
             return None
         self.timer.progress(self._request.num_prompt_tokens)
+        if progress.starts_anew:
+            lost = self._answers[progress.choice]
+            self._answers[progress.choice] = Answer(lost.index, lost.prompt_token_ids)
         answer = self._answers[progress.choice]
         is_first = answer.is_empty
         answer.add(progress.output)
@@ -103,7 +106,7 @@ class Delivery:
         return progress, is_first
 
     def _chunks(self, update: tuple[Progress, bool]) -> list[Reply]:
-        (choice, output), is_first = update
+        (choice, output, _), is_first = update
         answer, reply_format = self._answers[choice], self._builder.reply_format
         chunks = []
         if is_first and (opening := reply_format.opening(answer)) is not None:

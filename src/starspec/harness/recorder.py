@@ -12,6 +12,7 @@ from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
 from starspec.speculation.tree import ROOT, DraftTree
+from starspec.stats import HubState
 
 
 class DraftsAround:
@@ -54,6 +55,14 @@ class DraftsAround:
     @property
     def is_connected(self) -> bool:
         return self._drafts.is_connected
+
+    @property
+    def hub_state(self) -> HubState | None:
+        return self._drafts.hub_state
+
+    @property
+    def hub_state_s(self) -> float:
+        return self._drafts.hub_state_s
 
 
 class DecisionRecorder:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from starspec.stats import HubState
+
 PING_INTERVAL_S: Final = 0.5  # between two pings; their answers also show that a lost hub is back
 DOUBT_S: Final = 0.25  # for the answer to a ping; no round waits for it
 MIN_PAUSE_S: Final = 0.25  # for this long a silent hub is not waited for again ...
@@ -29,6 +31,16 @@ class HubLiveness:
         self._lost_before_s = 0.0  # seconds, without the present time lost
         self._pause_s = MIN_PAUSE_S
         self._lost_at_s = inf  # unless a message comes before
+
+    @property
+    def state(self) -> HubState:
+        if self.is_lost:
+            return "lost" if self.num_found else "connecting"
+        return "connected"
+
+    def state_s(self, now: float) -> float:
+        """Seconds since the hub was lost or found last, or since the start."""
+        return now - self._since_s
 
     def lost_s(self, now: float) -> float:
         """Seconds without a usable hub so far."""

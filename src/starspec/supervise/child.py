@@ -29,12 +29,13 @@ class ChildSpec:
     stdin: bytes = b""  # its whole standard input
     environment: Mapping[str, str] = field(default_factory=dict)  # its whole environment
     stop_stage: int = 0  # children of lower stages stop before this one is asked to
-    is_essential: bool = True  # if it is given up, everything stops; otherwise the others go on
+    is_essential: bool = True  # if all essential children of a stage are given up, nothing can serve: all stop
 
 
 class ChildState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
+    SILENT = "not answering"
     WAITING = "waiting to restart"
     STOPPED = "stopped"
     GIVEN_UP = "given up"

@@ -1,14 +1,16 @@
 """The line between a child process and its supervisor.
 
 Each child has one socket pair. The child sends reports, one JSON record a line: what it is loading, where it serves,
-or why it cannot start. The supervisor sends nothing. When the supervisor ends, the child reads the end of the file and
-stops, so no child outlives its supervisor. When a child ends, its end of the pair closes, so the supervisor sees every
-exit in the same place.
+why it cannot start, and once a second that it lives. The supervisor sends nothing. When the supervisor ends, the child
+reads the end of the file and stops, so no child outlives its supervisor. When a child ends, its end of the pair closes,
+so the supervisor sees every exit in the same place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -21,6 +23,7 @@ import msgspec
 FD_VARIABLE = "STARSPEC_SUPERVISOR_FD"  # where a child finds its end
 ORPHAN_GRACE_S = 5.0  # a child whose supervisor is gone has this long to stop in good order
 MAX_REPORT_BYTES = 64 * 1024
+BEAT_S: Final = 1.0  # between two beats of a child
 HURRY: Final = signal.SIGURG
 """supervisor -> child that is stopping: stop at once. A process without a handler ignores this signal."""
 
@@ -44,7 +47,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Report = Loading | Ready | Failed
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """child -> supervisor, every BEAT_S: it lives. It may be busy: a thread that does nothing else sends this."""
+
+
+Report = Loading | Ready | Failed | Alive
 _DECODER: Final[msgspec.json.Decoder[Report]] = msgspec.json.Decoder(Report)
 
 
@@ -54,29 +61,39 @@ def decode_report(line: bytes) -> Report:
 
 
 class SupervisorLine:
-    """A child's end of the line. The process stops when the other end is gone."""
+    """A child's end of the line. Its thread sends the beats, and stops the process when the other end is gone."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
+        self._sending = threading.Lock()
         threading.Thread(target=self._watch, name="supervisor-line", daemon=True).start()
 
     def send(self, report: Report) -> None:
         """Send a report. A missing supervisor is not an error here: `_watch` deals with it."""
-        try:
-            self._socket.sendall(msgspec.json.encode(report) + b"\n")
-        except OSError:
-            return
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(_line_of(report))
 
     def _watch(self) -> None:
-        """Stop this process when the supervisor is gone: asked first, then by force."""
-        try:
-            while self._socket.recv(64):
-                pass
-        except OSError:
-            pass  # reset: gone as well
+        """Beat. When the supervisor is gone, stop this process: asked first, then by force."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        with contextlib.suppress(OSError):  # reset: gone as well
+            while not poll.poll(BEAT_S * 1e3) or self._socket.recv(64):
+                self._beat()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)
         os._exit(1)
+
+    def _beat(self) -> None:
+        """Never waits: a supervisor that does not read is suspended, and needs no beat of that time."""
+        if self._sending.acquire(blocking=False):
+            with contextlib.suppress(BlockingIOError):
+                self._socket.send(_line_of(Alive()), socket.MSG_DONTWAIT)
+            self._sending.release()
+
+
+def _line_of(report: Report) -> bytes:
+    return msgspec.json.encode(report) + b"\n"
 
 
 def supervisor_line(environ: MutableMapping[str, str]) -> SupervisorLine | None:

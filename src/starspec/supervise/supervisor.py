@@ -1,6 +1,7 @@
 """Keeps a set of child processes running, and stops them all.
 
-One thread, one selector: what children report, what they print and that they exit all arrive in `step`.
+One thread, one selector: what children report, what they print and that they exit all arrive in `step`. `vitals.py`
+decides which child hangs and when one is started again.
 """
 
 from __future__ import annotations
@@ -15,16 +16,13 @@ from types import TracebackType
 
 from starspec.errors import ConfigError, StarspecError
 from starspec.supervise.child import Child, ChildSpec, ChildState
-from starspec.supervise.report import HURRY, Failed, Loading, Ready, Report
+from starspec.supervise.report import HURRY, Alive, Failed, Loading, Ready, Report
+from starspec.supervise.vitals import HANGS_S, SILENT_S, Vitals
 
+ABSENT_S = 2.0  # if a step comes so late, this process was suspended, and beats of its children could not be heard
 EXIT_WAIT_S = 2.0  # from the moment that a child closes its line to its end
 LATE_STAGE_GRACE_S = 2.0  # what a stage gets at least, when the stages before it used up the time
 HURRY_S = 2.0  # what a stage gets when nobody wants to wait
-
-FIRST_DELAY_S = 0.25  # of a restart; it doubles with each death within the window
-MAX_DELAY_S = 8.0
-MAX_DEATHS = 5  # within the window; then a child is given up
-WINDOW_S = 60.0
 
 OnOutput = Callable[[str, str], None]  # (child's name, line)
 
@@ -47,18 +45,19 @@ class _Slot:
 
     view: ChildView
     run: Child | None = None
+    vitals: Vitals = field(default_factory=Vitals)
     was_ready: bool = False
     restart_at_s: float = float("inf")
-    deaths_s: list[float] = field(default_factory=list)
-    failure: str | None = None  # what this run said of its failure
+    failure: str | None = None  # what this run said of its failure, or why it was killed
 
 
 class Supervisor:
-    """Starts the children together, restarts the dead ones, stops them stage by stage. A context manager.
+    """Starts the children together, restarts those that die or hang, stops them stage by stage. A context manager.
 
     Args:
         specs: the children; their names differ.
         on_output: called with every line that a child prints or that the supervisor says of it.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -68,6 +67,7 @@ class Supervisor:
         self._on_output = on_output
         self._clock = clock
         self._selector = selectors.DefaultSelector()
+        self._stepped_s = clock()
         self._is_stopping = False
 
     @property
@@ -76,8 +76,8 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every child serves, but for those that the others can do without and that were given up."""
-        return all(view.state in (ChildState.READY, ChildState.GIVEN_UP) for view in self.views)
+        """Whether every child serves, but for those that were given up."""
+        return all(slot.view.state is ChildState.READY or slot.vitals.is_given_up for slot in self._slots)
 
     def start(self) -> None:
         """Start every child. Raises: StarspecError if one cannot be started."""
@@ -85,18 +85,22 @@ class Supervisor:
             self._start(slot)
 
     def step(self, timeout_s: float) -> None:
-        """Handle reports, output and deaths of children; restart children whose delay is over.
+        """Handle reports, output and deaths of children; kill those that hang; restart those whose delay is over.
 
         Args:
             timeout_s: how long to wait for something to happen.
-        Raises: ConfigError or StarspecError if a child failed before it was ever ready, or if one that the others
-            cannot do without was given up.
+        Raises: ConfigError or StarspecError if a child failed before it was ever ready, or if nothing can serve any
+            more.
         """
         due_s = min(slot.restart_at_s for slot in self._slots) - self._clock()
-        for key, _ in self._selector.select(max(0.0, min(timeout_s, due_s))):
+        wait_s = max(0.0, min(timeout_s, due_s))
+        events = self._selector.select(wait_s)
+        self._note_time(wait_s)
+        for key, _ in events:
             slot, take_in = key.data
             take_in(slot)
         for slot in self._slots:
+            self._check(slot)
             if self._clock() >= slot.restart_at_s:
                 slot.view.num_restarts += 1
                 self._start(slot)
@@ -141,13 +145,40 @@ class Supervisor:
         self.stop(drain_s=0.0, is_impatient=lambda: kind is not None)
         self._selector.close()
 
+    def _note_time(self, waited_s: float) -> None:
+        """If this process was suspended, its children may have been as well: they get their time anew."""
+        now = self._clock()
+        if now - self._stepped_s > waited_s + ABSENT_S:
+            for slot in self._slots:
+                if slot.run is not None:
+                    slot.vitals.hear(now)
+        self._stepped_s = now
+
+    def _check(self, slot: _Slot) -> None:
+        """Show that a child is silent, and kill it if it hangs. A child that is being stopped has its own deadline."""
+        if slot.run is None or self._is_stopping:
+            return
+        view, now = slot.view, self._clock()
+        if slot.vitals.hangs(now):
+            said = f"it hung, without a sign of life for {slot.vitals.silence_s(now):.0f} s, and was killed"
+            slot.failure = slot.failure or said
+            slot.run.send(signal.SIGKILL)
+        elif view.state is ChildState.READY and slot.vitals.is_silent(now):
+            view.state = ChildState.SILENT
+            self._on_output(view.spec.name, f"no sign of life for {SILENT_S:g} s; after {HANGS_S:g} s it is killed")
+
     def _start(self, slot: _Slot) -> None:
         spec = slot.view.spec
+        slot.restart_at_s, slot.failure = float("inf"), None
+        slot.vitals.start(self._clock())
         try:
             slot.run = Child(spec)
-        except OSError as error:
-            raise StarspecError(f"{spec.name} cannot be started: {error}") from error
-        slot.restart_at_s, slot.failure = float("inf"), None
+        except OSError as error:  # of this machine, such as too many processes: a later try may succeed
+            slot.view.detail = f"cannot be started: {error}"
+            if not slot.was_ready:
+                raise StarspecError(f"{spec.name} {slot.view.detail}") from error
+            self._plan_restart(slot)
+            return
         slot.view.state, slot.view.detail, slot.view.pid = ChildState.STARTING, "starting", slot.run.pid
         self._selector.register(slot.run.line, selectors.EVENT_READ, (slot, self._take_reports))
         self._selector.register(slot.run.output, selectors.EVENT_READ, (slot, self._take_output))
@@ -163,12 +194,21 @@ class Supervisor:
             self._take(slot, report)
 
     def _take(self, slot: _Slot, report: Report) -> None:
+        view = slot.view
+        slot.vitals.hear(self._clock())
         match report:
+            case Alive():
+                if view.state is ChildState.SILENT:
+                    view.state = ChildState.READY
+                    self._on_output(view.spec.name, "lives again")
             case Loading(what=what):
-                slot.view.detail = what
+                view.detail = what
             case Ready(address=address, memory=memory):
-                slot.view.state, slot.view.detail, slot.view.memory = ChildState.READY, address, memory
+                view.state, view.detail, view.memory = ChildState.READY, address, memory
+                slot.vitals.become_ready(self._clock())
                 slot.was_ready = True
+                if view.num_restarts:
+                    self._on_output(view.spec.name, "ready again")
             case Failed(reason=reason):
                 slot.failure = reason
 
@@ -199,21 +239,26 @@ class Supervisor:
             self._after_death(slot, code)
 
     def _after_death(self, slot: _Slot, code: int) -> None:
-        view = slot.view
-        if not slot.was_ready:
+        """A child that fails by itself before it was ever ready will fail again. One that was killed may not."""
+        if not slot.was_ready and code >= 0:
             kind = ConfigError if code == 2 else StarspecError
-            raise kind(f"{view.spec.name} cannot start: {view.detail}")
-        slot.deaths_s.append(self._clock())
-        delay_s = restart_delay_s(slot.deaths_s)
-        if delay_s is not None:
-            view.state, slot.restart_at_s = ChildState.WAITING, slot.deaths_s[-1] + delay_s
+            raise kind(f"{slot.view.spec.name} cannot start: {slot.view.detail}")
+        self._plan_restart(slot)
+
+    def _plan_restart(self, slot: _Slot) -> None:
+        """Raises: StarspecError if nothing can serve any more."""
+        view, now = slot.view, self._clock()
+        delay_s = slot.vitals.die(now)
+        slot.restart_at_s = now + delay_s
+        if not slot.vitals.is_given_up:
+            view.state = ChildState.WAITING
             self._on_output(view.spec.name, f"{view.detail}; starting it again in {delay_s:g} s")
             return
         view.state = ChildState.GIVEN_UP
-        story = f"{view.spec.name} ended too often within {WINDOW_S:g} s, the last time: {view.detail}"
-        if view.spec.is_essential:
-            raise StarspecError(story)
-        self._on_output(view.spec.name, f"{story}; going on without it")
+        alike = [each for each in self._slots if _can_replace(each.view.spec, view.spec)]
+        if alike and all(each.view.state is ChildState.GIVEN_UP for each in alike):
+            raise StarspecError(f"nothing can serve any more: {'; '.join(map(_obituary, alike))}")
+        self._on_output(view.spec.name, f"{_obituary(slot)}. Going on without it; trying again in {delay_s:g} s")
 
     def _signal(self, slots: Sequence[_Slot], number: signal.Signals) -> None:
         for slot in slots:
@@ -233,14 +278,11 @@ def _how_it_ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def restart_delay_s(deaths_s: Sequence[float]) -> float | None:
-    """How long to wait before the next start.
+def _can_replace(other: ChildSpec, spec: ChildSpec) -> bool:
+    """Whether the star can serve with `other` instead of `spec`; of each, with itself. Nothing replaces a helper."""
+    return spec.is_essential and other.is_essential and other.stop_stage == spec.stop_stage
 
-    Args:
-        deaths_s: times of the child's deaths, the newest last.
-    Returns: seconds, doubling with each death of the last minute; None = give it up.
-    """
-    recent = [death_s for death_s in deaths_s if death_s > deaths_s[-1] - WINDOW_S]
-    if len(recent) > MAX_DEATHS:
-        return None
-    return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(recent) - 1)))
+
+def _obituary(slot: _Slot) -> str:
+    view = slot.view
+    return f"{view.spec.name} ended {slot.vitals.num_deaths} times in a row, the last time: {view.detail}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from starspec.ids import TargetId
-from starspec.stats import HubStats, HubTargetStats, TargetStats
-from starspec.wire.messages.base import Message
+from starspec.stats import HubState, HubStats, HubTargetStats, TargetStats
+from starspec.wire.messages.base import Message, Seconds
 
 
 class Ask(Message, frozen=True):
@@ -39,3 +39,5 @@ class TargetStatus(Message, frozen=True):
     stats: TargetStats
     is_stopping: bool = False  # it drains: running requests end, new ones are rejected
     max_num_requests: int | None = None  # requests that it holds at most, running and waiting; None: not reported
+    hub_state: HubState | None = None  # None: it has no hub, or does not report it
+    hub_state_s: Seconds = 0.0  # since when, in seconds before now

@@ -1,4 +1,9 @@
-"""A gateway's end of the serving link to one target, in an asyncio loop. The other end is `serving_server.py`."""
+"""A gateway's end of the serving link to one target, in an asyncio loop. The other end is `serving_server.py`.
+
+A second connection to the same port carries nothing but ZeroMQ's heartbeats. The target's I/O thread answers them, so a
+target that computes for long answers, and one that is suspended or out of reach does not. This connection may end
+within a second or two: no request is lost with it.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,8 @@ RECONNECT_MS: Final = (50, 500)  # first and longest pause
 # A target that ends resets its connection. A silent target may be suspended, or its machine may be very busy. Its
 # requests are lost with the connection, so it gets as much time as it gives gateways (`lease_s`).
 SILENCE_MS: Final = 10_000
+PROBE_INTERVAL_MS: Final = 300
+PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
 
 log = structlog.get_logger()
 
@@ -51,14 +58,18 @@ class ServingClient:
         self._socket.immediate = (
             0  # else libzmq drops messages that arrived before the connection ended; see `_reconnect`
         )
-        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
-        if keys is not None:
-            keys.secure_client(self._socket, target_key)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
-        self._monitor = self._socket.get_monitor_socket(events)
+        self._probe = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES, SILENCE_MS)
+        self._probe.heartbeat_ivl, self._probe.heartbeat_timeout = PROBE_INTERVAL_MS, PROBE_SILENCE_MS
+        for socket in (self._socket, self._probe):
+            socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
+            if keys is not None:
+                keys.secure_client(socket, target_key)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor = self._socket.get_monitor_socket(events | HANDSHAKE_FAILED)
+        self._probe_monitor = self._probe.get_monitor_socket(events)
         self._poller = zmq.asyncio.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        for socket in (self._socket, self._monitor, self._probe_monitor):
+            self._poller.register(socket, zmq.POLLIN)
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
         self._arrived: deque[TargetToGateway] = deque()
         self._is_broken = False  # the target does not read, so the connection is dropped
@@ -67,8 +78,10 @@ class ServingClient:
         self._is_closed = False
         self.endpoint = endpoint
         self.is_connected = False
+        self.is_answering = False  # not suspended or out of reach, as far as the last second shows
         self.num_frames_rejected = 0
         connect(self._socket, endpoint)
+        connect(self._probe, endpoint)
 
     def send(self, message: GatewayToTarget) -> None:
         """Send a message without waiting. It is dropped while not connected.
@@ -104,9 +117,11 @@ class ServingClient:
         """Close the sockets. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self.is_connected = False
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
+            self.is_connected = self.is_answering = False
+            for socket, monitor in ((self._socket, self._monitor), (self._probe, self._probe_monitor)):
+                socket.disable_monitor()
+                monitor.close(linger=0)
+            self._probe.close(linger=0)
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
 
@@ -132,13 +147,16 @@ class ServingClient:
                 self.num_frames_rejected += 1
 
     def _notice(self) -> None:
-        """Process the connection's events."""
+        """Process the connections' events."""
+        for frames in _waiting(self._probe_monitor):
+            self.is_answering = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._is_lost |= self._is_broken
         self._is_broken = False
         for frames in _waiting(self._monitor):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_connected, self._is_refused = True, False
+                self.is_answering = True  # just now; the probe may take half a second more to connect again
             else:
                 if event & HANDSHAKE_FAILED and not self._is_refused:
                     self._is_refused = True

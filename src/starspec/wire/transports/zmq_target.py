@@ -38,7 +38,8 @@ from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket,
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that will not change by itself: the hub may be replaced by one that fits
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
-SILENCE_S: Final = 3.0  # log a warning if the first hub has not answered for so long
+HINT_S: Final = 3.0  # log, not as a warning, that the first hub has not answered for so long: it may be starting
+START_S: Final = 600.0  # log a warning then. `starspec up` gives its processes as long to start
 MAX_FEATURE_WINDOW: Final = 4096  # positions, kept for every request
 KEEP_ALIVE_S: Final = 1.0  # between two pings, at most; and at most a quarter of the lease
 
@@ -84,6 +85,7 @@ class ZmqTarget:
         self.problem = f"no hub has answered yet at {endpoint}"  # why this target is not connected, as text
         self._logged_problem = ""
         self._first_try_at: float | None = None
+        self._has_hinted = False
         self.num_connects = 0
         self.num_frames_rejected = 0  # frames of the hub that broke the protocol
         self.num_dropped = 0  # messages that could not be sent
@@ -166,14 +168,23 @@ class ZmqTarget:
             self._take_answer(frames, now)
             if self._link.state is LinkState.ATTACHING or self._public is None:
                 return
-        self._first_try_at = self._first_try_at or now
-        if not self._logged_problem and not self.num_connects and now - self._first_try_at > SILENCE_S:
-            self._complain(self.problem)
+        if not self.num_connects:
+            self._note_start(now)
         if now < self._send_at:
             return
         if self._public.send([encode(self._hello)]):  # fails until the connection is made
             self._link.send(self._hello)
             self._send_at = now + RETRY_S
+
+    def _note_start(self, now: float) -> None:
+        """The first hub has not answered yet. It may load its draft, and listens after that."""
+        self._first_try_at = self._first_try_at or now
+        waited_s = now - self._first_try_at
+        if waited_s > START_S and not self._logged_problem:
+            self._complain(self.problem)
+        elif waited_s > HINT_S and not self._has_hinted:
+            self._has_hinted = True
+            log.info("no hub yet: decoding goes on without it", hub=self._endpoint)
 
     def _take_answer(self, frames: list[bytes], now: float) -> None:
         try:

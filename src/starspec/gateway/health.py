@@ -1,0 +1,68 @@
+"""What load balancers and operators ask: can this gateway answer, and how are its targets and its hub."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from starlette.responses import JSONResponse, Response
+
+from starspec.errors import CapacityError
+from starspec.gateway.http_errors import HttpError
+from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.routed_target import RoutedTarget
+from starspec.gateway.router import Router
+
+NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=1.0)
+
+
+class HealthRoutes:
+    """One method for each route. None of them waits for a target: each tells what is known now."""
+
+    def __init__(self, router: Router, hub: HubStatusPoller | None) -> None:
+        self._router = router
+        self._hub = hub
+
+    async def health(self) -> Response:
+        """The state of everything; 503 while no target can answer."""
+        story = self._story()
+        if self._router.is_ready:
+            return JSONResponse(story)
+        error = json.loads(NOT_READY.body())
+        return JSONResponse(error | story, NOT_READY.status, {"Retry-After": "1"})
+
+    async def ready(self) -> Response:
+        """Whether a request would find a target."""
+        return JSONResponse({"status": "ready"}) if self._router.is_ready else NOT_READY.response()
+
+    async def ping(self) -> Response:
+        """As `ready`, without a body, as SageMaker asks."""
+        return Response(status_code=200 if self._router.is_ready else NOT_READY.status)
+
+    def check_ready(self) -> None:
+        """Raises: CapacityError while no target can answer."""
+        if not self._router.is_ready:
+            raise CapacityError(NOT_READY.message)
+
+    def _story(self) -> dict[str, Any]:
+        targets = [_target_story(routed) for routed in self._router.targets]
+        hub = None if self._hub is None else _state(self._hub.state, self._hub.state_s)
+        states = [each["state"] for each in targets] + [each["hub"]["state"] for each in targets if each["hub"]]
+        is_whole = set(states) <= {"ready", "connected"} and (hub is None or hub["state"] == "connected")
+        num_ready = sum(routed.can_answer for routed in self._router.targets)
+        status = "unavailable" if not num_ready else "ok" if is_whole else "degraded"
+        return {"status": status, "num_targets": num_ready, "targets": targets, "hub": hub}
+
+
+def _target_story(routed: RoutedTarget) -> dict[str, Any]:
+    status = routed.status
+    return {
+        "name": routed.name,
+        "endpoint": routed.endpoint,
+        **_state(routed.state, routed.state_s),
+        "hub": None if status is None or status.hub_state is None else _state(status.hub_state, status.hub_state_s),
+    }
+
+
+def _state(state: str | None, seconds: float) -> dict[str, Any]:
+    return {"state": state, "for_s": round(seconds, 1)}

@@ -1,0 +1,286 @@
+"""One target as a gateway sees it: whether it can answer, and the requests that it has from this gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol, assert_never
+
+import structlog
+
+from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
+from starspec.ids import RequestId, TargetId
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Ask,
+    EngineOutput,
+    GatewayToTarget,
+    Refused,
+    Rejected,
+    RequestSpec,
+    Submit,
+    TargetStatus,
+    TargetToGateway,
+)
+
+ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
+QUIET_S: Final = 2.0  # a target that has not answered for so long is in a long step: others go first
+SILENCE_S: Final = 30.0  # a connected target that sends nothing for so long hangs; one step may take seconds
+UNREACHED_S: Final = 60.0  # log a warning if there was no connection for so long: a target listens before it loads
+PAUSE_S: Final = 8.0  # if this process was suspended for longer, targets may have ended its leases
+
+log = structlog.get_logger()
+
+Sink = Callable[[EngineOutput | StarspecError], None]
+"""Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
+
+
+class TargetState(enum.StrEnum):
+    """A target as this gateway sees it. Only a READY one gets requests.
+
+    UNREACHABLE ──> STARTING ──> READY <──> SILENT, STOPPING; the end of the connection leads back to UNREACHABLE
+    """
+
+    UNREACHABLE = "unreachable"  # no connection
+    STARTING = "starting"  # it listens, and loads its model
+    REFUSING = "refusing"  # it is of another release
+    READY = "ready"
+    SILENT = "silent"  # suspended, hung or out of reach
+    STOPPING = "stopping"  # it ends the requests that it has
+
+
+class ServingLink(Protocol):
+    """One connection to one target. It reconnects by itself."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the target is, for logs and metrics."""
+        ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the target's process runs, as far as the last second shows. A long computation does not hide it."""
+        ...
+
+    def send(self, message: GatewayToTarget) -> None:
+        """Send a message without waiting. It is dropped while not connected."""
+        ...
+
+    async def receive(self) -> TargetToGateway:
+        """Wait for the next message.
+
+        Raises: PeerLost once each time the connection breaks, after the messages that arrived before.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """One request at a target."""
+
+    prompt_len: int
+    sink: Sink
+    has_begun: bool = False  # an output has come
+
+
+class RoutedTarget:
+    """One target as this gateway sees it."""
+
+    def __init__(self, link: ServingLink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link = link
+        self._clock = clock
+        self._open: dict[RequestId, _OpenRequest] = {}
+        self._num_others = 0  # requests of other gateways at the target
+        self._heard_s = clock()
+        self._asked_s = clock()
+        self._is_stuck = False  # it said nothing for SILENCE_S, and has said nothing since
+        self._is_missed = False  # logged that it cannot be reached
+        self._refusal = ""  # the last reason for a refusal that was logged
+        self._noted_state, self._state_since_s = TargetState.UNREACHABLE, clock()
+        self.status: TargetStatus | None = None
+        self.name: TargetId | None = None  # as it said last; None: it has never told its status
+        self.last_assigned = 0
+
+    @property
+    def endpoint(self) -> str:
+        return self._link.endpoint
+
+    @property
+    def state(self) -> TargetState:
+        if not self._link.is_connected:
+            return TargetState.UNREACHABLE
+        if not self._link.is_answering or self._is_stuck:
+            return TargetState.SILENT
+        if self.status is None:
+            return TargetState.REFUSING if self._refusal else TargetState.STARTING
+        return TargetState.STOPPING if self.status.is_stopping else TargetState.READY
+
+    @property
+    def state_s(self) -> float:
+        """Seconds in the present state."""
+        self._note_state()
+        return self._clock() - self._state_since_s
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether it may get requests now."""
+        return self.state is TargetState.READY
+
+    def takes(self, prompt_len: int) -> bool:
+        """Whether it may get a request with a prompt of that many tokens now."""
+        return self.can_answer and self.status is not None and prompt_len < self.status.max_model_len
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the link is connected and the target has sent its status."""
+        return self.status is not None and self._link.is_connected
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has not answered for a while."""
+        return self._clock() - self._heard_s > QUIET_S
+
+    @property
+    def load(self) -> int:
+        """Requests at the target: this gateway's as of now, those of others as of the last status."""
+        return self._num_others + len(self._open)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
+        """Start a request, whose outputs go to `sink`. Raises: RequestError if it is too large for a message."""
+        self._open[request_id] = _OpenRequest(len(spec.prompt_token_ids), sink)
+        try:
+            self._link.send(Submit(request_id, spec))
+        except LocalProtocolError as error:
+            del self._open[request_id]
+            raise RequestError("the request is too large to be passed on to a target", status=413) from error
+
+    def abort(self, request_id: RequestId) -> None:
+        """Abort the request if it is still open. Never blocks, never raises."""
+        if self._open.pop(request_id, None) is not None:
+            self._link.send(Abort(request_id))
+
+    def release(self, can_move: Callable[[int], bool]) -> None:
+        """The target is silent: fail the requests without output that another target takes, and keep the others.
+
+        Args:
+            can_move: whether another target takes a prompt of that many tokens.
+        """
+        waiting = {key: each for key, each in self._open.items() if not each.has_begun and can_move(each.prompt_len)}
+        for request_id, each in waiting.items():
+            self.abort(request_id)
+            each.sink(PeerLost(f"the target at {self.endpoint} does not answer"))
+
+    async def listen(self) -> None:
+        """Receive the target's messages until cancelled."""
+        while True:
+            try:
+                message = await self._link.receive()
+            except PeerLost as error:
+                self._is_stuck, self._refusal = False, ""  # of the old connection
+                self._lose(str(error))
+            else:
+                self._heard_s = self._clock()
+                self._handle(message)
+
+    async def ask(self) -> None:
+        """Ask for the status, and notice silence, until cancelled."""
+        while True:
+            self.check()
+            self._link.send(Ask(PROTOCOL_VERSION))
+            await asyncio.sleep(ASK_INTERVAL_S)
+
+    def check(self) -> None:
+        """Fail the open requests if the target was silent, or this process suspended, for too long."""
+        now = self._clock()
+        self._note_state()
+        if now - self._asked_s > PAUSE_S:
+            self._lose("the gateway was suspended for so long that targets may have aborted its requests")
+        elif self.state is TargetState.UNREACHABLE and not self._is_missed and self.state_s > UNREACHED_S:
+            self._is_missed = True
+            why = f"a target could not be reached for {UNREACHED_S:.0f} s: is it started, and are the keys the same?"
+            log.warning(why, endpoint=self.endpoint)
+        elif self.status is not None and now - self._heard_s > SILENCE_S:
+            self._is_stuck = True
+            self._lose(f"target {self.status.target_id} has sent nothing for {SILENCE_S:.0f} s")
+        self._asked_s = now
+
+    def close(self) -> None:
+        """Abort the open requests and close the link."""
+        for request_id in list(self._open):
+            self.abort(request_id)
+        self._link.close()
+
+    def _handle(self, message: TargetToGateway) -> None:
+        match message:
+            case TargetStatus():
+                self._is_missed, self._is_stuck, self._refusal = False, False, ""
+                if self.status is None:
+                    log.info("target connected", target=message.target_id, endpoint=self.endpoint)
+                self.status, self.name = message, message.target_id
+                self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
+            case Refused(reason=reason):
+                if reason != self._refusal:
+                    log.warning("a target refuses this gateway", endpoint=self.endpoint, why=reason)
+                self._refusal = reason
+            case Rejected(request_id=request_id) if request_id in self._open:
+                self._open.pop(request_id).sink(_refusal(message))
+            case EngineOutput(request_id=request_id) if request_id in self._open:
+                is_last = message.finish_reason is not None
+                request = self._open.pop(request_id) if is_last else self._open[request_id]
+                request.has_begun = True
+                request.sink(_error_of(message) or message)
+            case Rejected() | EngineOutput():
+                pass  # of a request that was aborted meanwhile
+            case _:
+                assert_never(message)
+
+    def _lose(self, why: str) -> None:
+        """Fail every open request. The target gets no requests until it sends its status again."""
+        if self.status is not None:
+            log.warning("target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
+        lost, self._open = self._open, {}
+        self.status = None
+        self._num_others = 0
+        for request_id, request in lost.items():
+            self._link.send(Abort(request_id))  # in case it is alive after all; dropped while not connected
+            request.sink(PeerLost(f"the target of this request is lost: {why}"))
+
+    def _note_state(self) -> None:
+        """Note since when the target is in its state, and log when it falls silent and when it answers again."""
+        state, before = self.state, self._noted_state
+        if state is before:
+            return
+        self._noted_state, self._state_since_s = state, self._clock()
+        if state is TargetState.SILENT:
+            log.warning("a target does not answer: it gets no requests until it does", endpoint=self.endpoint)
+        elif before is TargetState.SILENT and state is not TargetState.UNREACHABLE:
+            log.warning("a target answers again", endpoint=self.endpoint, state=str(state))
+
+
+def _refusal(rejected: Rejected) -> StarspecError:
+    is_capacity = rejected.status == 429 or rejected.status >= 500
+    if is_capacity:
+        return CapacityError(rejected.message, rejected.retry_after_s or 1.0)
+    return RequestError(rejected.message, rejected.param, rejected.status)
+
+
+def _error_of(output: EngineOutput) -> StarspecError | None:
+    """The error for a last output that ended neither by stop nor by length."""
+    if output.finish_reason == "abort":
+        return CapacityError("the target aborted this request; it may be shutting down")
+    if output.finish_reason == "error":
+        return OurBug("the target failed on this request; its log says more")
+    return None
