@@ -92,9 +92,13 @@ def test_a_frozen_hub_is_used_again_after_it_thaws() -> None:
     for _ in range(4):
         star.step()
     star.hub.mood = "frozen"
+    assert star.drafts.hub_state == "connected"
     for _ in range(30):
         star.step()
     assert not star.drafts.is_connected
+    assert star.drafts.hub_state == "lost"
+    star.clock.now += 7.0
+    assert 7.0 <= star.drafts.hub_state_s <= 7.0 + 31 * STEP_S
     star.hub.mood = "good"
     star.clock.now += MIN_PAUSE_S + 0.5
     for _ in range(6):

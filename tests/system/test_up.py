@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,47 @@ def _is_replaced(up: Up, dead: psutil.Process) -> bool:
 
 def _num_accepted(answer: dict[str, Any]) -> int:
     return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+
+
+def test_a_star_outlives_its_gateway_and_a_target_that_hangs(tmp_path: Path) -> None:
+    with running(tmp_path, "--target", TARGET, "--served-model-name", "star") as up:
+        url = up.wait_ready()
+        whole = text_of(answer(url, max_tokens=LONG))
+        gateway = up.child("gateway")
+        assert gateway is not None
+        gateway.kill()
+        until(lambda: _num_targets(url) == 2, "the gateway's return to its port")
+
+        with ThreadPoolExecutor(2) as clients:
+            waiting = [clients.submit(answer, url, max_tokens=LONG) for _ in range(2)]
+            until(lambda: _is_busy(url, "target-0") and _is_busy(url, "target-1"), "a request at each target")
+            hung = up.child("target")
+            assert hung is not None
+            hung.suspend()
+            until(lambda: _num_targets(url) == 1, "the look past the silent target")
+            for _ in range(6):
+                assert whole.startswith(text_of(answer(url)))
+            assert hung.status() == psutil.STATUS_STOPPED  # the other target answered
+            until(lambda: not hung.is_running(), "the end of the hung target")
+            assert [text_of(each.result()) for each in waiting] == [whole] * 2
+        assert up.end(signal.SIGTERM) == 0
+    said = up.log.read_text()
+    assert "gateway  | killed by SIGKILL; starting it again in 0.25 s" in said
+    assert "target-0 | it hung, without a sign of life for 10 s, and was killed; starting it again in 0.25 s" in said
+
+
+def _num_targets(url: str) -> int:
+    """Targets that can answer; 0 while there is no gateway."""
+    try:
+        return int(httpx.get(f"{url}/health", timeout=LIMIT_S).json()["num_targets"])
+    except httpx.TransportError:
+        return 0
+
+
+def _is_busy(url: str, target: str) -> bool:
+    metrics = httpx.get(f"{url}/metrics", timeout=LIMIT_S).text.splitlines()
+    [running] = [line for line in metrics if line.startswith(f'starspec_num_requests_running{{target="{target}"}}')]
+    return float(running.split()[-1]) > 0
 
 
 @pytest.mark.parametrize("told", ["the supervisor", "all at once"])

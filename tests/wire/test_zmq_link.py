@@ -12,6 +12,7 @@ import time
 import msgspec
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, OurBug
 from starspec.ids import Epoch, LinkId, Tag, TargetId
@@ -39,13 +40,29 @@ from starspec.wire.transports import hub_io, hub_link, sockets
 from starspec.wire.transports.base import HubTransportStats, Joined, Left
 from starspec.wire.transports.hub_io import HubQueues
 from starspec.wire.transports.zmq_hub import ZmqHub
-from starspec.wire.transports.zmq_target import ZmqTarget
+from starspec.wire.transports.zmq_target import HINT_S, START_S, ZmqTarget
 
 PATIENCE_S = 20.0
 
 
 def hello(name: str = "t") -> Hello:
     return Hello(PROTOCOL_VERSION, TargetId(name), 100, "f")
+
+
+def test_a_hub_that_loads_for_long_is_no_alarm_and_one_that_never_comes_is(star) -> None:
+    now = 1.0
+    target = star.target("tcp://127.0.0.1:1", clock=lambda: now)
+    with capture_logs() as logs:
+        for _ in range(3):
+            target.receive(0.0)
+            now += HINT_S + 0.1
+        assert [(each["log_level"], each["event"]) for each in logs] == [
+            ("info", "no hub yet: decoding goes on without it")
+        ]
+        now += START_S
+        target.receive(0.0)
+        target.receive(0.0)
+    assert [(each["log_level"], each["problem"]) for each in logs[1:]] == [("warning", target.problem)]
 
 
 def test_a_target_is_welcomed_to_a_port_of_its_own_and_is_answered_there(star) -> None:

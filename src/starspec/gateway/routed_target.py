@@ -265,9 +265,10 @@ class RoutedTarget:
             return
         self._noted_state, self._state_since_s = state, self._clock()
         if state is TargetState.SILENT:
-            log.warning("a target does not answer: it gets no requests until it does", endpoint=self.endpoint)
+            event = "a target does not answer: it gets no requests until it does"
+            log.warning(event, target=self.name, endpoint=self.endpoint)
         elif before is TargetState.SILENT and state is not TargetState.UNREACHABLE:
-            log.warning("a target answers again", endpoint=self.endpoint, state=str(state))
+            log.warning("a target answers again", target=self.name, endpoint=self.endpoint, state=str(state))
 
 
 def _refusal(rejected: Rejected) -> StarspecError:

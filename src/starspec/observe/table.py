@@ -60,7 +60,7 @@ def _cells(status: TargetStatus) -> tuple[str, ...]:
         _ms(stats.t_v.value),
         str(status.num_running),
         str(status.num_waiting),
-        "connected" if status.is_draft_connected else "none: decoding plainly",
+        "connected" if status.is_draft_connected else f"{status.hub_state or 'none'}: decoding plainly",
     )
 
 
