@@ -44,6 +44,7 @@ async def test_ready_is_who_can_answer_and_a_ping_is_empty(gateway: Any) -> None
     for path, status in (("/ping", 200), ("/health/ready", 200), ("/v1/models", 200)):
         assert (await gateway.http.get(path)).status_code == status
     assert (await gateway.http.get("/ping")).content == b""
+    assert (await gateway.http.post("/ping")).status_code == 200
     gateway.target.is_answering = False
     for path in ("/ping", "/health/ready", "/health", "/v1/models"):
         assert (await gateway.http.get(path)).status_code == 503

@@ -188,7 +188,6 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
         "/v1/models/{model_id:path}": routes.model,
         "/health": routes.of_health.health,
         "/health/ready": routes.of_health.ready,
-        "/ping": routes.of_health.ping,
         "/metrics": routes.metrics,
         "/version": routes.version,
     }
@@ -200,6 +199,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     }
     for path, endpoint in gets.items():
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    app.add_api_route("/ping", routes.of_health.ping, methods=["GET", "POST"], response_model=None)
     for path, endpoint in posts.items():
         app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=JsonRoute)
 

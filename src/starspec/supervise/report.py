@@ -86,9 +86,13 @@ class SupervisorLine:
 
     def _beat(self) -> None:
         """Never waits: a supervisor that does not read is suspended, and needs no beat of that time."""
-        if self._sending.acquire(blocking=False):
-            with contextlib.suppress(BlockingIOError):
-                self._socket.send(_line_of(Alive()), socket.MSG_DONTWAIT)
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            self._socket.send(_line_of(Alive()), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        finally:
             self._sending.release()
 
 

@@ -49,6 +49,12 @@ class _Slot:
     was_ready: bool = False
     restart_at_s: float = float("inf")
     failure: str | None = None  # what this run said of its failure, or why it was killed
+    last_end: str = ""  # why the run before this one ended
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it was given up and does not serve now. A start that is under way does not count: most fail."""
+        return self.vitals.is_given_up and self.view.state not in (ChildState.READY, ChildState.SILENT)
 
 
 class Supervisor:
@@ -248,6 +254,7 @@ class Supervisor:
     def _plan_restart(self, slot: _Slot) -> None:
         """Raises: StarspecError if nothing can serve any more."""
         view, now = slot.view, self._clock()
+        slot.last_end = view.detail
         delay_s = slot.vitals.die(now)
         slot.restart_at_s = now + delay_s
         if not slot.vitals.is_given_up:
@@ -256,7 +263,7 @@ class Supervisor:
             return
         view.state = ChildState.GIVEN_UP
         alike = [each for each in self._slots if _can_replace(each.view.spec, view.spec)]
-        if alike and all(each.view.state is ChildState.GIVEN_UP for each in alike):
+        if alike and all(each.is_hopeless for each in alike):
             raise StarspecError(f"nothing can serve any more: {'; '.join(map(_obituary, alike))}")
         self._on_output(view.spec.name, f"{_obituary(slot)}. Going on without it; trying again in {delay_s:g} s")
 
@@ -284,5 +291,4 @@ def _can_replace(other: ChildSpec, spec: ChildSpec) -> bool:
 
 
 def _obituary(slot: _Slot) -> str:
-    view = slot.view
-    return f"{view.spec.name} ended {slot.vitals.num_deaths} times in a row, the last time: {view.detail}"
+    return f"{slot.view.spec.name} ended {slot.vitals.num_deaths} times in a row, the last time: {slot.last_end}"
