@@ -55,10 +55,10 @@ class HealthRoutes:
 
 
 def _target_story(routed: RoutedTarget) -> dict[str, Any]:
+    """Without its address: /health needs no key."""
     status = routed.status
     return {
         "name": routed.name,
-        "endpoint": routed.endpoint,
         **_state(routed.state, routed.state_s),
         "hub": None if status is None or status.hub_state is None else _state(status.hub_state, status.hub_state_s),
     }
