@@ -199,7 +199,8 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     }
     for path, endpoint in gets.items():
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
-    app.add_api_route("/ping", routes.of_health.ping, methods=["GET", "POST"], response_model=None)
+    for method in ("GET", "POST"):  # as vLLM. Two routes, since one has one id in the OpenAPI description
+        app.add_api_route("/ping", routes.of_health.ping, methods=[method], response_model=None)
     for path, endpoint in posts.items():
         app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=JsonRoute)
 
