@@ -44,7 +44,7 @@ class Generation:
         self._check_size()
         try:
             for index, spec in enumerate(self._request.specs):
-                routed = self._router.pick(len(spec.prompt_token_ids))
+                routed = self._router.pick(len(spec.prompt_token_ids) + (spec.max_tokens or 1) - 1)
                 request_id = RequestId(f"{self._reply_id}-{index}")
                 self._submitted.append((routed, request_id))
                 routed.submit(request_id, spec, partial(self._receive, index))
